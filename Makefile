@@ -1,0 +1,53 @@
+# Everything runs in a virtual environment of its own: only Python, make and a network are needed.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
+
+$(STAMP): pyproject.toml requirements/dev.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --require-hashes -r requirements/dev.txt
+	@$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+.PHONY: install
+install: $(STAMP) ## Make the virtual environment
+
+.PHONY: check
+check: $(STAMP) ## Lint, formatting, types, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+.PHONY: format
+format: $(STAMP) ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: test-unit
+test-unit: $(STAMP) ## Pure tests, in seconds
+	$(BIN)/pytest tests/unit tests/golden
+
+.PHONY: test
+test: $(STAMP) ## All tests that need no root: pure ones, and those on a real control plane
+	$(BIN)/pytest tests
+
+.PHONY: golden
+golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
+	$(BIN)/pytest tests/golden --update-golden
+
+.PHONY: lock
+lock: $(STAMP) ## Lock the dependencies for the image and CI
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 -o requirements/runtime.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev -o requirements/dev.txt pyproject.toml
+
+.PHONY: clean
+clean: ## Remove what was built here
+	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache

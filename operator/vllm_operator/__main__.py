@@ -1,0 +1,52 @@
+"""The command line: `vllm-operator run` in the cluster, `plan` and `diagnose` anywhere.
+
+Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imported only when it is used:
+`diagnose` must not pay for the Kubernetes client.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from vllm_operator import __version__
+
+
+class Command(Protocol):
+    """What a command's module provides."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the command's arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it; return the exit status."""
+
+
+COMMANDS = {
+    "run": ("vllm_operator.app", "run the operator"),
+    "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
+    "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="vllm-operator", description="Run vLLM on Kubernetes with the right kernels and warm caches.")
+    parser.add_argument("--version", action="version", version=f"vllm-operator {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in arguments if not word.startswith("-")), None)
+    command: Command | None = None
+    for name, (module, summary) in COMMANDS.items():
+        subparser = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            command = cast(Command, importlib.import_module(module))
+            command.add_arguments(subparser)
+    parsed = parser.parse_args(arguments)
+    assert command is not None  # argparse has refused anything else
+    return command.run(parsed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

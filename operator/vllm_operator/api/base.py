@@ -1,0 +1,45 @@
+"""What all API models share: camelCase on the wire, snake_case in Python, immutable."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+
+class Model(BaseModel):
+    """An API object.
+
+    Unknown fields are dropped, not refused: the API server has already checked the object against
+    its schema, and a newer CRD must not crash an older operator.
+    """
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
+
+    def to_json(self) -> dict[str, Any]:
+        """The object as it goes over the wire: camelCase keys, unset and null fields left out."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+
+
+def list_map(*keys: str) -> dict[str, Any]:
+    """Schema markers of a list whose entries are told apart by these keys."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
+
+
+def list_set() -> dict[str, Any]:
+    """Schema markers of a list in which each value appears once."""
+    return {"x-kubernetes-list-type": "set"}
+
+
+def list_atomic() -> dict[str, Any]:
+    """Schema markers of a list that is replaced as a whole."""
+    return {"x-kubernetes-list-type": "atomic"}
+
+
+def rules(*validations: Mapping[str, str]) -> dict[str, Any]:
+    """CEL rules of an object: each has `rule` and `message`, and may have `fieldPath` and `reason`."""
+    return {"x-kubernetes-validations": [dict(rule) for rule in validations]}
+
+
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""The name of a Kubernetes object."""

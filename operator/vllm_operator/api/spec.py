@@ -1,0 +1,411 @@
+"""`spec` of a VLLMDeployment: what the user asks for.
+
+Descriptions here are what `kubectl explain` prints and what the API reference says. Bounds are there
+because an unbounded string or list makes the cost of a CEL rule unbounded, which the API server refuses.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from vllm_operator.api.base import Model, Name, list_atomic, list_map, list_set, rules
+
+
+class Distribution(StrEnum):
+    """Which build of vLLM the image holds."""
+
+    VLLM = "vLLM"
+    NVLLM = "nvLLM"
+
+
+class Attention(StrEnum):
+    """How the model attends, as far as the choice of a kernel depends on it."""
+
+    MHA = "MHA"
+    GQA = "GQA"
+    MLA = "MLA"
+    SPARSE_MLA = "SparseMLA"
+    HYBRID = "Hybrid"
+
+
+class Quantization(StrEnum):
+    """The number format of the weights."""
+
+    BF16 = "BF16"
+    FP16 = "FP16"
+    FP8 = "FP8"
+    FP8_BLOCK = "FP8Block"
+    NVFP4 = "NVFP4"
+    MXFP4 = "MXFP4"
+    MXFP8 = "MXFP8"
+    INT4 = "INT4"
+    INT8 = "INT8"
+
+
+class SecretKeyReference(Model):
+    """A key of a Secret in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+    key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret; `token` if absent.")
+
+
+class ModelFacts(Model):
+    """What the operator must know of a model to choose kernels. What is given here beats what is looked up."""
+
+    attention: Attention | None = Field(
+        default=None,
+        description="Attention kind. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. "
+        "Hybrid: linear attention or Mamba layers beside attention (Qwen3-Next, Nemotron-H).",
+    )
+    experts: int | None = Field(default=None, ge=0, le=65536, description="Number of routed experts; 0 for a dense model.")
+    quantization: Quantization | None = Field(
+        default=None,
+        description="Number format of the weights. FP8Block is FP8 with 128x128 block scales (DeepSeek, Qwen3-FP8); "
+        "FP8 is per tensor or per channel.",
+    )
+    routing_groups: int | None = Field(
+        default=None, ge=0, le=4096, description="Expert groups of the router (`n_group` in config.json); 0 if the model has none."
+    )
+    weight_size: str | None = Field(
+        default=None,
+        max_length=32,
+        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        description="Size of all weight files as a quantity, for example 640Gi.",
+    )
+
+
+class ModelSpec(Model):
+    """The model to serve."""
+
+    uri: str = Field(
+        min_length=1,
+        max_length=1024,
+        pattern=r"^(hf://[^/\s]+/[^\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
+        description="Where the model is: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
+        "PersistentVolumeClaim of this namespace.",
+    )
+    revision: str | None = Field(default=None, min_length=1, max_length=256, description="Branch, tag or commit on the hub.")
+    served_name: str | None = Field(
+        default=None, min_length=1, max_length=256, description="Name that clients use; the part of `uri` after the scheme if absent."
+    )
+    token_secret_ref: SecretKeyReference | None = Field(default=None, description="Token for gated models on the hub.")
+    facts: ModelFacts | None = Field(default=None, description="Facts about the model, for models that the operator cannot look up.")
+
+
+class EngineArgument(Model):
+    """One command line flag of the engine."""
+
+    name: str = Field(
+        min_length=1,
+        max_length=128,
+        pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
+        description="Flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
+    )
+    value: str | None = Field(default=None, max_length=16384, description="Value; absent for a flag that takes none.")
+
+
+class EnvironmentVariable(Model):
+    """One environment variable of the engine container, as in a Pod."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!(has(self.value) && has(self.valueFrom))",
+                "message": "give either value or valueFrom, not both",
+            }
+        )
+    )
+    name: str = Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")
+    value: str | None = Field(default=None, max_length=16384, description="Value as plain text.")
+    value_from: dict[str, Any] | None = Field(
+        default=None,
+        description="Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )
+
+
+class EngineSpec(Model):
+    """The vLLM server to run."""
+
+    image: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[^\s]+$",
+        description="Container image; `vllm/vllm-openai:v<version>` if absent.",
+    )
+    version: str | None = Field(
+        default=None,
+        max_length=64,
+        pattern=r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$",
+        description="vLLM version in the image. Needed where the image tag does not tell it (`latest`, a digest, an own build).",
+    )
+    distribution: Distribution | None = Field(default=None, description="Build of vLLM in the image; vLLM if absent.")
+    args: list[EngineArgument] | None = Field(
+        default=None,
+        max_length=128,
+        description="Flags for `vllm serve`. A flag given here beats the operator's choice.",
+        json_schema_extra=list_map("name"),
+    )
+    env: list[EnvironmentVariable] | None = Field(
+        default=None,
+        max_length=256,
+        description="Environment of the engine container. A variable given here beats the operator's choice.",
+        json_schema_extra=list_map("name"),
+    )
+
+
+class Allocation(StrEnum):
+    """How the Pod asks for its GPUs."""
+
+    DEVICE_PLUGIN = "DevicePlugin"
+    DRA = "DRA"
+
+
+class MigSpec(Model):
+    """A slice of a GPU instead of a whole one."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules({"rule": "has(self.profile) || has(self.uuids)", "message": "give profile, uuids, or both"})
+    )
+    profile: str | None = Field(
+        default=None,
+        max_length=32,
+        pattern=r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$",
+        description="MIG profile, for example 1g.10gb.",
+    )
+    uuids: list[Annotated[str, Field(max_length=64, pattern=r"^MIG-[0-9A-Za-z/-]+$")]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Pin to these MIG devices. Only dynamic resource allocation can do this: needs `allocation: DRA`.",
+        json_schema_extra=list_set(),
+    )
+
+
+class AcceleratorSpec(Model):
+    """Which GPUs a replica may use, and how many."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
+                "message": "a MIG device can be pinned by UUID only with allocation: DRA; "
+                "with the device plugin ask for mig.profile and the kubelet picks the device",
+                "fieldPath": ".mig.uuids",
+            }
+        )
+    )
+    architectures: list[Annotated[str, Field(max_length=16, pattern=r"^sm_[0-9]{2,3}$")]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=16,
+        description="GPU architectures in order of preference, for example sm_100, sm_90. Any architecture in the cluster if absent.",
+        json_schema_extra=list_atomic(),
+    )
+    products: list[Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$")]] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=32,
+        description="GPU products as in the node label nvidia.com/gpu.product, in order of preference.",
+        json_schema_extra=list_atomic(),
+    )
+    count: int | None = Field(default=None, ge=1, le=64, description="GPUs of one replica; the product of the parallelism sizes if absent.")
+    mig: MigSpec | None = Field(default=None, description="Use a MIG slice instead of whole GPUs.")
+    allocation: Allocation | None = Field(
+        default=None, description="Device plugin (extended resources) or dynamic resource allocation; DevicePlugin if absent."
+    )
+    runtime_class_name: Name | None = Field(
+        default=None, description="RuntimeClass of the Pod, where the NVIDIA runtime is not the default one."
+    )
+
+
+class Toggle(StrEnum):
+    """A switch that may get more positions later."""
+
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+class ParallelismSpec(Model):
+    """How one replica is spread over its GPUs."""
+
+    tensor: int | None = Field(default=None, ge=1, le=64, description="Tensor parallel size; 1 if absent.")
+    pipeline: int | None = Field(default=None, ge=1, le=64, description="Pipeline parallel size; 1 if absent.")
+    data: int | None = Field(default=None, ge=1, le=64, description="Data parallel size inside one replica; 1 if absent.")
+    expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models; Disabled if absent.")
+
+
+class OptimizeFor(StrEnum):
+    """What to favour where one kernel is faster for one user and another for many."""
+
+    THROUGHPUT = "Throughput"
+    LATENCY = "Latency"
+
+
+Backend = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
+
+
+class BackendsSpec(Model):
+    """Kernel backends. Auto, or absent: the operator chooses. A name: forced."""
+
+    optimize_for: OptimizeFor | None = Field(default=None, description="Throughput (many requests) or Latency (few); Throughput if absent.")
+    attention: Backend | None = Field(default=None, description="Attention backend by vLLM's name, for example FLASHINFER_MLA; or Auto.")
+    mla_prefill: Backend | None = Field(default=None, description="Prefill backend of MLA models, for example TRTLLM_RAGGED; or Auto.")
+    gemm: Backend | None = Field(default=None, description="Backend of quantized dense layers, for example DEEPGEMM; or Auto.")
+    moe: Backend | None = Field(default=None, description="Backend of expert layers, for example FLASHINFER_CUTLASS or MARLIN; or Auto.")
+    all_to_all: Backend | None = Field(
+        default=None, description="Communication of expert parallelism, for example deepep_low_latency; or Auto."
+    )
+    sampler: Backend | None = Field(default=None, description="Sampler, FLASHINFER or NATIVE; or Auto.")
+
+
+class AccessMode(StrEnum):
+    """Access modes of a PersistentVolumeClaim."""
+
+    READ_WRITE_ONCE = "ReadWriteOnce"
+    READ_WRITE_MANY = "ReadWriteMany"
+    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
+
+
+class CacheVolume(Model):
+    """The claim that the operator creates for the caches."""
+
+    size: str | None = Field(
+        default=None,
+        max_length=32,
+        pattern=r"^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        description="Size of the claim; 20Gi if absent. May grow later where the storage class allows it.",
+    )
+    storage_class_name: str | None = Field(default=None, max_length=253, description="Storage class; the cluster's default if absent.")
+    access_mode: AccessMode | None = Field(
+        default=None, description="ReadWriteMany lets replicas on several nodes share the caches; ReadWriteOnce if absent."
+    )
+
+
+class Priming(StrEnum):
+    """Whether one Pod fills an empty cache before the others start."""
+
+    AUTO = "Auto"
+    ALWAYS = "Always"
+    NEVER = "Never"
+
+
+class OnDelete(StrEnum):
+    """What becomes of the claim when the VLLMDeployment is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class CacheSpec(Model):
+    """Where compiled kernels and graphs are kept between starts."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            {
+                "rule": "!(has(self.claimName) && has(self.volume))",
+                "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
+            }
+        )
+    )
+    claim_name: Name | None = Field(
+        default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."
+    )
+    volume: CacheVolume | None = Field(default=None, description="The claim that the operator creates.")
+    priming: Priming | None = Field(default=None, description="Fill an empty cache with one Pod before the others start; Auto if absent.")
+    on_delete: OnDelete | None = Field(
+        default=None, description="Keep or delete the claim that the operator created, when this object is deleted; Retain if absent."
+    )
+
+
+class RolloutStrategy(StrEnum):
+    """How Pods are replaced."""
+
+    AUTO = "Auto"
+    RECREATE = "Recreate"
+    ROLLING_UPDATE = "RollingUpdate"
+
+
+class RolloutSpec(Model):
+    """How Pods are replaced when the spec changes."""
+
+    strategy: RolloutStrategy | None = Field(
+        default=None,
+        description="Auto if absent: Recreate for one replica, else one Pod at a time without a spare GPU (maxSurge 0).",
+    )
+    max_surge: int | None = Field(default=None, ge=0, le=1000, description="Pods above the wanted number during a rolling update.")
+    max_unavailable: int | None = Field(default=None, ge=0, le=1000, description="Pods below the wanted number during a rolling update.")
+
+
+class ServiceType(StrEnum):
+    """Types of the Service in front of the replicas."""
+
+    CLUSTER_IP = "ClusterIP"
+    NODE_PORT = "NodePort"
+    LOAD_BALANCER = "LoadBalancer"
+
+
+class ServiceSpec(Model):
+    """The Service in front of the replicas."""
+
+    port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service; 8000 if absent.")
+    type: ServiceType | None = Field(default=None, description="Type of the Service; ClusterIP if absent.")
+
+
+class StartupSpec(Model):
+    """How long a start may take."""
+
+    deadline_seconds: int | None = Field(
+        default=None,
+        ge=60,
+        le=86400,
+        description="A start that takes longer than this is given up by the kubelet; derived from the weight size and the cache if absent.",
+    )
+    stall_seconds: int | None = Field(
+        default=None,
+        ge=30,
+        le=86400,
+        description="A start without any sign of progress for this long is reported as stalled; 600 if absent. "
+        "Stages known to be silent are given their usual time first.",
+    )
+
+
+class RemediationMode(StrEnum):
+    """What to do with the known remedy of a crash."""
+
+    OFF = "Off"
+    SUGGEST = "Suggest"
+    AUTO = "Auto"
+
+
+class RemediationSpec(Model):
+    """What the operator does with the known remedy of a crash."""
+
+    mode: RemediationMode | None = Field(
+        default=None, description="Off, Suggest (say what to change), or Auto (apply remedies marked safe); Suggest if absent."
+    )
+    max_attempts: int | None = Field(default=None, ge=1, le=10, description="Remedies tried at most for one spec; 2 if absent.")
+
+
+class VLLMDeploymentSpec(Model):
+    """What to serve, on which GPUs, and how."""
+
+    model: ModelSpec = Field(description="The model to serve.")
+    engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
+    accelerator: AcceleratorSpec | None = Field(default=None, description="Which GPUs a replica may use.")
+    parallelism: ParallelismSpec | None = Field(default=None, description="How one replica is spread over its GPUs.")
+    backends: BackendsSpec | None = Field(default=None, description="Kernel backends; the operator chooses what is not forced.")
+    cache: CacheSpec | None = Field(default=None, description="Where compiled kernels and graphs are kept between starts.")
+    replicas: int = Field(default=1, ge=0, le=1000, description="Number of serving Pods.")
+    rollout: RolloutSpec | None = Field(default=None, description="How Pods are replaced when the spec changes.")
+    service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
+    startup: StartupSpec | None = Field(default=None, description="How long a start may take.")
+    remediation: RemediationSpec | None = Field(default=None, description="What to do with the known remedy of a crash.")
+    pod_template: dict[str, Any] | None = Field(
+        default=None,
+        description="Merged over the Pod template that the operator renders, lists by name; what is written here wins. "
+        "Holds `metadata` and `spec` as in a Deployment.",
+        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+    )

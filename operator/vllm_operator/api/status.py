@@ -1,0 +1,203 @@
+"""`status` of a VLLMDeployment: an answer, not a log. Bounded, and written only when it changes.
+
+`Plan` is both `status.plan` and what the planner returns: a plan that is pinned in the status can be
+rendered again without planning again, which is how a newer operator leaves running Pods alone.
+"""
+
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from vllm_operator.api.base import Model, list_atomic, list_map
+from vllm_operator.api.spec import Distribution
+
+Text = Annotated[str, Field(max_length=1024)]
+Timestamp = Annotated[str, Field(max_length=32, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
+
+
+class ConditionStatus(StrEnum):
+    """Status of a condition."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(Model):
+    """One aspect of the state, as metav1.Condition."""
+
+    type: str = Field(max_length=316, description="Aspect that this condition is about.")
+    status: ConditionStatus = Field(description="True, False or Unknown.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this was set for.")
+    last_transition_time: Timestamp | None = Field(
+        default=None, description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+    )
+    reason: str = Field(
+        min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", description="The cause in one CamelCase word."
+    )
+    message: str = Field(max_length=32768, description="What is the case, and what to do about it.")
+
+
+class ChosenBy(StrEnum):
+    """Who made a choice."""
+
+    RULE = "Rule"
+    USER = "User"
+    ENGINE = "Engine"
+
+
+class BackendChoice(Model):
+    """One kernel backend and why it was chosen."""
+
+    component: str = Field(max_length=64, description="Part of the engine, for example MoE or MLADecode.")
+    backend: str = Field(max_length=128, description="Backend by vLLM's name.")
+    chosen_by: ChosenBy = Field(
+        description="Rule: a rule of the operator. User: forced in the spec. Engine: vLLM chooses this by itself, nothing is set."
+    )
+    reason: Text = Field(description="Why, in one sentence.")
+    source: str | None = Field(default=None, max_length=512, description="Where this is known from.")
+    observed: str | None = Field(default=None, max_length=128, description="Backend that the engine's log names.")
+
+
+class PlannedVariable(Model):
+    """One environment variable that the operator sets."""
+
+    name: str = Field(max_length=256, description="Name of the variable.")
+    value: str = Field(max_length=4096, description="Value.")
+    reason: Text | None = Field(default=None, description="Why it is set.")
+
+
+class PlannedArgument(Model):
+    """One flag that the operator passes to `vllm serve`."""
+
+    name: str = Field(max_length=128, description="Flag with its leading dashes.")
+    value: str | None = Field(default=None, max_length=4096, description="Value; absent for a flag that takes none.")
+    reason: Text | None = Field(default=None, description="Why it is passed.")
+
+
+class NodeRequirement(Model):
+    """One requirement on the labels of the node, as in node affinity."""
+
+    key: str = Field(max_length=317, description="Label.")
+    operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
+    values: list[Annotated[str, Field(max_length=63)]] | None = Field(
+        default=None, max_length=64, description="Values for In and NotIn.", json_schema_extra=list_atomic()
+    )
+
+
+class Plan(Model):
+    """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this was planned for.")
+    catalog_version: str = Field(max_length=64, description="Version of the rules that it was planned with.")
+    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation at planning.")
+    model: str = Field(max_length=1024, description="Model as passed to the engine.")
+    image: str = Field(max_length=1024, description="Container image.")
+    engine_version: str | None = Field(
+        default=None, max_length=64, description="vLLM version whose table was used; absent if the version is not known."
+    )
+    distribution: Distribution = Field(description="Build of vLLM.")
+    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture; absent if unknown.")
+    product: str | None = Field(default=None, max_length=128, description="GPU product; absent if unknown.")
+    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or slice; absent if unknown.")
+    resource: str = Field(max_length=256, description="Extended resource that the Pod asks for, for example nvidia.com/gpu.")
+    count: int = Field(ge=0, le=64, description="How many of the resource.")
+    node_requirements: list[NodeRequirement] = Field(
+        default_factory=list, max_length=32, description="Where the Pods may run.", json_schema_extra=list_atomic()
+    )
+    cache_key: str = Field(max_length=63, description="Directory of the caches on the claim: equal keys share it.")
+    cache_key_parts: list[PlannedVariable] = Field(
+        default_factory=list,
+        max_length=16,
+        description="What the cache key was derived from.",
+        json_schema_extra=list_map("name"),
+    )
+    backends: list[BackendChoice] = Field(
+        default_factory=list, max_length=32, description="Kernel backends, each with its reason.", json_schema_extra=list_map("component")
+    )
+    env: list[PlannedVariable] = Field(
+        default_factory=list, max_length=128, description="Variables set by the operator.", json_schema_extra=list_map("name")
+    )
+    args: list[PlannedArgument] = Field(
+        default_factory=list, max_length=64, description="Flags passed by the operator.", json_schema_extra=list_map("name")
+    )
+    notes: list[Text] = Field(
+        default_factory=list,
+        max_length=32,
+        description="What else the user should know: versions approximated, user values that beat a rule, warnings.",
+        json_schema_extra=list_atomic(),
+    )
+
+
+class CacheState(StrEnum):
+    """How full the caches under the current key are."""
+
+    COLD = "Cold"
+    PRIMING = "Priming"
+    WARM = "Warm"
+    QUARANTINED = "Quarantined"
+
+
+class CacheStatus(Model):
+    """The caches."""
+
+    key: str | None = Field(default=None, max_length=63, description="Directory on the claim.")
+    state: CacheState | None = Field(default=None, description="Cold, Priming, Warm or Quarantined.")
+    claim_name: str | None = Field(default=None, max_length=253, description="The PersistentVolumeClaim.")
+    generation: int | None = Field(default=None, ge=0, description="Raised each time a damaged cache is left behind.")
+    cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key.")
+    warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")
+
+
+class PodStartup(Model):
+    """The start of one Pod."""
+
+    name: str = Field(max_length=253, description="Name of the Pod.")
+    stage: str = Field(max_length=64, description="Stage that it is in.")
+    completed: int | None = Field(default=None, ge=0, description="Units of this stage done.")
+    total: int | None = Field(default=None, ge=0, description="Units of this stage in all.")
+    restarts: int | None = Field(default=None, ge=0, description="Restarts of the engine container.")
+
+
+class StartupStatus(Model):
+    """The start that is under way, worst Pod first."""
+
+    stage: str | None = Field(default=None, max_length=64, description="Stage of the Pod that is furthest behind.")
+    completed: int | None = Field(default=None, ge=0, description="Units of this stage done.")
+    total: int | None = Field(default=None, ge=0, description="Units of this stage in all.")
+    message: Text | None = Field(default=None, description="The same in words.")
+    eta_seconds: int | None = Field(default=None, ge=0, description="About how long until the stage is done.")
+    pods: list[PodStartup] = Field(
+        default_factory=list, max_length=16, description="Pods that are starting; at most 16.", json_schema_extra=list_map("name")
+    )
+
+
+class CrashStatus(Model):
+    """The last crash."""
+
+    signature: str = Field(max_length=128, description="Name of the known crash, or Unknown.")
+    cause: Text = Field(description="What went wrong.")
+    remedy: Text | None = Field(default=None, description="What to do.")
+    reference: str | None = Field(default=None, max_length=512, description="Where more is said about it.")
+    pod: str = Field(max_length=253, description="Pod that crashed.")
+    exit_code: int | None = Field(default=None, description="Exit code of the engine container.")
+    restarts: int | None = Field(default=None, ge=0, description="How often the container had been restarted.")
+    time: Timestamp | None = Field(default=None, description="When.", json_schema_extra={"format": "date-time"})
+    excerpt: str | None = Field(default=None, max_length=2048, description="The telling lines of the log, secrets removed.")
+
+
+class VLLMDeploymentStatus(Model):
+    """What is the case."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this status is about.")
+    replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that serve.")
+    selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
+    conditions: list[Condition] = Field(
+        default_factory=list, max_length=16, description="Conditions, the summary first.", json_schema_extra=list_map("type")
+    )
+    plan: Plan | None = Field(default=None, description="What was decided, and why.")
+    cache: CacheStatus | None = Field(default=None, description="The caches.")
+    startup: StartupStatus | None = Field(default=None, description="The start that is under way.")
+    last_crash: CrashStatus | None = Field(default=None, description="The last crash.")

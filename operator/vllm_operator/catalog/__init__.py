@@ -1,0 +1,1 @@
+"""What is known: GPUs, vLLM versions, models, backends, quirks, crash signatures. Data with a typed loader."""

@@ -1,0 +1,1 @@
+"""The commands plan and diagnose: the pure rooms without a cluster."""

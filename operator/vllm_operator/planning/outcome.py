@@ -1,0 +1,29 @@
+"""What planning returns: two verdicts, and a plan unless something stands against it."""
+
+from dataclasses import dataclass
+
+from vllm_operator.api.status import ConditionStatus, Plan
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The status, reason and message of a condition."""
+
+    status: ConditionStatus
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of planning one VLLMDeployment.
+
+    `plan` is None if and only if `accepted` or `planned` is not True.
+    `drift` says in one line per difference what today's catalog and nodes would choose otherwise than the
+    pinned plan that is returned; empty where nothing was pinned or nothing differs.
+    """
+
+    accepted: Verdict
+    planned: Verdict
+    plan: Plan | None
+    drift: tuple[str, ...] = ()

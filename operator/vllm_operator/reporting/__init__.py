@@ -1,0 +1,1 @@
+"""From what is observed to status, conditions and events. Pure."""

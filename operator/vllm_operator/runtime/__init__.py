@@ -1,0 +1,1 @@
+"""The running operator: queue, reconciler, watches, log followers, health, metrics."""
