@@ -43,6 +43,10 @@ test: $(STAMP) ## All tests that need no root: pure ones, and those on a real co
 golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
 	$(BIN)/pytest tests/golden --update-golden
 
+.PHONY: generate
+generate: $(STAMP) ## Rewrite what is generated from the code: the CRD
+	$(BIN)/python hack/generate_crds.py
+
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 -o requirements/runtime.txt pyproject.toml

@@ -36,8 +36,18 @@ def list_atomic() -> dict[str, Any]:
     return {"x-kubernetes-list-type": "atomic"}
 
 
-def rules(*validations: Mapping[str, str]) -> dict[str, Any]:
-    """CEL rules of an object: each has `rule` and `message`, and may have `fieldPath` and `reason`."""
+def open_objects(**fields: str) -> dict[str, Any]:
+    """Schema of an object that holds these objects (name and description), whose content the API server does not check."""
+    return {
+        "properties": {
+            name: {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
+            for name, description in fields.items()
+        }
+    }
+
+
+def checked_by(*validations: Mapping[str, str]) -> dict[str, Any]:
+    """CEL rules that the API server checks: each has `rule` and `message`, and may have `fieldPath`."""
     return {"x-kubernetes-validations": [dict(rule) for rule in validations]}
 
 

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from vllm_operator.api.base import Model, Name, list_atomic, list_map, list_set, rules
+from vllm_operator.api import rules
+from vllm_operator.api.base import Model, Name, checked_by, list_atomic, list_map, list_set, open_objects
 
 
 class Distribution(StrEnum):
@@ -78,6 +79,7 @@ class ModelFacts(Model):
 class ModelSpec(Model):
     """The model to serve."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
     uri: str = Field(
         min_length=1,
         max_length=1024,
@@ -108,20 +110,18 @@ class EngineArgument(Model):
 class EnvironmentVariable(Model):
     """One environment variable of the engine container, as in a Pod."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            {
-                "rule": "!(has(self.value) && has(self.valueFrom))",
-                "message": "give either value or valueFrom, not both",
-            }
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_SOURCE))
     name: str = Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")
     value: str | None = Field(default=None, max_length=16384, description="Value as plain text.")
     value_from: dict[str, Any] | None = Field(
         default=None,
         description="Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=open_objects(
+            secretKeyRef="A key of a Secret.",
+            configMapKeyRef="A key of a ConfigMap.",
+            fieldRef="A field of the Pod.",
+            resourceFieldRef="A resource of the container.",
+        ),
     )
 
 
@@ -146,7 +146,7 @@ class EngineSpec(Model):
         default=None,
         max_length=128,
         description="Flags for `vllm serve`. A flag given here beats the operator's choice.",
-        json_schema_extra=list_map("name"),
+        json_schema_extra=list_map("name") | checked_by(*rules.ARGUMENTS),
     )
     env: list[EnvironmentVariable] | None = Field(
         default=None,
@@ -166,9 +166,7 @@ class Allocation(StrEnum):
 class MigSpec(Model):
     """A slice of a GPU instead of a whole one."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules({"rule": "has(self.profile) || has(self.uuids)", "message": "give profile, uuids, or both"})
-    )
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED))
     profile: str | None = Field(
         default=None,
         max_length=32,
@@ -187,16 +185,7 @@ class MigSpec(Model):
 class AcceleratorSpec(Model):
     """Which GPUs a replica may use, and how many."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            {
-                "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
-                "message": "a MIG device can be pinned by UUID only with allocation: DRA; "
-                "with the device plugin ask for mig.profile and the kubelet picks the device",
-                "fieldPath": ".mig.uuids",
-            }
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA))
     architectures: list[Annotated[str, Field(max_length=16, pattern=r"^sm_[0-9]{2,3}$")]] | None = Field(
         default=None,
         min_length=1,
@@ -302,14 +291,7 @@ class OnDelete(StrEnum):
 class CacheSpec(Model):
     """Where compiled kernels and graphs are kept between starts."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            {
-                "rule": "!(has(self.claimName) && has(self.volume))",
-                "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
-            }
-        )
-    )
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.CLAIM_OR_VOLUME))
     claim_name: Name | None = Field(
         default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."
     )
@@ -331,6 +313,7 @@ class RolloutStrategy(StrEnum):
 class RolloutSpec(Model):
     """How Pods are replaced when the spec changes."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.ROLLING_UPDATE_FIELDS, rules.ROLLING_UPDATE_MOVES))
     strategy: RolloutStrategy | None = Field(
         default=None,
         description="Auto if absent: Recreate for one replica, else one Pod at a time without a spare GPU (maxSurge 0).",
@@ -357,6 +340,7 @@ class ServiceSpec(Model):
 class StartupSpec(Model):
     """How long a start may take."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.STALL_WITHIN_DEADLINE))
     deadline_seconds: int | None = Field(
         default=None,
         ge=60,
@@ -392,6 +376,7 @@ class RemediationSpec(Model):
 class VLLMDeploymentSpec(Model):
     """What to serve, on which GPUs, and how."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
     model: ModelSpec = Field(description="The model to serve.")
     engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
     accelerator: AcceleratorSpec | None = Field(default=None, description="Which GPUs a replica may use.")
@@ -407,5 +392,5 @@ class VLLMDeploymentSpec(Model):
         default=None,
         description="Merged over the Pod template that the operator renders, lists by name; what is written here wins. "
         "Holds `metadata` and `spec` as in a Deployment.",
-        json_schema_extra={"x-kubernetes-preserve-unknown-fields": True},
+        json_schema_extra=open_objects(metadata="Labels and annotations of the Pods.", spec="As spec.template.spec of a Deployment."),
     )

@@ -167,6 +167,12 @@ class StartupStatus(Model):
     completed: int | None = Field(default=None, ge=0, description="Units of this stage done.")
     total: int | None = Field(default=None, ge=0, description="Units of this stage in all.")
     message: Text | None = Field(default=None, description="The same in words.")
+    stage_since: Timestamp | None = Field(
+        default=None, description="Since when that Pod is in this stage.", json_schema_extra={"format": "date-time"}
+    )
+    update_time: Timestamp | None = Field(
+        default=None, description="When this was last written; small progress is held back for some seconds.", json_schema_extra={"format": "date-time"}
+    )
     eta_seconds: int | None = Field(default=None, ge=0, description="About how long until the stage is done.")
     pods: list[PodStartup] = Field(
         default_factory=list, max_length=16, description="Pods that are starting; at most 16.", json_schema_extra=list_map("name")

@@ -1,0 +1,166 @@
+"""The CustomResourceDefinition, made from the types in `spec` and `status`.
+
+Pydantic describes a type as JSON schema with references and `anyOf` for optional fields; the API server takes
+only a structural schema: one type per node, nothing referenced. `structural` turns the one into the other and
+keeps what the API server understands: descriptions, bounds, enums, `x-kubernetes-*`. Titles and Python defaults
+are left out: an absent field means "the operator decides", and stays absent.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from vllm_operator.api import labels, rules
+from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.status import VLLMDeploymentStatus
+
+Schema = dict[str, Any]
+
+INT32_MAX = 2**31 - 1
+KEYWORDS = (
+    "description",
+    "type",
+    "format",
+    "enum",
+    "default",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "minItems",
+    "maxItems",
+    "items",
+    "additionalProperties",
+    "required",
+    "properties",
+)
+"""What is kept of JSON schema, in the order in which it is written. `x-kubernetes-*` follows."""
+READY = '.status.conditions[?(@.type=="Ready")]'
+
+
+def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
+    """Turn a JSON schema of pydantic's into a structural schema.
+
+    Args:
+        schema: The schema of one value.
+        definitions: What `$ref` may point to, by name.
+
+    Raises:
+        ValueError: The schema allows several types, which the API server does not.
+    """
+    merged = _resolve(schema, definitions)
+    if "properties" in merged:
+        merged["properties"] = {name: structural(field, definitions) for name, field in merged["properties"].items()}
+    if "items" in merged:
+        merged["items"] = structural(merged["items"], definitions)
+    extra = merged.get("additionalProperties")
+    if isinstance(extra, Mapping):
+        merged["additionalProperties"] = structural(extra, definitions)
+    else:
+        merged.pop("additionalProperties", None)
+    if merged.get("type") == "integer":
+        merged["format"] = "int32" if merged.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
+    kept = {keyword: merged[keyword] for keyword in KEYWORDS if keyword in merged}
+    return kept | {keyword: value for keyword, value in merged.items() if keyword.startswith("x-kubernetes-")}
+
+
+def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
+    """Follow references and drop "or null"; what stands beside a reference beats what it points to."""
+    beside = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf", "default", "title", "const")}
+    if "$ref" in schema:
+        return _resolve(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions) | beside
+    if "anyOf" in schema:
+        branches = [branch for branch in schema["anyOf"] if branch.get("type") != "null"]
+        if len(branches) != 1:
+            raise ValueError(f"a field of the API has one type, not {len(branches)}: {schema}")
+        return _resolve(branches[0], definitions) | beside
+    if "const" in schema:
+        beside["enum"] = [schema["const"]]
+    return beside
+
+
+def schema_of(model: type[BaseModel]) -> Schema:
+    """Return the structural schema of an API type."""
+    schema = model.model_json_schema(by_alias=True, mode="validation")
+    return structural(schema, schema.get("$defs", {}))
+
+
+def custom_resource_definition() -> dict[str, Any]:
+    """Return the CustomResourceDefinition of VLLMDeployment."""
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{labels.PLURAL}.{labels.GROUP}"},
+        "spec": {
+            "group": labels.GROUP,
+            "names": {
+                "kind": labels.KIND,
+                "listKind": f"{labels.KIND}List",
+                "plural": labels.PLURAL,
+                "singular": labels.SINGULAR,
+                "shortNames": [labels.SHORT_NAME],
+                "categories": ["ai"],
+            },
+            "scope": "Namespaced",
+            "versions": [_version()],
+        },
+    }
+
+
+def _version() -> dict[str, Any]:
+    spec = schema_of(VLLMDeploymentSpec)
+    # The one default that the API server fills in: autoscalers read spec.replicas and must find a number.
+    spec["properties"]["replicas"]["default"] = VLLMDeploymentSpec.model_fields["replicas"].default
+    return {
+        "name": labels.VERSION,
+        "served": True,
+        "storage": True,
+        "subresources": {
+            "status": {},
+            "scale": {
+                "specReplicasPath": ".spec.replicas",
+                "statusReplicasPath": ".status.replicas",
+                "labelSelectorPath": ".status.selector",
+            },
+        },
+        "additionalPrinterColumns": _columns(),
+        "schema": {
+            "openAPIV3Schema": {
+                "description": "A vLLM server with the right kernels for the GPU that it lands on and caches that survive a restart.",
+                "type": "object",
+                "required": ["spec"],
+                "properties": {
+                    "apiVersion": {"description": "Version of this API.", "type": "string"},
+                    "kind": {"description": "Kind of this object.", "type": "string"},
+                    "metadata": {"type": "object"},
+                    "spec": spec,
+                    "status": schema_of(VLLMDeploymentStatus),
+                },
+                "x-kubernetes-validations": [dict(rules.NAME)],
+            }
+        },
+    }
+
+
+def _columns() -> list[dict[str, Any]]:
+    """Columns of `kubectl get`; those with priority 1 only with `-o wide`."""
+    return [
+        _column("Model", ".spec.model.uri", "The model."),
+        _column("GPU", ".status.plan.architecture", "Architecture of the chosen GPU."),
+        _column("Ready", ".status.readyReplicas", "Pods that serve.", type="integer"),
+        _column("Desired", ".spec.replicas", "Pods that are wanted.", type="integer"),
+        _column("Status", f"{READY}.reason", "Why it is ready or not, in one word."),
+        _column("Stage", ".status.startup.stage", "How far the start has come."),
+        _column("Age", ".metadata.creationTimestamp", "Time since it was created.", type="date"),
+        _column("Message", f"{READY}.message", "Why it is ready or not, and what can be done.", priority=1),
+        _column("Cache", ".status.cache.state", "Whether the caches are filled.", priority=1),
+        _column("Version", ".status.plan.engineVersion", "vLLM version.", priority=1),
+        _column("Crash", ".status.lastCrash.signature", "Name of the last crash.", priority=1),
+    ]
+
+
+def _column(name: str, path: str, description: str, *, type: str = "string", priority: int = 0) -> dict[str, Any]:
+    column: dict[str, Any] = {"name": name, "type": type, "description": description, "jsonPath": path}
+    return column | ({"priority": priority} if priority else {})

@@ -1,0 +1,170 @@
+"""Rules over several fields, checked by the API server (CEL) before an object is stored.
+
+A rule is here only if breaking it can never work. What may work on another cluster or with another version
+is decided by the planner and said in a condition. Each message says what can be done.
+"""
+
+FLAG = "[A-Za-z].*"
+"""Finds the name of a flag behind its leading dashes."""
+
+DEFAULT_CACHE_SIZE = "20Gi"
+"""Size of the cache claim where the spec gives none."""
+
+
+def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
+    """A rule that refuses flags which a field of the spec stands for."""
+    listed = ", ".join(f"'{name}'" for name in names)
+    flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
+    return {
+        "rule": f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
+        "message": f"{flags} cannot be given in args: {instead}",
+    }
+
+
+NAME = {
+    "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
+    "message": "the name becomes the name of a Service: at most 52 lower-case letters, digits and dashes, starting with a letter "
+    "and not ending with a dash",
+}
+
+ARGUMENTS = (
+    {
+        "rule": f"self.all(a, self.exists_one(b, b.name.find('{FLAG}').replace('_', '-') == a.name.find('{FLAG}').replace('_', '-')))",
+        "message": "a flag is given twice (with and without dashes is the same flag); keep one of them",
+    },
+    owned_flag(("model", "model-tag"), "use model.uri"),
+    owned_flag(("served-model-name",), "use model.servedName"),
+    owned_flag(("revision",), "use model.revision"),
+    owned_flag(
+        ("host", "port", "uds"),
+        "the engine always listens on port 8000 of its Pod, where its probes and the Service find it; use service.port",
+    ),
+    owned_flag(("tensor-parallel-size", "tp"), "use parallelism.tensor, which also asks for that many GPUs"),
+    owned_flag(("pipeline-parallel-size", "pp"), "use parallelism.pipeline, which also asks for that many GPUs"),
+    owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also asks for that many GPUs"),
+    owned_flag(("enable-expert-parallel", "no-enable-expert-parallel", "ep"), "use parallelism.expert"),
+)
+
+VALUE_OR_SOURCE = {
+    "rule": "!(has(self.value) && has(self.valueFrom))",
+    "message": "give either value or valueFrom, not both",
+}
+
+REVISION_ON_HUB = {
+    "rule": "!has(self.revision) || self.uri.startsWith('hf://')",
+    "message": "only a model on the hub (hf://) has a revision; for a model on a claim name the revision's folder in uri: pvc://claim/path",
+    "fieldPath": ".revision",
+}
+
+MIG_SELECTED = {"rule": "has(self.profile) || has(self.uuids)", "message": "give profile, uuids, or both"}
+
+MIG_UUID_NEEDS_DRA = {
+    "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
+    "message": "a MIG device can be pinned by UUID only with allocation: DRA; "
+    "with the device plugin ask for mig.profile and the kubelet picks the device",
+    "fieldPath": ".mig.uuids",
+}
+
+CLAIM_OR_VOLUME = {
+    "rule": "!(has(self.claimName) && has(self.volume))",
+    "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
+}
+
+ROLLING_UPDATE_FIELDS = {
+    "rule": "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
+    "message": "maxSurge and maxUnavailable have no meaning with strategy Recreate; leave them out or use strategy RollingUpdate",
+}
+
+ROLLING_UPDATE_MOVES = {
+    "rule": "!has(self.maxSurge) || !has(self.maxUnavailable) || self.maxSurge + self.maxUnavailable > 0",
+    "message": "maxSurge and maxUnavailable cannot both be 0: no Pod could ever be replaced; "
+    "without a spare GPU use maxSurge 0 and maxUnavailable 1",
+}
+
+STALL_WITHIN_DEADLINE = {
+    "rule": "!has(self.stallSeconds) || !has(self.deadlineSeconds) || self.stallSeconds <= self.deadlineSeconds",
+    "message": "stallSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallSeconds",
+}
+
+GPUS_FOR_PARALLELISM = {
+    "rule": "!has(self.accelerator) || !has(self.accelerator.count) || self.accelerator.count >= "
+    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1)",
+    "message": "accelerator.count is less than parallelism.tensor times pipeline times data; "
+    "leave count out (the product is used) or lower the parallelism",
+    "fieldPath": ".accelerator.count",
+}
+
+MIG_WITHOUT_PEERS = {
+    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || "
+    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) == 1",
+    "message": "tensor and pipeline parallelism over MIG slices do not work: there is no peer-to-peer between slices; "
+    "use parallelism.tensor 1 and pipeline 1 with more replicas, a larger slice, or whole GPUs",
+    "fieldPath": ".accelerator.mig",
+}
+
+MIG_UUID_PER_REPLICA = {
+    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || !has(self.accelerator.mig.uuids) || "
+    "self.accelerator.mig.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue(self.?parallelism.?data.orValue(1))",
+    "message": "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; name more devices or lower replicas",
+    "fieldPath": ".accelerator.mig.uuids",
+}
+
+EXPERTS_TO_SPREAD = {
+    "rule": "self.?parallelism.?expert.orValue('Disabled') == 'Disabled' || self.?model.?facts.?experts.orValue(1) > 0",
+    "message": "expert parallelism needs a model with experts, and model.facts.experts says that there are none; "
+    "leave parallelism.expert out or correct the fact",
+    "fieldPath": ".parallelism.expert",
+}
+
+ONE_POD_CLAIM = {
+    "rule": "self.?replicas.orValue(1) <= 1 || self.?cache.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod'",
+    "message": "a claim with access mode ReadWriteOncePod can be used by one replica only; "
+    "use ReadWriteMany (replicas on several nodes), ReadWriteOnce (all on one node), or replicas 1",
+    "fieldPath": ".cache",
+}
+
+OWN_CLAIMS = "has(self.cache) && has(self.cache.claimName) || has(oldSelf.cache) && has(oldSelf.cache.claimName)"
+"""Before or after the change the claim is the user's own: there is nothing to compare."""
+
+
+def volume_field(of: str, field: str, default: str) -> str:
+    """CEL for a field of the claim that the operator creates. Written with `has`: its cost can be estimated."""
+    volume = f"{of}.cache.volume"
+    return f"(has({of}.cache) && has({volume}) && has({volume}.{field}) ? {volume}.{field} : '{default}')"
+
+
+CLAIM_SIZE_GROWS = {
+    "rule": f"{OWN_CLAIMS} || quantity({volume_field('self', 'size', DEFAULT_CACHE_SIZE)})"
+    f".compareTo(quantity({volume_field('oldSelf', 'size', DEFAULT_CACHE_SIZE)})) >= 0",
+    "message": f"a claim can grow but not shrink ({DEFAULT_CACHE_SIZE} where no size was given); keep the size, "
+    "or create a smaller claim and name it in cache.claimName",
+    "fieldPath": ".cache",
+}
+
+CLAIM_MODE_STAYS = {
+    "rule": f"{OWN_CLAIMS} || {volume_field('self', 'accessMode', 'ReadWriteOnce')} == "
+    f"{volume_field('oldSelf', 'accessMode', 'ReadWriteOnce')}",
+    "message": "Kubernetes does not change the access mode of a claim; create a claim with the new mode and name it in cache.claimName, "
+    "or delete this VLLMDeployment and its claim and create them anew",
+    "fieldPath": ".cache",
+}
+
+CLAIM_CLASS_STAYS = {
+    "rule": f"{OWN_CLAIMS} || {volume_field('oldSelf', 'storageClassName', '')} == '' || "
+    f"{volume_field('self', 'storageClassName', '')} == {volume_field('oldSelf', 'storageClassName', '')}",
+    "message": "Kubernetes does not change the storage class of a claim; create a claim of the new class and name it in cache.claimName, "
+    "or delete this VLLMDeployment and its claim and create them anew",
+    "fieldPath": ".cache",
+}
+
+SPEC = (
+    GPUS_FOR_PARALLELISM,
+    MIG_WITHOUT_PEERS,
+    MIG_UUID_PER_REPLICA,
+    EXPERTS_TO_SPREAD,
+    ONE_POD_CLAIM,
+    CLAIM_SIZE_GROWS,
+    CLAIM_MODE_STAYS,
+    CLAIM_CLASS_STAYS,
+)
+"""Rules of the spec as a whole; the last three compare with the stored object."""
