@@ -1,0 +1,15 @@
+"""Where things are inside the engine container.
+
+Constants, on purpose: compiled artifacts are keyed by absolute paths and by the path of the model, so a
+path that differs between two Pods is a cold start. What differs between two caches is the folder of the
+volume that is mounted here, never the path.
+"""
+
+CACHE_ROOT = "/cache"
+"""Everything that an engine compiles; also the home of its user."""
+WEIGHTS_ROOT = "/weights"
+"""Weights downloaded from the model hub."""
+WEIGHTS_SUBPATH = "models"
+"""Folder of the claim that is mounted at `WEIGHTS_ROOT`. No cache key can be equal to it: keys end in a digest."""
+MODEL_ROOT = "/models"
+"""Root of the claim of a `pvc://claim/path` model, mounted read-only: the model is `/models/path`."""

@@ -1,0 +1,25 @@
+"""Options and fixtures that every tier of tests shares."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the golden files instead of comparing with them")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[Path, str], None]:
+    """Compare a text with a golden file, or rewrite the file under `--update-golden`."""
+    update = request.config.getoption("--update-golden")
+
+    def check(path: Path, text: str) -> None:
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        assert path.exists(), f"{path} is missing; `make golden` writes it"
+        assert text == path.read_text("utf-8"), f"{path.name} differs; if that is meant, run `make golden` and review the diff"
+
+    return check
