@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vllm_operator.api import labels, rules
+from vllm_operator.api.fields import FORM
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -62,6 +63,10 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
         merged.pop("additionalProperties", None)
     if merged.get("type") == "integer":
         merged["format"] = "int32" if merged.get("maximum", INT32_MAX + 1) <= INT32_MAX else "int64"
+    if FORM in merged:
+        # A pattern's own message quotes the pattern. The same as a rule says what to write instead.
+        rule = {"rule": f"self.matches(r'{merged.pop('pattern')}')", "message": merged[FORM]}
+        merged["x-kubernetes-validations"] = [rule, *merged.get("x-kubernetes-validations", [])]
     kept = {keyword: merged[keyword] for keyword in KEYWORDS if keyword in merged}
     return kept | {keyword: value for keyword, value in merged.items() if keyword.startswith("x-kubernetes-")}
 

@@ -5,12 +5,26 @@ because an unbounded string or list makes the cost of a CEL rule unbounded, whic
 """
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
 from vllm_operator.api.base import Model, Name, checked_by, list_atomic, list_map, list_set, open_objects
+from vllm_operator.api.fields import (
+    Architecture,
+    Backend,
+    EngineVersion,
+    FlagName,
+    Image,
+    MigProfile,
+    MigUUID,
+    ModelURI,
+    Product,
+    VariableName,
+    VolumeSize,
+    WeightSize,
+)
 
 
 class Distribution(StrEnum):
@@ -68,10 +82,8 @@ class ModelFacts(Model):
     routing_groups: int | None = Field(
         default=None, ge=0, le=4096, description="Expert groups of the router (`n_group` in config.json); 0 if the model has none."
     )
-    weight_size: str | None = Field(
+    weight_size: WeightSize | None = Field(
         default=None,
-        max_length=32,
-        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
         description="Size of all weight files as a quantity, for example 640Gi.",
     )
 
@@ -80,10 +92,7 @@ class ModelSpec(Model):
     """The model to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
-    uri: str = Field(
-        min_length=1,
-        max_length=1024,
-        pattern=r"^(hf://[^/\s]+/[^\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
+    uri: ModelURI = Field(
         description="Where the model is: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
         "PersistentVolumeClaim of this namespace.",
     )
@@ -98,10 +107,7 @@ class ModelSpec(Model):
 class EngineArgument(Model):
     """One command line flag of the engine."""
 
-    name: str = Field(
-        min_length=1,
-        max_length=128,
-        pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
+    name: FlagName = Field(
         description="Flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
     )
     value: str | None = Field(default=None, max_length=16384, description="Value; absent for a flag that takes none.")
@@ -111,7 +117,7 @@ class EnvironmentVariable(Model):
     """One environment variable of the engine container, as in a Pod."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_SOURCE))
-    name: str = Field(min_length=1, max_length=256, pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", description="Name of the variable.")
+    name: VariableName = Field(description="Name of the variable.")
     value: str | None = Field(default=None, max_length=16384, description="Value as plain text.")
     value_from: dict[str, Any] | None = Field(
         default=None,
@@ -128,17 +134,12 @@ class EnvironmentVariable(Model):
 class EngineSpec(Model):
     """The vLLM server to run."""
 
-    image: str | None = Field(
+    image: Image | None = Field(
         default=None,
-        min_length=1,
-        max_length=1024,
-        pattern=r"^[^\s]+$",
         description="Container image; `vllm/vllm-openai:v<version>` if absent.",
     )
-    version: str | None = Field(
+    version: EngineVersion | None = Field(
         default=None,
-        max_length=64,
-        pattern=r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$",
         description="vLLM version in the image. Needed where the image tag does not tell it (`latest`, a digest, an own build).",
     )
     distribution: Distribution | None = Field(default=None, description="Build of vLLM in the image; vLLM if absent.")
@@ -167,13 +168,11 @@ class MigSpec(Model):
     """A slice of a GPU instead of a whole one."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED))
-    profile: str | None = Field(
+    profile: MigProfile | None = Field(
         default=None,
-        max_length=32,
-        pattern=r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$",
         description="MIG profile, for example 1g.10gb.",
     )
-    uuids: list[Annotated[str, Field(max_length=64, pattern=r"^MIG-[0-9A-Za-z/-]+$")]] | None = Field(
+    uuids: list[MigUUID] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
@@ -186,14 +185,14 @@ class AcceleratorSpec(Model):
     """Which GPUs a replica may use, and how many."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA))
-    architectures: list[Annotated[str, Field(max_length=16, pattern=r"^sm_[0-9]{2,3}$")]] | None = Field(
+    architectures: list[Architecture] | None = Field(
         default=None,
         min_length=1,
         max_length=16,
         description="GPU architectures in order of preference, for example sm_100, sm_90. Any architecture in the cluster if absent.",
         json_schema_extra=list_atomic(),
     )
-    products: list[Annotated[str, Field(max_length=128, pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$")]] | None = Field(
+    products: list[Product] | None = Field(
         default=None,
         min_length=1,
         max_length=32,
@@ -233,9 +232,6 @@ class OptimizeFor(StrEnum):
     LATENCY = "Latency"
 
 
-Backend = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z][A-Za-z0-9_-]*$")]
-
-
 class BackendsSpec(Model):
     """Kernel backends. Auto, or absent: the operator chooses. A name: forced."""
 
@@ -261,10 +257,8 @@ class AccessMode(StrEnum):
 class CacheVolume(Model):
     """The claim that the operator creates for the caches."""
 
-    size: str | None = Field(
+    size: VolumeSize | None = Field(
         default=None,
-        max_length=32,
-        pattern=r"^[0-9]+(Ki|Mi|Gi|Ti|k|M|G|T)?$",
         description="Size of the claim; 20Gi if absent. May grow later where the storage class allows it.",
     )
     storage_class_name: str | None = Field(default=None, max_length=253, description="Storage class; the cluster's default if absent.")

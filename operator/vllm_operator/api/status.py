@@ -171,7 +171,9 @@ class StartupStatus(Model):
         default=None, description="Since when that Pod is in this stage.", json_schema_extra={"format": "date-time"}
     )
     update_time: Timestamp | None = Field(
-        default=None, description="When this was last written; small progress is held back for some seconds.", json_schema_extra={"format": "date-time"}
+        default=None,
+        description="When this was last written; small progress is held back for some seconds.",
+        json_schema_extra={"format": "date-time"},
     )
     eta_seconds: int | None = Field(default=None, ge=0, description="About how long until the stage is done.")
     pods: list[PodStartup] = Field(

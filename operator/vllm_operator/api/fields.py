@@ -1,0 +1,118 @@
+"""Texts with a form of their own: each type is bounded and says, in words, what a value must look like.
+
+The words matter: the API server's own message for a pattern quotes the pattern. The CRD therefore carries the
+form as a rule with a message (`vllm_operator.api.crd` does that), while reading a file without a cluster uses
+the pattern directly.
+"""
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+FORM = "x-form"
+"""Marks, in a JSON schema, the words for a pattern. Not part of the CRD."""
+
+
+def form(words: str) -> dict[str, Any]:
+    """Say in words what a value that fits the pattern looks like."""
+    return {FORM: words}
+
+
+ModelURI = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
+        json_schema_extra=form("write hf://organisation/name for a model on the hub, or pvc://claim/path for one on a claim"),
+    ),
+]
+Image = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^[^\s]+$",
+        json_schema_extra=form("write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1"),
+    ),
+]
+EngineVersion = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$",
+        json_schema_extra=form("write a vLLM version such as 0.20.1 (not latest or nightly)"),
+    ),
+]
+FlagName = Annotated[
+    str,
+    Field(
+        max_length=128,
+        pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
+        json_schema_extra=form("write the name of one flag, such as max-model-len, and its value in the field value"),
+    ),
+]
+VariableName = Annotated[
+    str,
+    Field(
+        max_length=256,
+        pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
+        json_schema_extra=form("a variable has letters, digits and _ only, and does not start with a digit; its value goes into value"),
+    ),
+]
+Architecture = Annotated[
+    str,
+    Field(
+        max_length=16,
+        pattern=r"^sm_[0-9]{2,3}$",
+        json_schema_extra=form(
+            "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)"
+        ),
+    ),
+]
+Product = Annotated[
+    str,
+    Field(
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$",
+        json_schema_extra=form("write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
+    ),
+]
+MigProfile = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$",
+        json_schema_extra=form("write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"),
+    ),
+]
+MigUUID = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^MIG-[0-9A-Za-z/-]+$",
+        json_schema_extra=form("write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-"),
+    ),
+]
+Backend = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
+        json_schema_extra=form("write Auto, or one backend by the name that vLLM gives it, for example FLASHINFER_CUTLASS"),
+    ),
+]
+WeightSize = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        json_schema_extra=form("write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
+    ),
+]
+VolumeSize = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        json_schema_extra=form("write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
+    ),
+]

@@ -1,0 +1,142 @@
+"""Specs that the API server must refuse, and words that its answer must contain."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A spec (merged over a valid one) that is refused; `before` is stored first where the rule is about a change."""
+
+    name: str
+    spec: Mapping[str, Any]
+    want: tuple[str, ...]
+    before: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+MODEL = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}}
+
+
+def args(*names: str) -> dict[str, Any]:
+    return {"engine": {"args": [{"name": name} for name in names]}}
+
+
+def mig(**fields: Any) -> dict[str, Any]:
+    return {"mig": fields}
+
+
+UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+
+REFUSALS = (
+    Refusal("no model", {"model": None}, ("spec.model: Required value",)),
+    Refusal("a model without a scheme", {"model": {"uri": "meta-llama/Llama-3.1-8B"}}, ("spec.model.uri", "hf://organisation/name", "pvc://")),
+    Refusal("a model on the hub without an organisation", {"model": {"uri": "hf://llama"}}, ("hf://organisation/name",)),
+    Refusal("a model with spaces", {"model": {"uri": "hf://a/b c"}}, ("hf://organisation/name",)),
+    Refusal("a revision of a model on a claim", {"model": {"uri": "pvc://models/llama", "revision": "main"}}, ("folder in uri",)),
+    Refusal("an unknown field", {"modle": {"uri": "hf://a/b"}}, ('unknown field "spec.modle"',)),
+    Refusal("an unknown field of the Pod template", {"podTemplate": {"containers": []}}, ('unknown field "spec.podTemplate.containers"',)),
+    Refusal("an unknown quantization", {"model": {"uri": "hf://a/b", "facts": {"quantization": "fp8"}}}, ("supported values", '"FP8Block"')),
+    Refusal("a weight size in words", {"model": {"uri": "hf://a/b", "facts": {"weightSize": "640 GB"}}}, ("such as 640Gi",)),
+    Refusal("a negative number of experts", {"model": {"uri": "hf://a/b", "facts": {"experts": -1}}}, ("experts", "greater than or equal to 0")),
+    Refusal("a version that is none", {"engine": {"version": "latest"}}, ("such as 0.20.1",)),
+    Refusal("an image with a space", {"engine": {"image": "vllm/vllm-openai: v0.20.1"}}, ("without spaces",)),
+    Refusal("a flag with its value in the name", args("--max-model-len=4096"), ("its value in the field value",)),
+    Refusal("two flags in one name", args("--max-model-len 4096"), ("its value in the field value",)),
+    Refusal("one flag twice", args("max-model-len", "max-model-len"), ("Duplicate value",)),
+    Refusal("one flag with and without dashes", args("max-model-len", "--max-model-len"), ("given twice", "keep one")),
+    Refusal("one flag with dashes and underscores", args("--max_model_len", "--max-model-len"), ("given twice",)),
+    Refusal("the port as a flag", args("--port"), ("use service.port",)),
+    Refusal("the host as a flag without dashes", args("host"), ("use service.port",)),
+    Refusal("the model as a flag", args("--model"), ("use model.uri",)),
+    Refusal("the served name as a flag", args("--served_model_name"), ("use model.servedName",)),
+    Refusal("tensor parallelism as a flag", args("--tensor-parallel-size"), ("use parallelism.tensor",)),
+    Refusal("tensor parallelism as a short flag", args("-tp"), ("use parallelism.tensor",)),
+    Refusal("pipeline parallelism as a short flag", args("-pp"), ("use parallelism.pipeline",)),
+    Refusal("data parallelism as a flag", args("--data-parallel-size"), ("use parallelism.data",)),
+    Refusal("expert parallelism as a flag", args("--enable-expert-parallel"), ("use parallelism.expert",)),
+    Refusal("a variable with its value in the name", {"engine": {"env": [{"name": "HF_HOME=/x"}]}}, ("its value goes into value",)),
+    Refusal(
+        "a variable with a value and a source",
+        {"engine": {"env": [{"name": "A", "value": "b", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}]}},
+        ("either value or valueFrom",),
+    ),
+    Refusal("one variable twice", {"engine": {"env": [{"name": "A"}, {"name": "A"}]}}, ("Duplicate value",)),
+    Refusal("an architecture with a dot", {"accelerator": {"architectures": ["sm_9.0"]}}, ("sm_90 (H100, H200)",)),
+    Refusal("an architecture by its product", {"accelerator": {"architectures": ["H100"]}}, ("sm_90 (H100, H200)",)),
+    Refusal("a product with spaces", {"accelerator": {"products": ["NVIDIA H200"]}}, ("nvidia.com/gpu.product",)),
+    Refusal("no GPU", {"accelerator": {"count": 0}}, ("greater than or equal to 1",)),
+    Refusal("MIG without saying which", {"accelerator": mig()}, ("give profile, uuids, or both",)),
+    Refusal("a MIG profile in capitals", {"accelerator": mig(profile="1G.10GB")}, ("such as 1g.10gb",)),
+    Refusal("a MIG profile as a resource", {"accelerator": mig(profile="nvidia.com/mig-1g.10gb")}, ("without nvidia.com/mig-",)),
+    Refusal("the UUID of a whole GPU", {"accelerator": mig(uuids=["GPU-1"]) | {"allocation": "DRA"}}, ("starts with MIG-",)),
+    Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID])}, ("only with allocation: DRA", "ask for mig.profile")),
+    Refusal("fewer MIG UUIDs than replicas", {"accelerator": mig(uuids=[UUID]) | {"allocation": "DRA"}, "replicas": 2}, ("fewer UUIDs",)),
+    Refusal(
+        "tensor parallelism over MIG slices",
+        {"accelerator": mig(profile="3g.40gb"), "parallelism": {"tensor": 2}},
+        ("no peer-to-peer between slices", "more replicas"),
+    ),
+    Refusal(
+        "pipeline parallelism over MIG slices",
+        {"accelerator": mig(profile="3g.40gb"), "parallelism": {"pipeline": 2}},
+        ("no peer-to-peer between slices",),
+    ),
+    Refusal(
+        "fewer GPUs than the parallelism needs",
+        {"accelerator": {"count": 4}, "parallelism": {"tensor": 4, "data": 2}},
+        ("less than parallelism.tensor times pipeline times data", "leave count out"),
+    ),
+    Refusal(
+        "expert parallelism of a dense model",
+        {"model": MODEL["model"] | {"facts": {"experts": 0}}, "parallelism": {"expert": "Enabled"}},
+        ("needs a model with experts",),
+    ),
+    Refusal("a switch as a boolean", {"parallelism": {"expert": True}}, ("spec.parallelism.expert", "must be of type string")),
+    Refusal("an empty backend", {"backends": {"moe": ""}}, ("spec.backends.moe",)),
+    Refusal("two backends in one field", {"backends": {"moe": "MARLIN,TRITON"}}, ("write Auto, or one backend",)),
+    Refusal("both a claim and a volume", {"cache": {"claimName": "caches", "volume": {"size": "20Gi"}}}, ("not both",)),
+    Refusal("a claim of no size", {"cache": {"volume": {"size": "0Gi"}}}, ("such as 20Gi",)),
+    Refusal("a fraction as a claim's size", {"cache": {"volume": {"size": "1.5Ti"}}}, ("such as 20Gi",)),
+    Refusal("an unknown access mode", {"cache": {"volume": {"accessMode": "RWX"}}}, ("supported values", "ReadWriteMany")),
+    Refusal(
+        "several replicas on a claim for one Pod",
+        {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteOncePod"}}},
+        ("one replica only", "use ReadWriteMany"),
+    ),
+    Refusal("a claim that shrinks", {"cache": {"volume": {"size": "10Gi"}}}, ("grow but not shrink",), before={"cache": {"volume": {"size": "40Gi"}}}),
+    Refusal("a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("20Gi where no size was given",), before={}),
+    Refusal(
+        "another access mode for an existing claim",
+        {"cache": {"volume": {"accessMode": "ReadWriteMany"}}},
+        ("does not change the access mode", "cache.claimName"),
+        before={},
+    ),
+    Refusal(
+        "another class for an existing claim",
+        {"cache": {"volume": {"storageClassName": "fast"}}},
+        ("does not change the storage class", "cache.claimName"),
+        before={"cache": {"volume": {"storageClassName": "slow"}}},
+    ),
+    Refusal("a negative number of replicas", {"replicas": -1}, ("greater than or equal to 0",)),
+    Refusal("replicas as text", {"replicas": "two"}, ("spec.replicas", "must be of type integer")),
+    Refusal("a fraction of a second", {"startup": {"stallSeconds": 60.5}}, ("must be of type integer",)),
+    Refusal("a start that may stall for longer than it may take", {"startup": {"deadlineSeconds": 60, "stallSeconds": 600}}, ("raise deadlineSeconds",)),
+    Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("use strategy RollingUpdate",)),
+    Refusal("a rollout that cannot move", {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, ("cannot both be 0", "maxUnavailable 1")),
+    Refusal("a port that does not exist", {"service": {"port": 70000}}, ("less than or equal to 65535",)),
+    Refusal("a name that is too long for a Service", {}, ("at most 52",), metadata={"name": "a" * 53}),
+    Refusal("a name that no Service can have", {}, ("name of a Service",), metadata={"name": "4x.llama"}),
+)
+
+
+def manifest(name: str, spec: Mapping[str, Any], metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """A VLLMDeployment with a valid model and this spec over it; None removes a field."""
+    merged = {key: value for key, value in {**MODEL, **spec}.items() if value is not None}
+    return {
+        "apiVersion": "vllm-operator.dev/v1alpha1",
+        "kind": "VLLMDeployment",
+        "metadata": {"name": name, "namespace": "default", **metadata},
+        "spec": merged,
+    }
