@@ -1,0 +1,133 @@
+"""The cache key: which starts may share compiled artifacts.
+
+A key names a folder on the claim. It is derived from everything that makes a cache unusable when it
+changes, and from nothing else: not from the name of the VLLMDeployment, so that an object that is deleted
+and created again finds its caches, and not from the model, whose artifacts have keys of their own inside
+the folder.
+
+A key reads like `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`: the parts that a person asks for, then a
+digest of all of them.
+"""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+
+from vllm_operator.api.spec import Distribution
+from vllm_operator.api.status import PlannedVariable
+from vllm_operator.catalog.caches import Caches
+
+MAX_KEY_LENGTH = 63
+"""Length of a label value, and of the name part of an annotation, where keys are kept too."""
+_DIGEST_LENGTH = 8
+_MAX_PRODUCT_LENGTH = 16
+_UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelShape:
+    """How one replica is spread over its GPUs."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+
+    def __str__(self) -> str:
+        """Short form, `tp8` or `tp4-pp2-ep`: sizes of one are left out, but for the tensor parallel size."""
+        sizes = [f"tp{self.tensor}", *(f"{name}{size}" for name, size in (("pp", self.pipeline), ("dp", self.data)) if size > 1)]
+        return "-".join([*sizes, "ep"] if self.expert else sizes)
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlan:
+    """Where the caches are.
+
+    `key` is the folder on the claim, at most 63 characters, valid as a label value. `parts` are what it was
+    derived from, each with the reason. `env` are the variables that put every cache there.
+    """
+
+    key: str
+    parts: tuple[PlannedVariable, ...]
+    env: tuple[PlannedVariable, ...]
+
+
+def plan_cache(
+    caches: Caches,
+    *,
+    version: str | None,
+    distribution: Distribution,
+    image: str,
+    image_digest: str | None = None,
+    architecture: str | None = None,
+    product: str | None = None,
+    mig_profile: str | None = None,
+    parallel: ParallelShape = ParallelShape(),
+    generation: int = 0,
+) -> CachePlan:
+    """Derive the cache key and the variables that go with it. Equal arguments give equal results.
+
+    Args:
+        caches: The table of caches.
+        version: vLLM version; None if not known.
+        distribution: Build of vLLM.
+        image: Container image as in the Pod.
+        image_digest: `sha256:...` if known from elsewhere than the image reference.
+        architecture: GPU architecture, `sm_90`; None if not known.
+        product: GPU product as in the node label; None if not known.
+        mig_profile: Profile of a slice; None for whole GPUs.
+        parallel: How one replica is spread over its GPUs.
+        generation: Raised each time a damaged cache is left behind.
+    """
+    version = version.removeprefix("v") if version else None
+    parts = (
+        _part("distribution", distribution.value, "Builds of vLLM have different kernels."),
+        _part("version", version, "Caches of one vLLM version are not read by another."),
+        _part("image", image_digest or _digest_of(image) or image, "Compiled files hold paths, compilers and libraries of the image."),
+        _part("architecture", architecture, "Kernels run on one GPU architecture only."),
+        _part("product", product, "PyTorch refuses artifacts built on a GPU of another name."),
+        _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
+        _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
+        _part("generation", str(generation), "Raised when a damaged cache is left behind."),
+    )
+    readable = (
+        "nvllm" if distribution is Distribution.NVLLM else "",
+        f"v{version}" if version else "",
+        (architecture or "").replace("_", ""),
+        _short_product(product),
+        mig_profile or "",
+        str(parallel),
+        f"g{generation}" if generation else "",
+    )
+    return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
+
+
+def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
+    return PlannedVariable(name=name, value=value or _UNKNOWN, reason=reason)
+
+
+def _key(readable: tuple[str, ...], parts: tuple[PlannedVariable, ...]) -> str:
+    facts = json.dumps([[part.name, part.value] for part in parts], separators=(",", ":"))
+    digest = hashlib.sha256(facts.encode()).hexdigest()[:_DIGEST_LENGTH]
+    text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
+    return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digest}"
+
+
+def _digest_of(image: str) -> str | None:
+    """Return the digest that pins an image reference, or None."""
+    _, at, digest = image.partition("@")
+    return digest if at else None
+
+
+def _short_product(product: str | None) -> str:
+    """Shorten the name of a GPU for people: `NVIDIA-H100-80GB-HBM3-MIG-1g.10gb` to `h100-80gb-hbm3`."""
+    words = re.split(r"[^a-z0-9]+", re.sub(r"-(mig-.*|shared)$", "", (product or "").lower()))
+    short = ""
+    for word in words:
+        if word in ("", "nvidia", "tesla"):
+            continue
+        if len(short) + 1 + len(word) > _MAX_PRODUCT_LENGTH:
+            break
+        short = f"{short}-{word}" if short else word
+    return short

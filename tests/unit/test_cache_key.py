@@ -1,0 +1,127 @@
+"""The cache key: equal where caches can be shared, different where they cannot, readable, and a valid name."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_operator.api.spec import Distribution
+from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
+from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+
+CACHES = load_caches()
+BASE: Mapping[str, Any] = {
+    "version": "0.20.1",
+    "distribution": Distribution.VLLM,
+    "image": "vllm/vllm-openai:v0.20.1",
+    "architecture": "sm_90",
+    "product": "NVIDIA-H200",
+    "parallel": ParallelShape(tensor=8),
+}
+
+
+def plan(**changes: Any) -> CachePlan:
+    return plan_cache(CACHES, **{**BASE, **changes})
+
+
+def test_a_key_can_be_read_and_does_not_change_between_releases_of_the_operator() -> None:
+    # Changing how keys are made throws away every cache of every user: do it knowingly.
+    assert plan().key == "v0.20.1-sm90-h200-tp8-4b6b5034"
+
+
+@pytest.mark.parametrize(
+    ("changes", "want_start"),
+    [
+        ({"product": "NVIDIA-H100-80GB-HBM3"}, "v0.20.1-sm90-h100-80gb-hbm3-tp8-"),
+        (
+            {"product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "mig_profile": "1g.10gb", "parallel": ParallelShape()},
+            "v0.20.1-sm90-h100-80gb-hbm3-1g.10gb-tp1-",
+        ),
+        ({"product": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"}, "v0.20.1-sm90-rtx-pro-6000-tp8-"),
+        ({"product": "Tesla-T4-SHARED"}, "v0.20.1-sm90-t4-tp8-"),
+        ({"product": None, "architecture": None}, "v0.20.1-tp8-"),
+        ({"version": None}, "sm90-h200-tp8-"),
+        ({"distribution": Distribution.NVLLM}, "nvllm-v0.20.1-sm90-h200-tp8-"),
+        ({"parallel": ParallelShape(tensor=4, pipeline=2, data=2, expert=True)}, "v0.20.1-sm90-h200-tp4-pp2-dp2-ep-"),
+        ({"generation": 2}, "v0.20.1-sm90-h200-tp8-g2-"),
+        ({"version": "0.20.2rc1.dev3+g1a2b3c"}, "v0.20.2rc1.dev3-g1a2b3c-sm90-h200-tp8-"),
+    ],
+)
+def test_the_readable_part_says_what_a_person_asks_for(changes: dict[str, Any], want_start: str) -> None:
+    assert re.fullmatch(re.escape(want_start) + "[0-9a-f]{8}", plan(**changes).key)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": "0.20.2"},
+        {"distribution": Distribution.NVLLM},
+        {"image": "mirror.local/vllm-openai:v0.20.1"},
+        {"image_digest": "sha256:1111"},
+        {"architecture": "sm_100"},
+        {"product": "NVIDIA-H100-80GB-HBM3"},
+        {"mig_profile": "1g.18gb"},
+        {"parallel": ParallelShape(tensor=4)},
+        {"parallel": ParallelShape(tensor=8, expert=True)},
+        {"generation": 1},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_what_makes_a_cache_unusable_changes_the_key(changes: dict[str, Any]) -> None:
+    assert plan(**changes).key != plan().key
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"version": "v0.20.1"}],
+)
+def test_the_same_start_finds_the_same_caches(changes: dict[str, Any]) -> None:
+    assert plan(**changes).key == plan().key
+
+
+def test_an_image_pinned_by_digest_is_the_same_wherever_it_is_pulled_from() -> None:
+    digest = "sha256:" + "1f" * 32
+    keys = {
+        plan(image=f"vllm/vllm-openai:v0.20.1@{digest}").key,
+        plan(image=f"mirror.local/vllm-openai@{digest}").key,
+        plan(image_digest=digest).key,
+    }
+    assert len(keys) == 1
+
+
+def test_every_part_of_the_key_is_explained() -> None:
+    parts = plan().parts
+    assert {part.name: part.value for part in parts} == {
+        "distribution": "vLLM",
+        "version": "0.20.1",
+        "image": "vllm/vllm-openai:v0.20.1",
+        "architecture": "sm_90",
+        "product": "NVIDIA-H200",
+        "migProfile": "none",
+        "parallelism": "tp8",
+        "generation": "0",
+    }
+    assert all(part.reason for part in parts)
+
+
+@given(
+    version=st.none() | st.text(max_size=80),
+    image=st.text(min_size=1, max_size=200),
+    product=st.none() | st.text(max_size=128),
+    mig_profile=st.none() | st.text(max_size=32),
+    sizes=st.tuples(*[st.integers(1, 64)] * 3),
+    generation=st.integers(0, 10**6),
+)
+def test_a_key_is_always_a_valid_label_value_and_folder(
+    version: str | None, image: str, product: str | None, mig_profile: str | None, sizes: tuple[int, int, int], generation: int
+) -> None:
+    key = plan(
+        version=version, image=image, product=product, mig_profile=mig_profile, parallel=ParallelShape(*sizes), generation=generation
+    ).key
+    assert len(key) <= 63
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", key)
+    assert key != WEIGHTS_SUBPATH

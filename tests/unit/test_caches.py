@@ -1,0 +1,107 @@
+"""The table of caches: complete, on the volume, and never a variable that a version does not know."""
+
+from collections.abc import Mapping
+
+import pytest
+
+from vllm_operator.api.spec import Distribution
+from vllm_operator.catalog.caches import load_caches
+from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
+
+CACHES = load_caches()
+
+
+def variables(version: str | None, distribution: Distribution = Distribution.VLLM) -> Mapping[str, str]:
+    return {variable.name: variable.value for variable in CACHES.variables_of(version, distribution)}
+
+
+ALWAYS = {
+    "HOME",
+    "USER",
+    "XDG_CACHE_HOME",
+    "VLLM_CACHE_ROOT",
+    "TORCHINDUCTOR_CACHE_DIR",
+    "TORCH_EXTENSIONS_DIR",
+    "TRITON_CACHE_DIR",
+    "DG_JIT_CACHE_DIR",
+    "FLASHINFER_WORKSPACE_BASE",
+    "CUDA_CACHE_PATH",
+    "CUDA_CACHE_MAXSIZE",
+    "OUTLINES_CACHE_DIR",
+    "HF_HOME",
+}
+SINCE_0_16 = ALWAYS | {"CUTE_DSL_CACHE_DIR"}
+SINCE_0_20 = SINCE_0_16 | {
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
+    "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+    "QUACK_CACHE_DIR",
+    "TILELANG_CACHE_DIR",
+    "HUMMING_CACHE_DIR",
+    "TVM_FFI_CACHE_DIR",
+}
+SINCE_0_24 = SINCE_0_20 | {"MINFER_FMHA_CACHE_DIR"}
+
+
+@pytest.mark.parametrize(
+    ("version", "want_names"),
+    [
+        ("0.12.0", ALWAYS),
+        ("0.16.0", SINCE_0_16),
+        ("0.19.0", SINCE_0_16),
+        ("0.20.1", SINCE_0_20),
+        ("v0.20.1", SINCE_0_20),
+        ("0.23.0", SINCE_0_20),
+        ("0.24.0rc1", SINCE_0_20),
+        ("0.24.0", SINCE_0_24),
+        ("0.33.0", SINCE_0_24),
+        (None, SINCE_0_24),
+        ("not a version", SINCE_0_24),
+    ],
+)
+def test_each_version_gets_the_variables_that_it_reads(version: str | None, want_names: set[str]) -> None:
+    assert set(variables(version)) == want_names
+
+
+def test_only_one_variable_of_vllm_itself_is_set_because_all_others_are_part_of_the_compile_key() -> None:
+    assert [name for name in variables(None) if name.startswith("VLLM_")] == ["VLLM_CACHE_ROOT"]
+
+
+def test_nvllm_also_keeps_its_own_attention_kernels() -> None:
+    extra = set(variables(None, Distribution.NVLLM)) - set(variables(None))
+    assert extra == {"B12X_CUTE_COMPILE_DISK_CACHE", "B12X_CUTE_COMPILE_CACHE_DIR"}
+
+
+def test_every_folder_is_on_the_volume_and_weights_are_apart() -> None:
+    assert all(cache.directory == CACHE_ROOT or cache.directory.startswith(f"{CACHE_ROOT}/") for cache in CACHES.compiled)
+    paths = [value for name, value in variables(None, Distribution.NVLLM).items() if value.startswith("/")]
+    assert [path for path in paths if not path.startswith(CACHE_ROOT)] == [WEIGHTS_ROOT]
+
+
+def test_what_has_no_variable_lands_on_the_volume_through_home() -> None:
+    assert variables(None)["HOME"] == CACHE_ROOT
+    assert variables(None)["XDG_CACHE_HOME"] == f"{CACHE_ROOT}/.cache"
+
+
+def test_every_cache_says_what_it_holds_and_where_this_is_known_from() -> None:
+    for cache in (*CACHES.compiled, CACHES.weights):
+        assert cache.holds, cache.name
+        assert cache.source, cache.name
+        assert all(variable.reason for variable in cache.variables), cache.name
+
+
+ENTRY = {"name": "a", "holds": "things", "directory": "a", "variables": {"A_DIR": "{directory}"}, "default": "~/a", "source": "a.py"}
+WEIGHTS = {"holds": "weights", "variables": {"HF_HOME": "{directory}"}, "default": "~/w", "source": "w.py"}
+
+
+@pytest.mark.parametrize(
+    ("entries", "want_message"),
+    [
+        ([ENTRY, {**ENTRY, "name": "b"}], "set by more than one cache"),
+        ([{**ENTRY, "folder": "typo"}], "unknown fields"),
+        ([{**ENTRY, "versions": "newer than 0.20"}], "Invalid specifier"),
+        ([{**ENTRY, "distributions": ["vllm"]}], "is not a valid Distribution"),
+    ],
+)
+def test_a_malformed_table_is_refused(entries: list[object], want_message: str) -> None:
+    with pytest.raises(ValueError, match=want_message):
+        load_caches({"caches": entries, "weights": WEIGHTS})
