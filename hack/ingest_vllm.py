@@ -1,0 +1,179 @@
+"""Read a vLLM wheel and write what the operator must know of that version.
+
+    python hack/ingest_vllm.py WHEEL... [--check]
+
+The result is `operator/vllm_operator/catalog/data/versions/<version>.json`: environment variables with their
+defaults and values, flags of `vllm serve`, the names of the backends that flags accept, the fields of the
+JSON flags, and what the wheel bundles. The wheel is read as text and syntax trees and never imported, so
+neither a GPU nor the wheel's dependencies are needed. `--check` writes nothing and fails on a difference.
+
+A wheel comes from any package index: `pip download vllm==0.33.0 --no-deps`.
+"""
+
+import argparse
+import json
+import re
+import sys
+import zipfile
+from collections.abc import Iterator, Sequence
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any
+
+from ingest_source import Source, enum_members, field_literals, field_names, flags_of_calls, flags_of_fields, literals, variables
+
+DATA = Path(__file__).resolve().parent.parent / "operator/vllm_operator/catalog/data/versions"
+
+REGISTRIES = ("vllm/v1/attention/backends/registry.py", "vllm/attention/backends/registry.py")
+ATTENTION_ENUMS = ("AttentionBackendEnum", "_AttentionBackendEnum", "_Backend")
+PREFILL_REGISTRY = "vllm/v1/attention/backends/mla/prefill/registry.py"
+NOT_NVIDIA = re.compile(r"^(ROCM|XPU|CPU|ZEN_CPU|PALLAS|IPEX|HPU|TORCH_XLA|AITER)", re.IGNORECASE)
+CONFIGS = {
+    "attention-config": ("vllm/config/attention.py", "AttentionConfig"),
+    "kernel-config": ("vllm/config/kernel.py", "KernelConfig"),
+}
+FLAG_FILES = (
+    "vllm/engine/arg_utils.py",
+    "vllm/entrypoints/openai/cli_args.py",
+    "vllm/entrypoints/launchers/cli_args.py",
+    "vllm/entrypoints/common/cli_args.py",
+    "vllm/entrypoints/cli/serve.py",
+)
+LITERALS = {
+    "MoEBackend": "moe",
+    "LinearBackend": "linear",
+    "All2AllBackend": "all2all",
+    "all2all_backend": "all2all",
+    "CacheDType": "kvCacheDtype",
+}
+
+
+class Wheel:
+    """The source files of a wheel, read on demand."""
+
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+        self._names = set(self._zip.namelist())
+
+    def source(self, name: str) -> Source | None:
+        """Parse a file; None if the wheel has no such file."""
+        return Source.parse(self._zip.read(name).decode()) if name in self._names else None
+
+    def sources(self, prefix: str, depth: int = 0) -> Iterator[Source]:
+        """Parse the Python files in a folder and, with a depth, in the folders below it."""
+        for name in sorted(self._names):
+            rest = name.removeprefix(prefix)
+            if rest != name and name.endswith(".py") and rest.count("/") <= depth:
+                yield Source.parse(self._zip.read(name).decode())
+
+    def metadata(self) -> dict[str, list[str]]:
+        """The wheel's core metadata, each key with all its values."""
+        name = next(name for name in self._names if name.endswith(".dist-info/METADATA"))
+        message = HeaderParser().parsestr(self._zip.read(name).decode())
+        return {key: message.get_all(key, []) for key in message}
+
+    def has(self, prefix: str) -> bool:
+        """Whether any file begins with this path."""
+        return any(name.startswith(prefix) for name in self._names)
+
+
+def _requirement(metadata: dict[str, list[str]], name: str) -> str | None:
+    for line in metadata.get("Requires-Dist", []):
+        match = re.match(rf"{re.escape(name)}\s*==\s*([0-9][^\s;,)]*)\s*$", line)
+        if match:
+            return match[1]
+    return None
+
+
+def _backends(wheel: Wheel) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for source in (wheel.source(name) for name in (*REGISTRIES, "vllm/platforms/interface.py")):
+        members = next(filter(None, (enum_members(source, name) for name in ATTENTION_ENUMS)), None) if source else None
+        if members and "attention" not in found:
+            found["attention"] = members
+    prefill = wheel.source(PREFILL_REGISTRY)
+    if prefill and (members := enum_members(prefill, "MLAPrefillBackendEnum")):
+        found["mlaPrefill"] = members
+    for source in wheel.sources("vllm/config/"):
+        named = literals(source) | field_literals(source, "ParallelConfig", "all2all_backend")
+        found |= {LITERALS[alias]: values for alias, values in named.items() if alias in LITERALS}
+    return {key: sorted(name for name in names if not NOT_NVIDIA.match(name)) for key, names in sorted(found.items())}
+
+
+def _flags(wheel: Wheel) -> dict[str, list[str]]:
+    flags: dict[str, list[str]] = {}
+    for name in FLAG_FILES:
+        source = wheel.source(name)
+        if source:
+            flags |= flags_of_calls(source)
+            flags |= flags_of_fields(source, ("BaseFrontendArgs", "FrontendArgs"))
+    return dict(sorted(flags.items()))
+
+
+def _cuda(variable: dict[str, Any]) -> str | None:
+    match = re.search(r"\d+\.\d+", str(variable.get("default", "")))
+    return match[0] if match else None
+
+
+def ingest(path: Path) -> dict[str, Any]:
+    """Read a wheel into the content of its version file."""
+    wheel = Wheel(path)
+    metadata = wheel.metadata()
+    envs = wheel.source("vllm/envs.py")
+    if envs is None:
+        raise SystemExit(f"{path} holds no vllm/envs.py: is this a vLLM wheel?")
+    known = variables(envs)
+    configs = {flag: field_names(source, cls) for flag, (name, cls) in CONFIGS.items() if (source := wheel.source(name))}
+    bundle = {
+        "cuda": _cuda(known.get("VLLM_MAIN_CUDA_VERSION", {})),
+        "torch": _requirement(metadata, "torch"),
+        "flashinfer": _requirement(metadata, "flashinfer-python"),
+        "flashinferCubins": _requirement(metadata, "flashinfer-cubin") is not None,
+        "deepGemm": wheel.has("vllm/third_party/deep_gemm/"),
+    }
+    return {
+        "version": metadata["Version"][0].split("+")[0],
+        "bundle": {key: value for key, value in bundle.items() if value is not None},
+        "backends": _backends(wheel),
+        "configs": configs,
+        "flags": _flags(wheel),
+        "variables": known,
+    }
+
+
+def render(content: dict[str, Any]) -> str:
+    """One line per variable and flag, so that a diff between versions can be read."""
+
+    def block(value: Any) -> str:
+        if not isinstance(value, dict) or not value:
+            return json.dumps(value)
+        lines = (f"    {json.dumps(key)}: {json.dumps(entry)}" for key, entry in value.items())
+        return "{\n" + ",\n".join(lines) + "\n  }"
+
+    return "{\n" + ",\n".join(f"  {json.dumps(key)}: {block(value)}" for key, value in content.items()) + "\n}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Ingest wheels; exit status 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(description="Read vLLM wheels and write what the operator must know of each version.")
+    parser.add_argument("wheels", nargs="+", type=Path, metavar="WHEEL")
+    parser.add_argument("--check", action="store_true", help="compare with what is committed and write nothing")
+    parser.add_argument("--output", type=Path, default=DATA, help="folder of the version files")
+    arguments = parser.parse_args(argv)
+    different = False
+    for path in arguments.wheels:
+        content = ingest(path)
+        target = arguments.output / f"{content['version']}.json"
+        text = render(content)
+        same = target.exists() and target.read_text() == text
+        if arguments.check:
+            different |= not same
+            print(f"{target.name}: {'as committed' if same else 'differs from what is committed'}")
+        else:
+            target.write_text(text)
+            print(f"{target.name}: {len(content['variables'])} variables, {len(content['flags'])} flags")
+    return 1 if different else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
