@@ -31,15 +31,21 @@ UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 
 REFUSALS = (
     Refusal("no model", {"model": None}, ("spec.model: Required value",)),
-    Refusal("a model without a scheme", {"model": {"uri": "meta-llama/Llama-3.1-8B"}}, ("spec.model.uri", "hf://organisation/name", "pvc://")),
+    Refusal(
+        "a model without a scheme", {"model": {"uri": "meta-llama/Llama-3.1-8B"}}, ("spec.model.uri", "hf://organisation/name", "pvc://")
+    ),
     Refusal("a model on the hub without an organisation", {"model": {"uri": "hf://llama"}}, ("hf://organisation/name",)),
     Refusal("a model with spaces", {"model": {"uri": "hf://a/b c"}}, ("hf://organisation/name",)),
     Refusal("a revision of a model on a claim", {"model": {"uri": "pvc://models/llama", "revision": "main"}}, ("folder in uri",)),
     Refusal("an unknown field", {"modle": {"uri": "hf://a/b"}}, ('unknown field "spec.modle"',)),
     Refusal("an unknown field of the Pod template", {"podTemplate": {"containers": []}}, ('unknown field "spec.podTemplate.containers"',)),
-    Refusal("an unknown quantization", {"model": {"uri": "hf://a/b", "facts": {"quantization": "fp8"}}}, ("supported values", '"FP8Block"')),
+    Refusal(
+        "an unknown quantization", {"model": {"uri": "hf://a/b", "facts": {"quantization": "fp8"}}}, ("supported values", '"FP8Block"')
+    ),
     Refusal("a weight size in words", {"model": {"uri": "hf://a/b", "facts": {"weightSize": "640 GB"}}}, ("such as 640Gi",)),
-    Refusal("a negative number of experts", {"model": {"uri": "hf://a/b", "facts": {"experts": -1}}}, ("experts", "greater than or equal to 0")),
+    Refusal(
+        "a negative number of experts", {"model": {"uri": "hf://a/b", "facts": {"experts": -1}}}, ("experts", "greater than or equal to 0")
+    ),
     Refusal("a version that is none", {"engine": {"version": "latest"}}, ("such as 0.20.1",)),
     Refusal("an image with a space", {"engine": {"image": "vllm/vllm-openai: v0.20.1"}}, ("without spaces",)),
     Refusal("a flag with its value in the name", args("--max-model-len=4096"), ("its value in the field value",)),
@@ -105,8 +111,15 @@ REFUSALS = (
         {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteOncePod"}}},
         ("one replica only", "use ReadWriteMany"),
     ),
-    Refusal("a claim that shrinks", {"cache": {"volume": {"size": "10Gi"}}}, ("grow but not shrink",), before={"cache": {"volume": {"size": "40Gi"}}}),
-    Refusal("a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("20Gi where no size was given",), before={}),
+    Refusal(
+        "a claim that shrinks",
+        {"cache": {"volume": {"size": "10Gi"}}},
+        ("grow but not shrink",),
+        before={"cache": {"volume": {"size": "40Gi"}}},
+    ),
+    Refusal(
+        "a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("20Gi where no size was given",), before={}
+    ),
     Refusal(
         "another access mode for an existing claim",
         {"cache": {"volume": {"accessMode": "ReadWriteMany"}}},
@@ -122,7 +135,11 @@ REFUSALS = (
     Refusal("a negative number of replicas", {"replicas": -1}, ("greater than or equal to 0",)),
     Refusal("replicas as text", {"replicas": "two"}, ("spec.replicas", "must be of type integer")),
     Refusal("a fraction of a second", {"startup": {"stallSeconds": 60.5}}, ("must be of type integer",)),
-    Refusal("a start that may stall for longer than it may take", {"startup": {"deadlineSeconds": 60, "stallSeconds": 600}}, ("raise deadlineSeconds",)),
+    Refusal(
+        "a start that may stall for longer than it may take",
+        {"startup": {"deadlineSeconds": 60, "stallSeconds": 600}},
+        ("raise deadlineSeconds",),
+    ),
     Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("use strategy RollingUpdate",)),
     Refusal("a rollout that cannot move", {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, ("cannot both be 0", "maxUnavailable 1")),
     Refusal("a port that does not exist", {"service": {"port": 70000}}, ("less than or equal to 65535",)),

@@ -1,0 +1,59 @@
+"""The examples fit the API types, and each can be read without the others."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.api.resource import VLLMDeployment
+
+EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+FILES = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*.yaml"))]
+
+
+def deployments(path: Path) -> list[dict[str, Any]]:
+    return [document for document in yaml.safe_load_all(path.read_text("utf-8")) if document["kind"] == KIND]
+
+
+ALL = [
+    pytest.param(manifest, id=manifest["metadata"]["name"]) for path in sorted(EXAMPLES.glob("*.yaml")) for manifest in deployments(path)
+]
+
+
+def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Every value of a manifest with its path; what the schema leaves unchecked counts as one value."""
+    if isinstance(value, dict) and path != "podTemplate":
+        for key, child in value.items():
+            yield from leaves(child, f"{path}.{key}".lstrip("."))
+    elif isinstance(value, list):
+        for index, child in enumerate(value):
+            yield from leaves(child, f"{path}[{index}]")
+    else:
+        yield path, value
+
+
+@pytest.mark.parametrize("manifest", ALL)
+def test_every_field_of_an_example_is_a_field_of_the_api(manifest: dict[str, Any]) -> None:
+    assert manifest["apiVersion"] == API_VERSION
+    understood = dict(leaves(VLLMDeployment.parse(manifest).spec.to_json()))
+    assert {path: understood.get(path) for path, _ in leaves(manifest["spec"])} == dict(leaves(manifest["spec"]))
+
+
+@pytest.mark.parametrize("path", FILES)
+def test_an_example_starts_by_saying_what_it_is_for(path: Path) -> None:
+    lines = path.read_text("utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_no_two_examples_have_the_same_name() -> None:
+    names = [manifest.values[0]["metadata"]["name"] for manifest in ALL]
+    assert len(names) == len(set(names))
+
+
+def test_the_smallest_example_needs_no_more_than_ten_lines() -> None:
+    lines = (EXAMPLES / "minimal.yaml").read_text("utf-8").splitlines()
+    assert len([line for line in lines if not line.startswith("#")]) <= 10
