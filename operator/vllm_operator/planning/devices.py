@@ -1,0 +1,76 @@
+"""Reading ResourceSlices: the devices that NVIDIA's driver for dynamic resource allocation publishes, node by node."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.catalog.gpus import Version, architecture_of
+from vllm_operator.planning.quantities import mapping, read_mebibytes, read_version, sequence, text
+
+DRIVER = "gpu.nvidia.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One GPU or MIG slice as a ResourceSlice describes it. `product` is written as in the label gpu.product."""
+
+    architecture: str | None
+    product: str | None
+    memory_mebibytes: int | None
+    mig_profile: str | None
+    driver: Version | None
+    cuda: Version | None
+    uuid: str | None
+    parent_uuid: str | None
+
+
+def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, ...]]:
+    """Return the devices of each node by its name.
+
+    Slices of other drivers, and slices that belong to no single node, are left out. A whole GPU that is listed
+    beside the fixed MIG devices cut from it is left out too: it cannot be allocated.
+    """
+    found: dict[str, list[Device]] = {}
+    for entry in slices:
+        spec = mapping(mapping(entry).get("spec"))
+        node = text(spec.get("nodeName"))
+        if spec.get("driver") != DRIVER or node is None:
+            continue
+        found.setdefault(node, []).extend(device for raw in sequence(spec.get("devices")) if (device := _device(mapping(raw))))
+    return {node: _without_partitioned(devices) for node, devices in found.items()}
+
+
+def _device(raw: Mapping[str, Any]) -> Device | None:
+    body = mapping(raw.get("basic")) or raw  # resource.k8s.io/v1beta1 nests the description
+    attributes = mapping(body.get("attributes"))
+    kind = _attribute(attributes, "type", "string")
+    if kind not in ("gpu", "mig"):
+        return None
+    cuda = read_version(_attribute(attributes, "cudaDriverVersion", "version"))
+    product = text(_attribute(attributes, "productName", "string"))
+    return Device(
+        architecture=_architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version"))),
+        product="-".join(product.split()) if product else None,
+        memory_mebibytes=read_mebibytes(mapping(mapping(body.get("capacity")).get("memory")).get("value")),
+        mig_profile=text(_attribute(attributes, "profile", "string")) if kind == "mig" else None,
+        driver=read_version(_attribute(attributes, "driverVersion", "version")),
+        cuda=cuda[:2] if cuda else None,
+        uuid=text(_attribute(attributes, "uuid", "string")),
+        parent_uuid=text(_attribute(attributes, "parentUUID", "string")),
+    )
+
+
+def _attribute(attributes: Mapping[str, Any], name: str, kind: str) -> Any:
+    value = attributes.get(name, attributes.get(f"{DRIVER}/{name}"))
+    return mapping(value).get(kind)
+
+
+def _architecture(capability: Version | None) -> str | None:
+    if capability is None or len(capability) < 2 or not 0 < capability[0] < 100 or capability[1] > 9:
+        return None
+    return architecture_of(capability[:2])
+
+
+def _without_partitioned(devices: list[Device]) -> tuple[Device, ...]:
+    partitioned = {device.parent_uuid for device in devices if device.mig_profile and device.uuid and device.parent_uuid}
+    return tuple(device for device in devices if device.mig_profile or device.uuid not in partitioned)

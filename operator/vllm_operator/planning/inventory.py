@@ -1,0 +1,231 @@
+"""The GPUs of a cluster: nodes and ResourceSlices in, pools out.
+
+Nothing here raises on what a node says: labels are written by many tools and by hand. A value that cannot be read
+is noted and treated as not told. What a GPU is, ResourceSlices tell best, then labels (see `node_labels`). How many
+there are and under which name they can be asked for, `status.allocatable` tells.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.planning.devices import Device, read_slices
+from vllm_operator.planning.node_labels import INVALID, PREFIX, Told, read_labels
+from vllm_operator.planning.pools import (
+    GPU_DEVICE_CLASS,
+    GPU_RESOURCE,
+    MIG_DEVICE_CLASS,
+    MIG_RESOURCE_PREFIX,
+    SHARED_GPU_RESOURCE,
+    Inventory,
+    Pool,
+    Source,
+)
+from vllm_operator.planning.quantities import mapping, read_integer, sequence, text
+
+MIG_STATE = f"{PREFIX}mig.config.state"
+UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
+NOTES_LIMIT = 32
+"""Notes kept; a cluster with more broken labels than this has been told enough."""
+
+
+def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], gpus: GPUs) -> Inventory:
+    """Read Nodes and ResourceSlices (as dicts) into an inventory.
+
+    The result depends on what is there, not on the order in which it is given.
+    """
+    devices = read_slices(slices)
+    notes: set[str] = set()
+    pools: list[Pool] = []
+    count = 0
+    for node in nodes:
+        name = text(mapping(mapping(node).get("metadata")).get("name"))
+        if name is None:
+            continue
+        count += 1
+        pools.extend(_Node(name, node, devices.get(name, ()), gpus, notes).pools())
+    return Inventory(pools=_merge(pools), node_count=count, notes=tuple(sorted(notes)[:NOTES_LIMIT]))
+
+
+def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
+    """Join pools that differ in nothing but their nodes and the identity of their devices."""
+    merged: dict[Pool, list[Pool]] = {}
+    for pool in pools:
+        merged.setdefault(replace(pool, nodes=(), uuids=()), []).append(pool)
+    joined = [
+        replace(
+            key,
+            nodes=tuple(sorted({node for pool in same for node in pool.nodes})),
+            uuids=tuple(sorted({uuid for pool in same for uuid in pool.uuids})),
+        )
+        for key, same in merged.items()
+    ]
+    return tuple(sorted(joined, key=lambda pool: (pool.nodes, pool.resource, repr(pool))))
+
+
+class _Node:
+    """One node on its way into pools."""
+
+    def __init__(self, name: str, node: Mapping[str, Any], devices: Sequence[Device], gpus: GPUs, notes: set[str]) -> None:
+        metadata, status = mapping(node.get("metadata")), mapping(node.get("status"))
+        self.name = name
+        self.devices = devices
+        self.gpus = gpus
+        self.labels = {key: value for key, value in mapping(metadata.get("labels")).items() if isinstance(value, str)}
+        self.unschedulable = mapping(node.get("spec")).get("unschedulable") is True
+        self.ready = _is_ready(status)
+        self.allocatable = mapping(status["allocatable"]) if isinstance(status.get("allocatable"), Mapping) else None
+        self.notes = notes
+
+    def note(self, what: str) -> None:
+        self.notes.add(f"Node {self.name}: {what}")
+
+    def pools(self) -> list[Pool]:
+        told = read_labels(self.labels, self.gpus, self.note)
+        resources = self._resources(told)
+        if not (resources or self.devices or self._has_gpu(told)):
+            return []
+        problems = self._problems(told)
+        claimable = self._claimable(told, problems)
+        if not resources and claimable:
+            return claimable
+        told = self._with_devices(told)
+        if not resources:
+            return [self._pool(told, GPU_RESOURCE, 0, problems or ("no GPU is offered: is the device plugin running?",))]
+        return claimable + [pool for name, amount in sorted(resources.items()) for pool in self._offered(told, name, amount, problems)]
+
+    def _resources(self, told: Told) -> dict[str, int]:
+        """GPU resources with at least one device; from labels where the node's status is not given."""
+        if self.allocatable is None:
+            offered = (told.count or 0) * (1 if told.replicas is None else told.replicas)
+            return {GPU_RESOURCE: offered} if offered else {}
+        found: dict[str, int] = {}
+        for name, amount in self.allocatable.items():
+            if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or (isinstance(name, str) and name.startswith(MIG_RESOURCE_PREFIX)):
+                number = read_integer(amount)
+                if number is None:
+                    self.note(f"the amount of {name[:63]} cannot be read: {str(amount)[:63]!r}")
+                elif number > 0:
+                    found[name] = number
+        return found
+
+    def _has_gpu(self, told: Told) -> bool:
+        present = any(self.labels.get(label) == "true" for label in self.gpus.presence_labels)
+        return present or told.product is not None or told.source is not Source.UNKNOWN
+
+    def _problems(self, told: Told) -> tuple[str, ...]:
+        problems = []
+        if (told.product_label or "").endswith(INVALID):
+            problems.append("its MIG layout is not uniform, so no slice is offered")
+        state = self.labels.get(MIG_STATE, "success")
+        if state == "failed":
+            problems.append("the last change of its MIG layout failed")
+        elif state not in ("", "success"):
+            problems.append(f"MIG is being reconfigured, state {state[:63]}")
+        upgrade = self.labels.get(UPGRADE_STATE, "")
+        if upgrade == "upgrade-failed":
+            problems.append("the upgrade of its GPU driver failed")
+        elif upgrade not in ("", "upgrade-done"):
+            problems.append(f"its GPU driver is being upgraded, state {upgrade[:63]}")
+        if self.unschedulable:
+            problems.append("it is cordoned")
+        if not self.ready:
+            problems.append("it is not ready")
+        return tuple(problems)
+
+    def _offered(self, told: Told, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
+        """Pools of one extended resource."""
+        if resource.startswith(MIG_RESOURCE_PREFIX):
+            return [self._pool(self._told_of_slice(told, resource), resource, amount, problems)]
+        if resource == SHARED_GPU_RESOURCE:
+            return [self._pool(replace(told, shared=True), resource, amount, problems)]
+        labelled = None if told.count is None else told.count * max(told.replicas or 0, 1)
+        if told.source is Source.CLOUD and labelled is not None and labelled < amount:
+            return [self._pool(replace(told, shared=True), resource, amount, problems)]
+        if told.source is Source.GFD and labelled is not None and labelled < amount:
+            # GFD writes one product, whichever it meets last, for a node with several kinds of GPU.
+            self.note(f"its labels describe {labelled} of {amount} GPUs; they are not relied on")
+            blank = Told(mig_strategy=told.mig_strategy, host=told.host, driver=told.driver, cuda=told.cuda)
+            return [self._pool(replace(blank, upgrade_label=told.upgrade_label), resource, amount, problems)]
+        return [self._pool(told, resource, amount, problems)]
+
+    def _told_of_slice(self, told: Told, resource: str) -> Told:
+        """What is told of a slice under the strategy `mixed`: its memory has a label of its own."""
+        profile = resource.removeprefix(MIG_RESOURCE_PREFIX)
+        prefix = f"{PREFIX}mig-{profile}."
+        memory = read_integer(self.labels.get(f"{prefix}memory"))
+        replicas = read_integer(self.labels.get(f"{prefix}replicas")) or 1
+        return replace(told, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1)
+
+    def _with_devices(self, told: Told) -> Told:
+        """What the device plugin offers is told better by a ResourceSlice, if all devices of the node are alike."""
+        alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
+        if len(alike) != 1:
+            return told
+        architecture, product, memory, driver, cuda = next(iter(alike))
+        if architecture is None:
+            return told
+        return replace(
+            told,
+            source=Source.RESOURCE_SLICE,
+            architecture=architecture,
+            product=told.product or product,
+            memory_mebibytes=told.memory_mebibytes if told.mig_profile else memory,
+            driver=driver or told.driver,
+            cuda=cuda or told.cuda,
+        )
+
+    def _claimable(self, told: Told, problems: tuple[str, ...]) -> list[Pool]:
+        """Pools of devices that can be asked for with a ResourceClaim."""
+        kinds = Counter(replace(device, uuid=None, parent_uuid=None) for device in self.devices)
+        return [
+            replace(
+                self._pool(told, MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS, amount, problems),
+                claims=True,
+                architecture=kind.architecture,
+                product=kind.product,
+                memory_mebibytes=kind.memory_mebibytes,
+                mig_profile=kind.mig_profile,
+                shared=False,
+                driver=kind.driver,
+                cuda=kind.cuda,
+                source=Source.RESOURCE_SLICE if kind.architecture else Source.UNKNOWN,
+                labels=(),
+                upgrade_label=None,
+                uuids=tuple(d.uuid for d in self.devices if d.uuid and replace(d, uuid=None, parent_uuid=None) == kind),
+            )
+            for kind, amount in kinds.items()
+        ]
+
+    def _pool(self, told: Told, resource: str, count: int, problems: tuple[str, ...]) -> Pool:
+        return Pool(
+            architecture=told.architecture,
+            product=told.product,
+            memory_mebibytes=told.memory_mebibytes,
+            count=count,
+            resource=resource,
+            claims=False,
+            mig_profile=told.mig_profile,
+            mig_strategy=told.mig_strategy,
+            shared=told.shared,
+            host=self.labels.get("kubernetes.io/arch") or told.host,
+            driver=told.driver,
+            cuda=told.cuda,
+            source=told.source,
+            labels=told.labels,
+            upgrade_label=told.upgrade_label,
+            problems=problems,
+            uuids=(),
+            nodes=(self.name,),
+        )
+
+
+def _is_ready(status: Mapping[str, Any]) -> bool:
+    """False only if the node says that it is not ready; a node without conditions (in a file) is taken as ready."""
+    return all(
+        mapping(condition).get("status") == "True"
+        for condition in sequence(status.get("conditions"))
+        if mapping(condition).get("type") == "Ready"
+    )

@@ -1,0 +1,147 @@
+"""Saying why no GPU fits: what was asked for, what there is, what can be done."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from vllm_operator.api.labels import ARCHITECTURE_LABEL
+from vllm_operator.api.spec import AcceleratorSpec
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.planning.pools import Inventory, Pool
+
+KINDS_LIMIT = 6
+"""Kinds of nodes listed in a message; a person does not read more."""
+
+
+class Obstacle(IntEnum):
+    """What stands between a request and a pool; the higher, the nearer the pool comes."""
+
+    ARCHITECTURE = 0
+    UNKNOWN = 1
+    PRODUCT = 2
+    ALLOCATION = 3
+    NOT_SLICED = 4
+    SLICED = 5
+    PROFILE = 6
+    UUID = 7
+    SHARED = 8
+    HOST = 9
+    COUNT = 10
+    PROBLEM = 11
+    IMAGE = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a pool does not serve a request. `remedy` is set where the obstacle alone does not tell it."""
+
+    pool: Pool
+    obstacle: Obstacle
+    detail: str = ""
+    remedy: str | None = None
+
+
+def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
+    """Say what was asked for, what there is, and what can be done about it."""
+    asked = _asked(wanted, count, gpus)
+    if not rejections:
+        return _no_gpu_at_all(asked, inventory)
+    nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
+    there = describe([rejection.pool for rejection in rejections], gpus)
+    if nearest.obstacle is Obstacle.IMAGE:
+        return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
+    return f"No node offers {asked}. There is: {there}. {_remedy(nearest, wanted, count)}"
+
+
+def describe(pools: Sequence[Pool], gpus: GPUs) -> str:
+    """List kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)". The most frequent first, a bounded number."""
+    kinds: dict[str, set[str]] = {}
+    for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
+        kinds.setdefault(_kind(pool, gpus), set()).update(pool.nodes)
+    ordered = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
+    listed = [f"{_nodes(len(nodes))} with {kind}" for kind, nodes in ordered[:KINDS_LIMIT]]
+    if len(ordered) > KINDS_LIMIT:
+        listed.append(f"{len(ordered) - KINDS_LIMIT} more kinds of nodes")
+    return ", ".join(listed)
+
+
+def _kind(pool: Pool, gpus: GPUs) -> str:
+    title = gpus.title(pool.product, pool.architecture)
+    if pool.mig_profile:
+        title = f"{title} MIG slices {pool.mig_profile}"
+    text = f"{pool.count}x {title}" if pool.count else title
+    if pool.shared:
+        text += " shared between Pods"
+    if pool.claims:
+        text += " for resource claims"
+    if pool.problems:
+        text += f" not usable now ({'; '.join(pool.problems)})"
+    return text
+
+
+def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
+    if wanted.mig is not None:
+        profile = f" {wanted.mig.profile}" if wanted.mig.profile else ""
+        what = f"{count} MIG slice{'s' if count > 1 else ''}{profile}"
+    else:
+        what = f"{count} whole GPU{'s' if count > 1 else ''}"
+    if wanted.architectures:
+        names = [f"{name} ({known.family})" if (known := gpus.architectures.get(name)) else name for name in wanted.architectures]
+        what += f" of architecture {' or '.join(names)}"
+    if wanted.products:
+        what += f" of product {' or '.join(wanted.products)}"
+    if wanted.mig is not None and wanted.mig.uuids:
+        what += f" with UUID {', '.join(wanted.mig.uuids[:3])}{', ...' if len(wanted.mig.uuids) > 3 else ''}"
+    return what + (" on one node" if count > 1 else "")
+
+
+def _no_gpu_at_all(asked: str, inventory: Inventory) -> str:
+    if inventory.node_count == 0:
+        return f"No node is known, so none offers {asked}. Add GPU nodes to the cluster; planning is tried again when one joins."
+    nodes = "The only node has" if inventory.node_count == 1 else f"None of the {inventory.node_count} nodes has"
+    what = "no NVIDIA GPU" if inventory.node_count == 1 else "an NVIDIA GPU"
+    return (
+        f"{nodes} {what} that Kubernetes knows of, so none offers {asked}. Add GPU nodes, or install the NVIDIA GPU operator "
+        "(or the device plugin and GPU Feature Discovery) on those that have GPUs."
+    )
+
+
+def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int) -> str:
+    pool = nearest.pool
+    match nearest.obstacle:
+        case Obstacle.ARCHITECTURE:
+            return "Add one of these to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+        case Obstacle.UNKNOWN:
+            return (
+                f"If the GPUs of unknown architecture are what you want, run GPU Feature Discovery or set the label "
+                f"{ARCHITECTURE_LABEL} (for example {(wanted.architectures or ['sm_90'])[0]}) on their nodes."
+            )
+        case Obstacle.PRODUCT:
+            return "Correct spec.accelerator.products (compare with the node label nvidia.com/gpu.product), or leave it out."
+        case Obstacle.ALLOCATION if wanted.allocation is not None and wanted.allocation.value == "DRA":
+            return "Install NVIDIA's DRA driver with GPU support, or use allocation: DevicePlugin."
+        case Obstacle.ALLOCATION:
+            return "These can be had with allocation: DRA only; or run the NVIDIA device plugin."
+        case Obstacle.SLICED:
+            return f"Ask for a slice (spec.accelerator.mig.profile: {pool.mig_profile}), or turn MIG off on a node."
+        case Obstacle.NOT_SLICED:
+            return "Leave spec.accelerator.mig out to use whole GPUs, or turn MIG on (node label nvidia.com/mig.config)."
+        case Obstacle.PROFILE:
+            return f"Ask for a slice that there is (spec.accelerator.mig.profile: {pool.mig_profile}), or change the MIG layout of a node."
+        case Obstacle.UUID:
+            return "No ResourceSlice lists these UUIDs for one node; they change when MIG is configured anew. Ask for the profile instead."
+        case Obstacle.SHARED:
+            return (
+                "A GPU shared in time gives each Pod only a part of its memory and no warning. To use it all the same, name the product "
+                "with its suffix in spec.accelerator.products, for example NVIDIA-L40S-SHARED."
+            )
+        case Obstacle.HOST:
+            return f"The image has no build for the CPU architecture {pool.host}; use one that has."
+        case Obstacle.COUNT:
+            return f"Lower spec.accelerator.count or the parallel sizes to {pool.count}, or add nodes with {count} GPUs each."
+        case _:
+            return "Wait until the node can be used again, or add nodes; planning is tried again by itself."
+
+
+def _nodes(count: int) -> str:
+    return "1 node" if count == 1 else f"{count} nodes"
