@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import generate_crds
 import pytest
 import yaml
+
+import generate_crds
 
 CRD = yaml.safe_load(generate_crds.TARGET.read_text("utf-8"))
 VERSION = CRD["spec"]["versions"][0]
