@@ -44,7 +44,7 @@ def test_a_key_can_be_read_and_does_not_change_between_releases_of_the_operator(
         ({"product": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"}, "v0.20.1-sm90-rtx-pro-6000-tp8-"),
         ({"product": "Tesla-T4-SHARED"}, "v0.20.1-sm90-t4-tp8-"),
         ({"product": None, "architecture": None}, "v0.20.1-tp8-"),
-        ({"version": None}, "sm90-h200-tp8-"),
+        ({"version": None}, "unknown-sm90-h200-tp8-"),
         ({"distribution": Distribution.NVLLM}, "nvllm-v0.20.1-sm90-h200-tp8-"),
         ({"parallel": ParallelShape(tensor=4, pipeline=2, data=2, expert=True)}, "v0.20.1-sm90-h200-tp4-pp2-dp2-ep-"),
         ({"generation": 2}, "v0.20.1-sm90-h200-tp8-g2-"),

@@ -93,7 +93,7 @@ def plan_cache(
     )
     readable = (
         "nvllm" if distribution is Distribution.NVLLM else "",
-        f"v{version}" if version else "",
+        f"v{version}" if version else _UNKNOWN,
         (architecture or "").replace("_", ""),
         _short_product(product),
         mig_profile or "",

@@ -1,0 +1,111 @@
+"""The engine container: command, flags, environment.
+
+`vllm serve MODEL` is the same in every version and in nvLLM, while the entry point of the image is not
+(`python3 -m vllm.entrypoints.openai.api_server` up to 0.11, `vllm serve` later, `vllm` in nvLLM); so the
+command is always given. Flags and variables of the plan come first, the user's after them; where both say
+something about the same, only the user's is passed.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
+from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
+from vllm_operator.rendering.probes import render_probes
+from vllm_operator.rendering.resource_claim import uses_claims
+from vllm_operator.rendering.volumes import render_mounts
+
+PORT = 8000
+PORT_NAME = "http"
+TOKEN_VARIABLE = "HF_TOKEN"
+CLAIM_REQUEST = "gpu"
+"""Name by which the container refers to the resource claim of the Pod."""
+
+LOG_ENVIRONMENT = (
+    # A progress bar is one line without an end until it closes, and container logs hold whole lines only.
+    EnvironmentVariable(name="TQDM_BAR_FORMAT", value="{l_bar}{bar:10}{r_bar}\n"),
+    # One line per bar and second: enough to follow it, little enough to keep.
+    EnvironmentVariable(name="TQDM_MININTERVAL", value="1"),
+    EnvironmentVariable(name="PYTHONUNBUFFERED", value="1"),
+)
+"""Variables that make the log of a start readable while it runs."""
+
+
+def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Render the engine container."""
+    engine = resource.spec.engine
+    arguments = render_arguments(plan.args, (engine and engine.args) or ())
+    return {
+        "name": CONTAINER,
+        "image": plan.image,
+        "command": ["vllm", "serve", plan.model],
+        **({"args": arguments} if arguments else {}),
+        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource)], (engine and engine.env) or ()),
+        "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
+        "resources": _resources(resource, plan),
+        **render_probes(resource.spec, PORT_NAME),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        # The last lines of the log, where an engine that crashed says why.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": render_mounts(resource, plan),
+    }
+
+
+def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:
+    """Render flags: the planned ones that the user says nothing about, then the user's in their order."""
+    users = tuple(given)
+    subjects = {_subject(argument.name) for argument in users}
+    arguments: list[PlannedArgument | EngineArgument] = [argument for argument in planned if not subjects & _subjects(argument.name)]
+    return [word for argument in (*arguments, *users) for word in _words(argument)]
+
+
+def render_environment(ours: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]) -> list[dict[str, Any]]:
+    """Render variables: ours that the user does not set, then the user's in their order."""
+    users = tuple(given)
+    names = {variable.name for variable in users}
+    variables: list[PlannedVariable | EnvironmentVariable] = [variable for variable in ours if variable.name not in names]
+    return [_variable(variable) for variable in (*variables, *users)]
+
+
+def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    if uses_claims(resource):
+        return {"claims": [{"name": CLAIM_REQUEST}]}
+    return {"limits": {plan.resource: str(plan.count)}} if plan.count else {}
+
+
+def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
+    reference = resource.spec.model.token_secret_ref
+    if reference is None:
+        return []
+    source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+    return [EnvironmentVariable(name=TOKEN_VARIABLE, value_from=source)]
+
+
+def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:
+    if isinstance(variable, EnvironmentVariable) and variable.value_from is not None:
+        return {"name": variable.name, "valueFrom": variable.value_from}
+    # The API server drops an empty value, and would then differ from what is rendered.
+    return {"name": variable.name, "value": variable.value} if variable.value else {"name": variable.name}
+
+
+def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
+    flag = argument.name if argument.name.startswith("-") else f"--{argument.name}"
+    if argument.value is None:
+        return [flag]
+    # Anything that starts with a dash would be taken for the next flag.
+    return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
+
+
+def _subject(flag: str) -> str:
+    """What a flag is about: `--no-enable-prefix-caching` and `enable_prefix_caching` are about the same."""
+    name, dot, rest = flag.lstrip("-").partition(".")
+    return name.replace("_", "-").removeprefix("no-") + dot + rest
+
+
+def _subjects(flag: str) -> set[str]:
+    """What a flag is about, and what it is a part of: `--kernel-config.moe-backend` is part of `--kernel-config`."""
+    subject = _subject(flag)
+    parts = subject.split(".")
+    return {".".join(parts[: length + 1]) for length in range(len(parts))}

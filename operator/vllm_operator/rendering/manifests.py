@@ -1,0 +1,30 @@
+"""From a plan to manifests: plain dicts as the API server takes them.
+
+The result depends on name, namespace, uid and spec of the VLLMDeployment and on the plan, on nothing else,
+and is equal for equal input. It holds no null, no status, and no field that is only the API server's to
+fill in: applying it twice changes nothing, and what others set beside it stays.
+"""
+
+from typing import Any
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import Plan
+from vllm_operator.rendering.claim import render_claim
+from vllm_operator.rendering.deployment import render_deployment
+from vllm_operator.rendering.resource_claim import render_resource_claim_template
+from vllm_operator.rendering.service import render_service
+
+
+def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """Render everything that belongs to a VLLMDeployment, in the order in which it is applied.
+
+    Raises:
+        PodTemplateError: `spec.podTemplate` cannot be merged.
+    """
+    manifests = (
+        render_claim(resource),
+        render_service(resource),
+        render_resource_claim_template(resource, plan),
+        render_deployment(resource, plan),
+    )
+    return [manifest for manifest in manifests if manifest is not None]

@@ -1,0 +1,83 @@
+"""The ResourceClaimTemplate of a Pod that gets its GPUs by dynamic resource allocation.
+
+A CEL selector that reads an attribute which a device does not have ends the allocation with an error, for
+all devices; so every attribute is asked for first. Dynamic MIG devices, for one, have no uuid.
+"""
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import Allocation, MigSpec
+from vllm_operator.api.status import Plan
+from vllm_operator.catalog.gpus import capability_of
+from vllm_operator.rendering.metadata import metadata_of
+
+DRIVER = "gpu.nvidia.com"
+REQUEST = "gpu"
+_ATTRIBUTES = f"device.attributes['{DRIVER}']"
+
+
+def uses_claims(resource: VLLMDeployment) -> bool:
+    """Whether the Pods get their GPUs by dynamic resource allocation."""
+    return resource.spec.accelerator is not None and resource.spec.accelerator.allocation is Allocation.DRA
+
+
+def template_name(resource: VLLMDeployment, plan: Plan) -> str:
+    """Name of the template. It holds a digest of the content, because a template cannot be changed."""
+    content = json.dumps(_spec(resource, plan), sort_keys=True)
+    return f"{resource.metadata.name}-gpu-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+
+def render_resource_claim_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any] | None:
+    """Render the template, or None where the device plugin allocates the GPUs."""
+    if not uses_claims(resource):
+        return None
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": metadata_of(resource, template_name(resource, plan)),
+        "spec": _spec(resource, plan),
+    }
+
+
+def _spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    exactly: dict[str, Any] = {"deviceClassName": plan.resource, "count": plan.count}
+    expressions = _expressions(resource, plan)
+    if expressions:
+        exactly["selectors"] = [{"cel": {"expression": expression}} for expression in expressions]
+    devices: dict[str, Any] = {"requests": [{"name": REQUEST, "exactly": exactly}]}
+    if plan.count > 1:
+        devices["constraints"] = [{"requests": [REQUEST], "matchAttribute": f"{DRIVER}/productName"}]
+    return {"spec": {"devices": devices}}
+
+
+def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
+    mig = (resource.spec.accelerator and resource.spec.accelerator.mig) or MigSpec()
+    expressions = []
+    if plan.architecture:
+        major, minor = capability_of(plan.architecture)
+        expressions.append(_where("cudaComputeCapability", f".compareTo(semver('{major}.{minor}.0')) == 0"))
+    if plan.product:
+        expressions.append(_where("productName", f".replace(' ', '-') == {_text(_device_product(plan.product))}"))
+    if mig.profile:
+        expressions.append(_where("profile", f" == {_text(mig.profile)}"))
+    if mig.uuids:
+        expressions.append(_where("uuid", f" in [{', '.join(_text(uuid) for uuid in mig.uuids)}]"))
+    return expressions
+
+
+def _where(attribute: str, test: str) -> str:
+    return f"'{attribute}' in {_ATTRIBUTES} && {_ATTRIBUTES}.{attribute}{test}"
+
+
+def _device_product(product: str) -> str:
+    """The node label of a slice or a shared GPU has a suffix that the device does not have."""
+    return re.sub(r"-(MIG-.*|SHARED)$", "", product)
+
+
+def _text(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"

@@ -1,0 +1,62 @@
+"""Volumes of the Pod, and where they are mounted.
+
+Everything that an engine writes is on a volume: caches and weights on the claim, the rest in memory or on
+the node's disk with a stated size. So a read-only root file system and any user ID will do.
+"""
+
+from typing import Any
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import Plan
+from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.rendering.claim import claim_name
+
+CACHE_VOLUME = "cache"
+MODEL_VOLUME = "model"
+SHARED_MEMORY_VOLUME = "shared-memory"
+TEMPORARY_VOLUME = "temporary"
+TEMPORARY_SIZE = "16Gi"
+"""For compilers' temporary files, megabytes to a few gigabytes. A limit, not a reservation: a Pod over it is evicted."""
+_PVC_SCHEME = "pvc://"
+
+
+def model_claim(resource: VLLMDeployment) -> str | None:
+    """Name of the claim that holds the model, or None for a model on the hub."""
+    uri = resource.spec.model.uri
+    return uri.removeprefix(_PVC_SCHEME).partition("/")[0] if uri.startswith(_PVC_SCHEME) else None
+
+
+def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """Render the volumes of the Pod."""
+    volumes: list[dict[str, Any]] = [
+        {"name": CACHE_VOLUME, "persistentVolumeClaim": {"claimName": claim_name(resource)}},
+        {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory_size(plan.count)}},
+        {"name": TEMPORARY_VOLUME, "emptyDir": {"sizeLimit": TEMPORARY_SIZE}},
+    ]
+    model = model_claim(resource)
+    if model and _model_volume(resource) == MODEL_VOLUME:
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
+    return volumes
+
+
+def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """Render the mounts of the engine container."""
+    mounts: list[dict[str, Any]] = [
+        {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
+        {"name": CACHE_VOLUME, "mountPath": WEIGHTS_ROOT, "subPath": WEIGHTS_SUBPATH},
+        {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
+        {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
+    ]
+    if model_claim(resource):
+        mounts.append({"name": _model_volume(resource), "mountPath": MODEL_ROOT, "readOnly": True})
+    return mounts
+
+
+def _model_volume(resource: VLLMDeployment) -> str:
+    """Name of the volume with the model. A Pod with two volumes of one claim never starts (kubernetes#132921)."""
+    return CACHE_VOLUME if model_claim(resource) == claim_name(resource) else MODEL_VOLUME
+
+
+def _shared_memory_size(gpus: int) -> str:
+    """Limit of /dev/shm: the container default of 64 MiB is too little for NCCL, each further GPU adds its buffers."""
+    return f"{4 + 2 * max(gpus - 1, 0)}Gi"

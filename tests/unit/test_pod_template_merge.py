@@ -1,0 +1,134 @@
+"""What the user writes in podTemplate is merged over the rendered Pod, and wins."""
+
+import copy
+from typing import Any
+
+import pytest
+
+from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
+from vllm_operator.rendering.pod_template import merge_pod_template
+
+RENDERED: dict[str, Any] = {
+    "metadata": {"labels": {"app": "vllm"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "vllm",
+                "image": "vllm:1",
+                "args": ["--a"],
+                "env": [{"name": "HOME", "value": "/cache"}, {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}],
+                "volumeMounts": [{"name": "cache", "mountPath": "/cache", "subPath": "key"}],
+                "startupProbe": {"httpGet": {"path": "/health", "port": "http"}, "periodSeconds": 5},
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            }
+        ],
+        "volumes": [{"name": "cache", "persistentVolumeClaim": {"claimName": "c"}}],
+        "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
+        "securityContext": {"fsGroup": 2000},
+    },
+}
+
+
+def merged_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = merge_pod_template(RENDERED, {"spec": spec})["spec"]
+    return result
+
+
+def merged_engine(container: dict[str, Any]) -> dict[str, Any]:
+    engine: dict[str, Any] = merged_spec({"containers": [{"name": "vllm", **container}]})["containers"][0]
+    return engine
+
+
+@pytest.mark.parametrize("template", [None, {}, {"spec": {}}, {"metadata": {}, "spec": {"containers": []}}])
+def test_nothing_given_changes_nothing(template: dict[str, Any] | None) -> None:
+    assert merge_pod_template(RENDERED, template) == RENDERED
+
+
+def test_labels_and_annotations_are_added() -> None:
+    merged = merge_pod_template(RENDERED, {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}})
+    assert merged["metadata"] == {"labels": {"app": "vllm", "team": "a"}, "annotations": {"b": "c"}}
+
+
+def test_the_engine_container_is_merged_and_others_are_added() -> None:
+    containers = merged_spec({"containers": [{"name": "sidecar", "image": "s:1"}, {"name": "vllm", "image": "mine:2"}]})["containers"]
+    assert [container["name"] for container in containers] == ["vllm", "sidecar"]
+    assert containers[0]["image"] == "mine:2"
+    assert containers[0]["args"] == ["--a"]
+
+
+def test_plain_lists_are_replaced() -> None:
+    assert merged_engine({"args": ["--mine"]})["args"] == ["--mine"]
+
+
+def test_variables_are_merged_by_name_and_replaced_as_a_whole() -> None:
+    env = merged_engine({"env": [{"name": "TOKEN", "value": "t"}, {"name": "NEW", "value": "n"}]})["env"]
+    assert env == [{"name": "HOME", "value": "/cache"}, {"name": "TOKEN", "value": "t"}, {"name": "NEW", "value": "n"}]
+
+
+def test_a_volume_of_another_kind_replaces_ours_instead_of_being_both() -> None:
+    volumes = merged_spec({"volumes": [{"name": "cache", "hostPath": {"path": "/fast"}}]})["volumes"]
+    assert volumes == [{"name": "cache", "hostPath": {"path": "/fast"}}]
+
+
+def test_mounts_are_told_apart_by_their_path() -> None:
+    mounts = merged_engine({"volumeMounts": [{"name": "mine", "mountPath": "/cache"}, {"name": "mine", "mountPath": "/data"}]})[
+        "volumeMounts"
+    ]
+    assert mounts == [{"name": "mine", "mountPath": "/cache"}, {"name": "mine", "mountPath": "/data"}]
+
+
+def test_a_probe_has_one_handler() -> None:
+    probe = merged_engine({"startupProbe": {"exec": {"command": ["true"]}}})["startupProbe"]
+    assert probe == {"periodSeconds": 5, "exec": {"command": ["true"]}}
+
+
+def test_a_changed_field_of_a_handler_keeps_the_others() -> None:
+    probe = merged_engine({"startupProbe": {"httpGet": {"path": "/ready"}}})["startupProbe"]
+    assert probe["httpGet"] == {"path": "/ready", "port": "http"}
+
+
+def test_limits_are_merged_by_resource() -> None:
+    assert merged_engine({"resources": {"limits": {"memory": "64Gi"}}})["resources"]["limits"] == {"nvidia.com/gpu": "1", "memory": "64Gi"}
+
+
+def test_tolerations_are_added_once() -> None:
+    extra = {"key": "dedicated", "operator": "Exists"}
+    ours = {"key": "nvidia.com/gpu", "operator": "Exists"}
+    assert merged_spec({"tolerations": [ours, extra]})["tolerations"] == [ours, extra]
+
+
+def test_null_removes_what_is_rendered() -> None:
+    assert "securityContext" not in merged_spec({"securityContext": None})
+    assert "fsGroup" not in merged_spec({"securityContext": {"fsGroup": None}})["securityContext"]
+    assert "startupProbe" not in merged_engine({"startupProbe": None})
+
+
+def test_neither_side_is_changed() -> None:
+    ours, theirs = copy.deepcopy(RENDERED), {"spec": {"containers": [{"name": "vllm", "env": [{"name": "A", "value": "b"}]}]}}
+    before = copy.deepcopy(theirs)
+    merge_pod_template(ours, theirs)
+    assert (ours, theirs) == (RENDERED, before)
+
+
+@pytest.mark.parametrize(
+    ("template", "want_message"),
+    [
+        ({"containers": []}, "podTemplate holds containers; only metadata and spec"),
+        ({"spec": []}, "podTemplate.spec must be an object with fields, not list"),
+        ({"metadata": {"name": "x"}}, "podTemplate.metadata holds name"),
+        ({"metadata": {"labels": {"a": 1}}}, 'put it in quotes: "1"'),
+        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "belongs to the operator"),
+        ({"spec": {"containers": {"name": "vllm"}}}, "podTemplate.spec.containers must be a list"),
+        ({"spec": {"containers": ["vllm"]}}, r"podTemplate.spec.containers\[0\] needs a name"),
+        ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] needs a name"),
+        ({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}, "holds name a twice"),
+        ({"spec": {"containers": [{"name": "vllm", "env": [{"value": "x"}]}]}}, r"containers\[0\].env\[0\] needs a name"),
+        ({"spec": {"containers": [{"name": "vllm", "volumeMounts": [{"name": "a"}]}]}}, r"volumeMounts\[0\] needs a mountPath"),
+        ({"spec": {"volumes": [None]}}, r"volumes\[0\] needs a name"),
+    ],
+)
+def test_what_cannot_be_merged_is_refused_with_the_field(template: dict[str, Any], want_message: str) -> None:
+    with pytest.raises(PodTemplateError, match=want_message):
+        check_pod_template(template)
+    with pytest.raises(PodTemplateError, match=want_message):
+        merge_pod_template(RENDERED, template)

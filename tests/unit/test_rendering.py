@@ -1,0 +1,187 @@
+"""Rules of rendering that a table says better than a whole manifest."""
+
+from typing import Any
+
+import pytest
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
+from vllm_operator.api.status import Plan, PlannedArgument
+from vllm_operator.rendering import PodTemplateError, render
+from vllm_operator.rendering.container import render_arguments
+from vllm_operator.rendering.probes import deadline_seconds
+
+PLAN = Plan.model_validate(
+    {
+        "catalogVersion": "1",
+        "model": "org/name",
+        "image": "vllm/vllm-openai:v0.20.1",
+        "distribution": "vLLM",
+        "resource": "nvidia.com/gpu",
+        "count": 1,
+        "cacheKey": "key",
+    }
+)
+
+
+def resource(spec: dict[str, Any] | None = None, **metadata: Any) -> VLLMDeployment:
+    return VLLMDeployment.parse(
+        {"metadata": {"name": "llama", "uid": "u", **metadata}, "spec": {"model": {"uri": "hf://org/name"}, **(spec or {})}}
+    )
+
+
+def rendered(kind: str, spec: dict[str, Any] | None = None, plan: Plan = PLAN, **metadata: Any) -> dict[str, Any]:
+    manifests = {manifest["kind"]: manifest for manifest in render(resource(spec, **metadata), plan)}
+    return manifests[kind]
+
+
+def engine(spec: dict[str, Any] | None = None, plan: Plan = PLAN) -> dict[str, Any]:
+    container: dict[str, Any] = rendered("Deployment", spec, plan)["spec"]["template"]["spec"]["containers"][0]
+    return container
+
+
+@pytest.mark.parametrize(
+    ("planned", "given", "want"),
+    [
+        ([("--a", "1")], [], ["--a", "1"]),
+        ([("--a", None)], [("b", "2")], ["--a", "--b", "2"]),
+        ([("--moe-backend", "x")], [("moe-backend", "y")], ["--moe-backend", "y"]),
+        ([("--moe-backend", "x")], [("--moe_backend", "y")], ["--moe_backend", "y"]),
+        ([("--enable-prefix-caching", None)], [("--no-enable-prefix-caching", None)], ["--no-enable-prefix-caching"]),
+        ([("--kernel-config.moe-backend", "x")], [("kernel-config", "{}")], ["--kernel-config", "{}"]),
+        ([("--kernel-config", "x")], [("kernel-config-file", "y")], ["--kernel-config", "x", "--kernel-config-file", "y"]),
+        ([], [("-O", "3")], ["-O", "3"]),
+        ([], [("seed", "-1")], ["--seed=-1"]),
+        ([], [("chat-template", "")], ["--chat-template", ""]),
+        ([("--b", "1"), ("--a", "2")], [("z", None), ("y", None)], ["--b", "1", "--a", "2", "--z", "--y"]),
+    ],
+)
+def test_flags_of_the_user_replace_planned_ones(
+    planned: list[tuple[str, str | None]], given: list[tuple[str, str | None]], want: list[str]
+) -> None:
+    ours = [PlannedArgument(name=name, value=value) for name, value in planned]
+    theirs = [EngineArgument(name=name, value=value) for name, value in given]
+    assert render_arguments(ours, theirs) == want
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({}, {"type": "Recreate"}),
+        ({"replicas": 0}, {"type": "Recreate"}),
+        ({"replicas": 3}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}),
+        ({"replicas": 3, "rollout": {"strategy": "Recreate"}}, {"type": "Recreate"}),
+        ({"rollout": {"strategy": "RollingUpdate"}}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 1}}),
+        ({"rollout": {"maxSurge": 1}}, {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}),
+        (
+            {"replicas": 8, "rollout": {"maxUnavailable": 4}},
+            {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 0, "maxUnavailable": 4}},
+        ),
+    ],
+)
+def test_pods_are_replaced_without_a_spare_gpu_unless_asked(spec: dict[str, Any], want: dict[str, Any]) -> None:
+    assert rendered("Deployment", spec)["spec"]["strategy"] == want
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({}, 10800),
+        ({"startup": {"deadlineSeconds": 900}}, 900),
+        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "200Gi"}}}, 5648),
+        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "1.5Gi"}}}, 3616),
+        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "640G"}}}, 9704),
+        ({"model": {"uri": "hf://a/b", "facts": {"weightSize": "99Ti"}}}, 86400),
+    ],
+)
+def test_a_start_may_take_as_long_as_a_slow_but_working_one(spec: dict[str, Any], want: int) -> None:
+    assert deadline_seconds(VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, **spec})) == want
+
+
+def test_the_startup_probe_lasts_as_long_as_a_start_may_take_and_the_rollout_longer() -> None:
+    deployment = rendered("Deployment", {"startup": {"deadlineSeconds": 901}})["spec"]
+    probe = deployment["template"]["spec"]["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == 905
+    assert deployment["progressDeadlineSeconds"] > 905
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"remediation": {"mode": "Auto"}},
+        {"cache": {"priming": "Always"}},
+        {"cache": {"onDelete": "Delete"}},
+        {"cache": {"volume": {"size": "50Gi"}}},
+        {"replicas": 5},
+        {"service": {"port": 80}},
+        {"rollout": {"strategy": "RollingUpdate"}},
+        {"startup": {"stallSeconds": 60}},
+    ],
+    ids=str,
+)
+def test_a_change_that_is_not_about_the_pods_leaves_them_alone(change: dict[str, Any]) -> None:
+    assert rendered("Deployment", change)["spec"]["template"] == rendered("Deployment")["spec"]["template"]
+
+
+def test_a_new_generation_alone_changes_nothing() -> None:
+    assert render(resource(generation=2), PLAN) == render(resource(generation=1), PLAN)
+
+
+def test_a_retained_claim_has_no_owner_and_so_outlives_the_object() -> None:
+    assert "ownerReferences" not in rendered("PersistentVolumeClaim")["metadata"]
+    assert rendered("PersistentVolumeClaim", {"cache": {"onDelete": "Delete"}})["metadata"]["ownerReferences"][0]["controller"] is True
+
+
+def test_an_object_from_a_file_owns_nothing() -> None:
+    for manifest in render(resource({"cache": {"onDelete": "Delete"}}, uid=""), PLAN):
+        assert "ownerReferences" not in manifest["metadata"]
+
+
+def test_a_named_claim_is_used_and_not_rendered() -> None:
+    kinds = [manifest["kind"] for manifest in render(resource({"cache": {"claimName": "mine"}}), PLAN)]
+    assert kinds == ["Service", "Deployment"]
+
+
+def test_the_order_is_the_order_of_need() -> None:
+    spec = {"accelerator": {"allocation": "DRA"}}
+    assert [manifest["kind"] for manifest in render(resource(spec), PLAN)] == [
+        "PersistentVolumeClaim",
+        "Service",
+        "ResourceClaimTemplate",
+        "Deployment",
+    ]
+
+
+def test_a_changed_device_request_gets_a_template_of_its_own_because_templates_cannot_be_changed() -> None:
+    spec = {"accelerator": {"allocation": "DRA"}}
+    names = {rendered("ResourceClaimTemplate", spec, PLAN.model_copy(update={"count": count}))["metadata"]["name"] for count in (1, 2)}
+    assert len(names) == 2
+
+
+def test_gpus_come_from_a_claim_or_from_the_device_plugin_never_both() -> None:
+    assert engine()["resources"] == {"limits": {"nvidia.com/gpu": "1"}}
+    assert engine({"accelerator": {"allocation": "DRA"}})["resources"] == {"claims": [{"name": "gpu"}]}
+
+
+def test_the_token_is_never_in_the_manifest() -> None:
+    variables = engine({"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "hub", "key": "hf"}}})["env"]
+    assert variables[-1] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "hf"}}}
+
+
+@pytest.mark.parametrize(("count", "want"), [(1, "4Gi"), (2, "6Gi"), (8, "18Gi")])
+def test_shared_memory_grows_with_the_gpus(count: int, want: str) -> None:
+    volumes = rendered("Deployment", plan=PLAN.model_copy(update={"count": count}))["spec"]["template"]["spec"]["volumes"]
+    assert next(volume for volume in volumes if volume["name"] == "shared-memory")["emptyDir"]["sizeLimit"] == want
+
+
+def test_everything_that_the_engine_writes_is_on_a_volume() -> None:
+    assert {mount["mountPath"] for mount in engine()["volumeMounts"]} == {"/cache", "/weights", "/dev/shm", "/tmp"}
+
+
+def test_no_variable_of_vllm_differs_from_pod_to_pod() -> None:
+    assert not [variable for variable in engine()["env"] if variable["name"].startswith("VLLM_") and "valueFrom" in variable]
+
+
+def test_a_template_that_cannot_be_merged_is_refused() -> None:
+    with pytest.raises(PodTemplateError, match="podTemplate holds"):
+        render(resource({"podTemplate": {"containers": []}}), PLAN)
