@@ -1,0 +1,128 @@
+"""`status.cache` and CacheWarm: whether starts find their compiled artifacts.
+
+Two things, told apart: the condition says what the last start did (loaded or built), the state says what the
+next one will find. After a first start the condition is Miss and the state Warm.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api import labels
+from vllm_operator.api.conditions import CACHE_WARM, Reason
+from vllm_operator.api.status import CacheState, CacheStatus, Plan
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.claims import claim_verdict, is_one_node
+from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
+from vllm_operator.reporting.pods import Phase, PodView
+from vllm_operator.reporting.rollout import is_rolled_out
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start whose log says something about caches. `seconds` is None until the engine answers."""
+
+    evidence: CacheEvidence
+    seconds: int | None
+    run: tuple[str, int]
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether everything was loaded."""
+        return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether everything was built."""
+        return self.evidence.misses > 0 and self.evidence.hits == 0
+
+
+def last_start(scene: Scene) -> Start | None:
+    """The latest start that tells; None if none does."""
+    told = [(view, state) for view in scene.pods if (state := scene.state(view)) is not None and _tells(view, state)]
+    if not told:
+        return None
+    view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
+    return Start(state.cache, start_seconds(view, state), view.run)
+
+
+def start_seconds(view: PodView, state: StartupState) -> int | None:
+    """How long a start took, from the start of the container until the engine answered; None if it does not yet."""
+    begun = view.started_at or state.started_at
+    done = state.stage_since if state.stage is Stage.READY else None
+    return max(0, round((done - begun).total_seconds())) if begun is not None and done is not None else None
+
+
+def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
+    """The caches of a plan; None without one."""
+    if plan is None:
+        return None
+    previous = scene.observation.previous.cache
+    known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
+    start = last_start(scene)
+    return CacheStatus(
+        key=plan.cache_key,
+        state=_state(scene, plan, known),
+        claim_name=scene.observation.claim_name,
+        generation=previous.generation if previous is not None else None,
+        cold_start_seconds=start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds,
+        warm_start_seconds=start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds,
+    )
+
+
+def cache_warm(scene: Scene, cache: CacheStatus | None) -> Verdict:
+    """Whether the last start loaded what it needs; before that, what stands against it."""
+    say, observation = scene.messages.say, scene.observation
+    if cache is None or observation.outcome.plan is None:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
+    if observation.claim_name is None:
+        return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
+    verdict = claim_verdict(scene) or _last_start_verdict(scene, cache)
+    if is_one_node(observation.claim) and observation.wanted > 1:
+        text = scene.messages.fit("cache.one_node", shrink=("text",), text=verdict.message, wanted=observation.wanted)
+        return Verdict(verdict.status, verdict.reason, text)
+    return verdict
+
+
+def _last_start_verdict(scene: Scene, cache: CacheStatus) -> Verdict:
+    start = last_start(scene)
+    facts: dict[str, Any] = {
+        "claim": cache.claim_name,
+        "key": cache.key,
+        "cold": cache.cold_start_seconds,
+        "warm": cache.warm_start_seconds,
+    }
+    say = scene.messages.say
+    if start is None:
+        return _remembered(scene, cache) or Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen", **facts))
+    if start.is_warm:
+        return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
+    if not start.is_cold:
+        return Verdict(FALSE, Reason.PARTIAL_HIT, say("cache.partial", failures=start.evidence.load_failures, **facts))
+    return Verdict(FALSE, Reason.MISS, say("cache.building" if start.seconds is None else "cache.miss", **facts))
+
+
+def _remembered(scene: Scene, cache: CacheStatus) -> Verdict | None:
+    """What was said of the last start, where its log is not at hand any more."""
+    previous = scene.observation.previous
+    said = previous_verdict(previous.conditions, CACHE_WARM)
+    same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
+    return said if said is not None and same and said.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
+
+
+def _state(scene: Scene, plan: Plan, known: CacheStatus) -> CacheState | None:
+    observation = scene.observation
+    if observation.claim_name is None:
+        return None
+    primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
+    served = scene.serving > 0 and is_rolled_out(scene) and observation.outcome.plan is not None
+    if primed or served or known.state is CacheState.WARM:
+        return CacheState.WARM
+    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in scene.pods) else CacheState.COLD
+
+
+def _tells(view: PodView, state: StartupState) -> bool:
+    alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
+    return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)

@@ -1,0 +1,143 @@
+"""Crashes: which there were, which is still in force, and how it is named.
+
+A crash is known by its Pod and the restarts before it. `status.lastCrash` holds the latest one and is the
+memory of it: a crash that is there has been reported, and a restarted operator that has no log of it any more
+keeps what is there. It is written once the log has been read, or `SETTLING_SECONDS` after the end, whichever
+comes first, so that the one event of a crash names its cause.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import CrashStatus
+from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.pods import Phase, PodView, Termination
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.terminations import diagnose, diagnose_failed_pod
+from vllm_operator.startup.state import Crash
+
+SETTLING_SECONDS = 10
+"""How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
+UNKNOWN = "Unknown"
+"""Signature of a crash that no known one matches."""
+_OVER = (Phase.TERMINATING,)
+_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A crash. `settles_at` is None once its cause is known, or cannot be expected to become known."""
+
+    view: PodView
+    run: int
+    time: datetime | None
+    in_force: bool
+    settles_at: datetime | None
+    status: CrashStatus
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is time to name it."""
+        return self.settles_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """All crashes that the present Pods show, latest first, and what goes into `status.lastCrash`."""
+
+    findings: tuple[Finding, ...]
+    last: CrashStatus | None
+    is_new: bool
+
+    @property
+    def in_force(self) -> tuple[Finding, ...]:
+        """Those that no later start has made good."""
+        return tuple(finding for finding in self.findings if finding.in_force)
+
+
+def find_crashes(scene: Scene) -> Crashes:
+    """Find the crashes in a scene."""
+    findings = sorted(_findings(scene), key=lambda f: (reading.stamp(f.time) or "", f.view.name), reverse=True)
+    previous = scene.observation.previous.last_crash
+    latest = next((f for f in findings if f.settled), None)
+    if latest is None or _is_older(latest.status, previous):
+        return Crashes(tuple(findings), previous, is_new=False)
+    is_new = previous is None or (latest.status.pod, latest.status.restarts) != (previous.pod, previous.restarts)
+    return Crashes(tuple(findings), latest.status, is_new)
+
+
+def _is_older(found: CrashStatus, previous: CrashStatus | None) -> bool:
+    same = previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
+    return not same and previous is not None and (found.time or "") < (previous.time or "")
+
+
+def _findings(scene: Scene) -> Iterator[Finding]:
+    missing = scene.serving < scene.observation.wanted
+    for view in scene.pods:
+        if view.phase is Phase.FAILED:
+            yield _failed(scene, view, in_force=missing)
+        elif view.termination is not None and view.phase not in (*_OVER, Phase.CONTAINER_FAILED):
+            yield _crashed(scene, view, view.termination)
+
+
+def _failed(scene: Scene, view: PodView, *, in_force: bool) -> Finding:
+    time = view.termination.finished_at if view.termination else view.created_at
+    code = view.termination.exit_code if view.termination else None
+    status = _status(scene, view, diagnose_failed_pod(view), run=view.restarts, code=code, time=time)
+    return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
+
+
+def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
+    state = None if view.container else scene.observation.startups.get((view.uid, ended.run))
+    crash = diagnose(scene, view, ended, state)
+    settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
+    if crash is not None or (settles_at is not None and settles_at <= scene.observation.now):
+        settles_at = None
+    status = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
+    previous = scene.observation.previous.last_crash
+    if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
+        settles_at = None
+        status = previous if status.signature == UNKNOWN else status
+    in_force = view.phase not in _HAS_SERVED
+    return Finding(view=view, run=ended.run, time=ended.finished_at, in_force=in_force, settles_at=settles_at, status=status)
+
+
+def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None) -> CrashStatus:
+    messages = scene.messages
+    if crash is None or crash.signature == UNKNOWN:
+        line = crash.line if crash is not None else _telling_line(view)
+        cause = messages.say("crash.unknown_cause", line=line)
+        remedy: str | None = messages.say("crash.unknown_remedy", pod=view.name)
+    else:
+        cause, remedy = wording.clean(crash.cause, 1000), crash.remedy and wording.clean(crash.remedy, 1000)
+    return CrashStatus(
+        signature=wording.clean(crash.signature, 128) if crash is not None else UNKNOWN,
+        cause=cause,
+        remedy=remedy or None,
+        reference=wording.clean(crash.reference, 500) if crash is not None and crash.reference else None,
+        pod=view.name,
+        exit_code=code,
+        restarts=run,
+        time=reading.stamp(time),
+        excerpt=_excerpt(crash) if crash is not None else None,
+    )
+
+
+def _excerpt(crash: Crash) -> str | None:
+    lines = [wording.clean(line, 400) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
+    return "\n".join(line for line in lines if line)[-2000:] or None
+
+
+def _telling_line(view: PodView) -> str:
+    """The innermost error in what the kubelet kept of the log: the last line that names one, else the last line."""
+    kept = view.termination.message if view.termination is not None else ""
+    lines = [line.strip() for line in kept.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Error" in line or "error:" in line), lines[-1] if lines else "")
+
+
+def reason(signature: str) -> str:
+    """The signature as a reason of a condition."""
+    word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
+    return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH

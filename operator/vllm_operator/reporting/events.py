@@ -1,0 +1,132 @@
+"""Events: what has changed since the status was last written.
+
+Nothing is remembered here. An event is due where the new status differs from the previous one in a way that
+people want to hear of. Its key names the occurrence, so that one that is reported twice, because the operator
+ended between the event and the status, has the same key both times.
+"""
+
+import hashlib
+from collections.abc import Iterator
+
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.cache import last_start
+from vllm_operator.reporting.crashes import Crashes, reason
+from vllm_operator.reporting.observation import EventDraft
+from vllm_operator.reporting.planned import mismatches
+from vllm_operator.reporting.pods import Phase
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.summary import crash_text
+
+NORMAL = "Normal"
+WARNING = "Warning"
+LONG_STAGE_SECONDS = 60
+"""A stage that lasted longer is worth an event."""
+_STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED)
+
+
+def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -> tuple[EventDraft, ...]:
+    """Draft the events that lead from the previous status to this one, in the order of the story."""
+    return (
+        *_planning(scene, status),
+        *_apply_error(scene, status),
+        *_long_stage(scene, status),
+        *_stuck(scene, status),
+        *_crash(scene, crashes),
+        *_started(scene, status),
+    )
+
+
+def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    previous, generation = scene.observation.previous, scene.observation.resource.metadata.generation
+    for type in (ACCEPTED, PLANNED):
+        condition, before = find_condition(status.conditions, type), find_condition(previous.conditions, type)
+        follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
+        if condition is None or condition.status is ConditionStatus.TRUE or follows or _told(condition, before):
+            continue
+        yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
+    plan, before_plan = status.plan if scene.observation.outcome.plan else None, previous.plan
+    if plan is None:
+        return
+    identity = (plan.observed_generation, plan.replan_token, plan.cache_key)
+    if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):
+        message = scene.messages.say("event.planned", text=scene.observation.outcome.planned.message)
+        yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
+    differences = mismatches(plan)
+    if differences and differences != mismatches(before_plan):
+        message = scene.messages.say("planned.mismatch", text="", differences="; ".join(differences))
+        yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
+
+
+def _told(condition: Condition, before: Condition | None) -> bool:
+    """Whether a refusal was told already: the same reason for the same generation."""
+    return before is not None and (before.reason, before.observed_generation) == (condition.reason, condition.observed_generation)
+
+
+def _apply_error(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = (find_condition(s.conditions, READY) for s in (status, scene.observation.previous))
+    if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}")
+
+
+def _long_stage(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """The stage that the leading Pod has left, if it was long."""
+    before = scene.observation.previous.startup
+    if before is None or not before.pods or before.stage is None:
+        return
+    lead = before.pods[0]
+    view = next((v for v in scene.pods if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
+    if view is None or view.phase not in (Phase.STARTING, Phase.READY) or scene.stage(view) == before.stage:
+        return
+    state = scene.state(view)
+    ended = state.stage_since if state is not None else view.ready_at if view.phase is Phase.READY else view.started_at
+    began = reading.moment(before.stage_since)
+    if ended is None or began is None or (ended - began).total_seconds() < LONG_STAGE_SECONDS:
+        return
+    seconds = (ended - began).total_seconds()
+    message = scene.messages.say("event.stage", pod=view.name, what=scene.messages.stage(before.stage), seconds=seconds)
+    yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{before.stage}")
+
+
+def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = (find_condition(s.conditions, STARTING) for s in (status, scene.observation.previous))
+    if now is None or now.reason not in _STUCK or not scene.troubled or (before is not None and before.reason == now.reason):
+        return
+    worst = scene.troubled[0]
+    yield EventDraft(
+        type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{worst.uid}-{worst.restarts}-{scene.stage(worst)}"
+    )
+
+
+def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:
+    if not crashes.is_new or crashes.last is None:
+        return
+    crash = crashes.last
+    uid = next((view.uid for view in scene.pods if view.name == crash.pod), crash.pod)
+    message = crash_text(scene, crash)
+    yield EventDraft(type=WARNING, reason=reason(crash.signature), message=message, key=f"crash-{uid}-{crash.restarts}")
+
+
+def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = (find_condition(s.conditions, STARTING) for s in (status, scene.observation.previous))
+    ready = sorted((view for view in scene.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
+    if now is None or now.reason != Reason.STARTED or not ready or (before is not None and before.reason == now.reason):
+        return
+    start, last = last_start(scene), ready[-1]
+    seconds = start.seconds if start is not None else None
+    message = scene.messages.say(
+        "event.started",
+        serving=scene.serving,
+        wanted=scene.observation.wanted,
+        seconds=seconds,
+        warm=start is not None and start.is_warm,
+    )
+    yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
+    warm, was = (find_condition(s.conditions, CACHE_WARM) for s in (status, scene.observation.previous))
+    if warm is not None and warm.status is ConditionStatus.TRUE and (was is None or was.status is not ConditionStatus.TRUE):
+        yield EventDraft(type=NORMAL, reason="CacheWarm", message=warm.message, key=f"warm-{last.uid}-{last.restarts}")
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]

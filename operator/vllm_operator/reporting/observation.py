@@ -1,0 +1,91 @@
+"""What a report is made from, and what it is.
+
+An observation is everything that is known of one VLLMDeployment at one moment: the object with the status
+that was last written, what planning said, the children as the API server has them, and what the logs of
+starting Pods have told. A report follows from it alone. There is no memory: what must survive a restart of
+the operator (an event already sent, a progress already shown) is read from the previous status.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.startup.state import StartupState
+
+Manifest = Mapping[str, Any]
+"""A Kubernetes object as a plain dict. Its shape is not trusted."""
+
+RunKey = tuple[str, int]
+"""One run of the engine container: the uid of its Pod, and how often the container had been restarted before it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """Everything known of one VLLMDeployment at one moment.
+
+    Attributes:
+        resource: The object as read, with the status that was last written.
+        outcome: What planning says of its present generation.
+        now: The present time, UTC.
+        deployment: The Deployment as the API server has it; None if there is none.
+        service: The Service; None if there is none.
+        claim: The claim of the caches; None if it does not exist.
+        claim_name: The claim of the caches that is expected; None if the caches are not on a claim.
+        pods: The Pods of the Deployment, those being deleted and the failed ones included.
+        pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
+        startups: What the log of a container run has told. Holds the run that is followed; after a crash also
+            the crashed run, which tells why. May lack any entry: then the Pod's status alone is used.
+        apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
+    """
+
+    resource: VLLMDeployment
+    outcome: Outcome
+    now: datetime
+    deployment: Manifest | None = None
+    service: Manifest | None = None
+    claim: Manifest | None = None
+    claim_name: str | None = None
+    pods: tuple[Manifest, ...] = ()
+    pod_events: tuple[Manifest, ...] = ()
+    startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
+    apply_error: str | None = None
+
+    @property
+    def previous(self) -> VLLMDeploymentStatus:
+        """The status that was last written."""
+        return self.resource.status
+
+    @property
+    def wanted(self) -> int:
+        """How many replicas are wanted."""
+        return self.resource.spec.replicas
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDraft:
+    """An event to be recorded on the VLLMDeployment.
+
+    `type` is Normal or Warning. `key` is the same whenever the same occurrence is reported again: an event
+    whose name is derived from it cannot be recorded twice.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What to write and when to look again.
+
+    `requeue_after_seconds` is when time alone may change the report; None if only an observed change can.
+    """
+
+    status: VLLMDeploymentStatus
+    events: tuple[EventDraft, ...] = ()
+    requeue_after_seconds: float | None = None

@@ -1,0 +1,130 @@
+"""`status.startup`: the start that is under way, in numbers and words.
+
+A start writes far more lines than anyone wants writes of a status. What was written last is kept unless
+something worth a write has happened: another Pod leads, another stage, 5 % more, or 10 s have passed. The
+block that is kept is kept as a whole, so that a report on an unchanged scene equals the one before, and time
+alone never changes a word of it.
+"""
+
+from datetime import datetime, timedelta
+
+from vllm_operator.api.status import PodStartup, StartupStatus
+from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.pods import Phase, PodView
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.startup.state import Progress, StartupState
+
+HOLD_SECONDS = 10
+"""Small progress is written at most this often."""
+HOLD_SHARE = 0.05
+"""Progress by this share of the total is written at once."""
+_MOST_PODS = 16
+
+
+def startup_status(scene: Scene) -> StartupStatus | None:
+    """The start that is under way; None if no Pod is on its way."""
+    block = _block(scene)
+    previous = scene.observation.previous.startup
+    return previous if block is not None and previous is not None and _is_held(block, previous, scene.observation.now) else block
+
+
+def held_until(scene: Scene, written: StartupStatus | None) -> datetime | None:
+    """When progress that is held back may be written; None if nothing is."""
+    block = _block(scene)
+    updated = reading.moment(written.update_time) if written is not None else None
+    if block is None or written is None or updated is None or _same(block, written):
+        return None
+    return updated + timedelta(seconds=HOLD_SECONDS)
+
+
+def describe(scene: Scene, view: PodView) -> str:
+    """Say how far the start of one Pod is, in words without its name."""
+    state = scene.state(view)
+    stage = scene.stage(view)
+    words = scene.messages.stage(stage)
+    if view.container and view.phase is Phase.STARTING:
+        return scene.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
+    if state is None or view.phase is not Phase.STARTING:
+        return words
+    counted = _progress(state)
+    if counted is not None:
+        return scene.messages.say(
+            "startup.counted",
+            limit=300,
+            what=wording.clean(counted.label, 80) or words,
+            completed=counted.completed,
+            total=counted.total,
+            eta=_eta(counted),
+        )
+    name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
+    since = state.last_line_at if state.silent_stage_inferred else state.stage_since
+    return scene.messages.say(name, limit=300, what=words, since=since, usual=scene.times.usual.get(stage))
+
+
+def _block(scene: Scene) -> StartupStatus | None:
+    starting = scene.starting
+    if not starting:
+        return None
+    lead = starting[0]
+    entries = [_entry(scene, view) for view in starting[:_MOST_PODS]]
+    state = scene.state(lead) if lead.phase is Phase.STARTING else None
+    counted = _progress(state)
+    since = state.stage_since if state is not None else lead.since
+    return StartupStatus(
+        stage=entries[0].stage,
+        completed=entries[0].completed,
+        total=entries[0].total,
+        message=describe(scene, lead),
+        stage_since=reading.stamp(since),
+        update_time=reading.stamp(scene.observation.now),
+        eta_seconds=_eta(counted),
+        pods=entries,
+    )
+
+
+def _entry(scene: Scene, view: PodView) -> PodStartup:
+    counted = _progress(scene.state(view)) if view.phase is Phase.STARTING else None
+    return PodStartup(
+        name=view.name,
+        stage=str(scene.stage(view)),
+        completed=counted.completed if counted else None,
+        total=counted.total if counted else None,
+        restarts=view.restarts,
+    )
+
+
+def _progress(state: StartupState | None) -> Progress | None:
+    """The progress of a stage that counts, if its numbers make sense."""
+    counted = state.progress if state is not None else None
+    return counted if counted is not None and 0 <= counted.completed <= counted.total and counted.total > 0 else None
+
+
+def _eta(counted: Progress | None) -> int | None:
+    if counted is None or counted.eta_seconds is None or counted.eta_seconds <= 0 or counted.completed >= counted.total:
+        return None
+    return wording.rounded(counted.eta_seconds)
+
+
+def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
+    if _same(block, previous):
+        return True
+    if _lead(block) != _lead(previous) or _advance(block, previous) >= HOLD_SHARE:
+        return False
+    updated = reading.moment(previous.update_time)
+    return updated is not None and timedelta(0) <= now - updated < timedelta(seconds=HOLD_SECONDS)
+
+
+def _same(block: StartupStatus, previous: StartupStatus) -> bool:
+    return block.model_copy(update={"update_time": previous.update_time}) == previous
+
+
+def _lead(block: StartupStatus) -> tuple[object, ...]:
+    """What is shown at once when it changes."""
+    lead = block.pods[0] if block.pods else None
+    return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
+
+
+def _advance(block: StartupStatus, previous: StartupStatus) -> float:
+    if not block.total or block.completed is None or previous.completed is None:
+        return 0.0
+    return abs(block.completed - previous.completed) / block.total

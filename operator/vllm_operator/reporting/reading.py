@@ -1,0 +1,73 @@
+"""Reading plain dicts of unknown shape.
+
+Pods, claims and events come from the API server, but a test, a proxy or another controller may have put
+anything into them. Every function here takes any value, never raises, and bounds what it returns.
+"""
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+_EMPTY: Mapping[str, Any] = {}
+_LONGEST_TEXT = 8192
+_LONGEST_LIST = 1000
+
+
+def mapping(value: Any, *path: str) -> Mapping[str, Any]:
+    """Follow a path of keys to an object; an empty one where there is none."""
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value if isinstance(value, Mapping) else _EMPTY
+
+
+def text(value: Any, *path: str) -> str:
+    """Follow a path of keys to a string; the empty string where there is none."""
+    if path:
+        value = mapping(value, *path[:-1]).get(path[-1])
+    return value[:_LONGEST_TEXT] if isinstance(value, str) else ""
+
+
+def integer(value: Any, *path: str) -> int | None:
+    """Follow a path of keys to a 64-bit integer; None where there is none."""
+    if path:
+        value = mapping(value, *path[:-1]).get(path[-1])
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+
+
+def flag(value: Any, *path: str) -> bool:
+    """Follow a path of keys to a boolean; False where there is none."""
+    return mapping(value, *path[:-1]).get(path[-1]) is True
+
+
+def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
+    """Follow a path of keys to a list and yield the objects in it."""
+    if path:
+        value = mapping(value, *path[:-1]).get(path[-1])
+    if isinstance(value, list | tuple):
+        yield from (item for item in value[:_LONGEST_LIST] if isinstance(item, Mapping))
+
+
+def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
+    """Follow a path of keys to a list of objects; the first whose `key` is `name`, or an empty object."""
+    return next((item for item in objects(value, *path) if item.get(key) == name), _EMPTY)
+
+
+def moment(value: Any, *path: str) -> datetime | None:
+    """Follow a path of keys to an RFC 3339 timestamp, as UTC; None where there is none.
+
+    Times before 1971 are None: a kubelet writes 1970-01-01 for a container that never started.
+    """
+    stamp = text(value, *path)
+    if not 20 <= len(stamp) <= 40:
+        return None
+    try:
+        parsed = datetime.fromisoformat(stamp)
+        when = parsed.astimezone(UTC) if parsed.tzinfo else None
+    except (ValueError, OverflowError):
+        return None
+    return when if when is not None and 1971 <= when.year <= 9000 else None
+
+
+def stamp(when: datetime | None) -> str | None:
+    """Write a time as the API does: RFC 3339, UTC, whole seconds."""
+    return when.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if when is not None else None

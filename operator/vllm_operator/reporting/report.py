@@ -1,0 +1,97 @@
+"""From an observation to what is written: status, events, and when to look again.
+
+The order is the order of dependence: the plan, the cache and the start as numbers first, then the conditions
+that speak of them, then the summary, then the events, which are the difference to the previous status.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
+from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
+from vllm_operator.reporting import cache, claims, planned, progress, reading, rollout, starting, summary
+from vllm_operator.reporting.conditions import set_conditions
+from vllm_operator.reporting.crashes import Crashes, find_crashes
+from vllm_operator.reporting.events import draft_events
+from vllm_operator.reporting.messages import Messages, load_messages
+from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.reporting.patience import StageTimes
+from vllm_operator.reporting.scene import Scene
+
+_SOON = 1.0
+"""Seconds. What is due within less is looked at after this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What reports draw on beside the observation."""
+
+    messages: Messages
+    times: StageTimes
+
+
+def load_knowledge() -> Knowledge:
+    """Read what ships with the package."""
+    return Knowledge(load_messages(), StageTimes())
+
+
+def report(observation: Observation, knowledge: Knowledge | None = None) -> Report:
+    """Report on one VLLMDeployment.
+
+    The same observation gives the same report. With the status of that report as its previous status, it
+    gives that status again and no events.
+    """
+    known = knowledge or load_knowledge()
+    scene = Scene.read(observation, known.messages, known.times)
+    crashes = find_crashes(scene)
+    block = progress.startup_status(scene)
+    status = _status(scene, crashes, block)
+    return Report(
+        status=status,
+        events=draft_events(scene, status, crashes),
+        requeue_after_seconds=_requeue_after(scene, crashes, block),
+    )
+
+
+def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLMDeploymentStatus:
+    observation = scene.observation
+    plan = planned.observed_plan(scene)
+    caches = cache.cache_status(scene, plan)
+    judged = {
+        ACCEPTED: planned.accepted(scene),
+        PLANNED: planned.planned(scene, plan),
+        CACHE_WARM: cache.cache_warm(scene, caches),
+        STARTING: starting.starting(scene, block),
+        CRASHED: summary.crashed(scene, crashes),
+        AVAILABLE: summary.available(scene),
+    }
+    judged[READY] = summary.ready(scene, judged)
+    generation = observation.resource.metadata.generation
+    return VLLMDeploymentStatus(
+        observed_generation=generation,
+        replicas=rollout.replicas(scene),
+        ready_replicas=scene.serving,
+        selector=rollout.selector(scene),
+        conditions=set_conditions(observation.previous.conditions, judged, generation=generation, now=reading.stamp(observation.now) or ""),
+        plan=plan,
+        cache=caches,
+        startup=block,
+        last_crash=crashes.last,
+    )
+
+
+def _requeue_after(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> float | None:
+    now = scene.observation.now
+    due = [when for when in _deadlines(scene, crashes, block) if when is not None and when > now]
+    return max(_SOON, (min(due) - now).total_seconds()) if due else None
+
+
+def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
+    """When time alone changes something."""
+    yield progress.held_until(scene, block)
+    yield claims.binding_deadline(scene)
+    yield from (finding.settles_at for finding in crashes.findings)
+    for view in scene.starting:
+        judgement = scene.judgement(view)
+        yield judgement.deadline if judgement is not None else None

@@ -1,0 +1,96 @@
+"""An observation, read once: what every condition is judged from."""
+
+from dataclasses import dataclass
+
+from vllm_operator.reporting.messages import Messages
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.patience import Judgement, StageTimes, judge
+from vllm_operator.reporting.pod_events import EventLog, refine
+from vllm_operator.reporting.pods import Phase, PodView, read_pod
+from vllm_operator.startup.state import Stage, StartupState
+
+_ON_THE_WAY = frozenset(
+    {
+        Phase.UNSCHEDULABLE,
+        Phase.IMAGE_PULL_FAILED,
+        Phase.CONTAINER_FAILED,
+        Phase.WAITING_FOR_VOLUME,
+        Phase.IMAGE_PULLING,
+        Phase.SCHEDULING,
+        Phase.CREATING,
+        Phase.STARTING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """An observation with its Pods read. `pods` are all of them, worst first."""
+
+    observation: Observation
+    messages: Messages
+    times: StageTimes
+    log: EventLog
+    pods: tuple[PodView, ...]
+
+    @classmethod
+    def read(cls, observation: Observation, messages: Messages, times: StageTimes) -> "Scene":
+        """Read an observation. Pods without a name are left out: nothing can be said about them."""
+        log = EventLog(observation.pod_events)
+        views = [refine(read_pod(pod), log) for pod in observation.pods]
+        scene = cls(observation, messages, times, log, ())
+        pods = tuple(sorted((v for v in views if v.name), key=scene._badness))
+        return cls(observation, messages, times, log, pods)
+
+    @property
+    def serving(self) -> int:
+        """How many Pods serve."""
+        return sum(view.phase is Phase.READY for view in self.pods)
+
+    @property
+    def starting(self) -> tuple[PodView, ...]:
+        """Pods on their way to serving, worst first."""
+        return tuple(view for view in self.pods if view.phase in _ON_THE_WAY)
+
+    @property
+    def troubled(self) -> tuple[PodView, ...]:
+        """Pods that should serve and do not, worst first. Pods that are over count only while a replica is missing."""
+        living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
+        over = tuple(v for v in self.pods if v.phase is Phase.FAILED) if self.serving < self.observation.wanted else ()
+        return tuple(sorted((*over, *living), key=self._badness))
+
+    def state(self, view: PodView) -> StartupState | None:
+        """What the log of the present run has told; None if nothing is known."""
+        return None if view.container else self.observation.startups.get(view.run)
+
+    def stage(self, view: PodView) -> Stage:
+        """The stage that a Pod on its way is in."""
+        if view.phase in (Phase.UNSCHEDULABLE, Phase.SCHEDULING):
+            return Stage.SCHEDULING
+        if view.phase is not Phase.STARTING:
+            return Stage.IMAGE_PULL
+        state = self.state(view)
+        return state.stage if state is not None else Stage.PROCESS_START
+
+    def judgement(self, view: PodView) -> Judgement | None:
+        """Whether a start is stalled; None for a Pod whose engine does not run, or serves."""
+        if view.phase is not Phase.STARTING or view.container:
+            return None
+        startup = self.observation.resource.spec.startup
+        stall_seconds = startup.stall_seconds if startup else None
+        return judge(view, self.state(view), stall_seconds=stall_seconds, times=self.times, now=self.observation.now)
+
+    def stalled(self, view: PodView) -> bool:
+        """Whether a start shows no sign of progress."""
+        judgement = self.judgement(view)
+        return judgement is not None and judgement.stalled
+
+    def _badness(self, view: PodView) -> tuple[int, int, float, str]:
+        """Sort key: the phase, a stall among the worse ones, the earlier stage, the lesser progress, the name."""
+        rank = list(Phase).index(view.phase)
+        if self.stalled(view):
+            rank = list(Phase).index(Phase.CONTAINER_FAILED)
+        state = self.state(view)
+        progress = state.progress if state is not None else None
+        done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
+        return (rank, list(Stage).index(self.stage(view)), done, view.name)

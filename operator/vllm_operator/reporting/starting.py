@@ -1,0 +1,81 @@
+"""Starting: whether Pods are on their way, and what the one that is worst off is doing."""
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import ConditionStatus, StartupStatus
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting import rollout
+from vllm_operator.reporting.conditions import FALSE, TRUE
+from vllm_operator.reporting.pods import Phase, PodView
+from vllm_operator.reporting.progress import describe
+from vllm_operator.reporting.scene import Scene
+
+_VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
+    Phase.CRASHED: (FALSE, Reason.START_FAILED),
+    Phase.FAILED: (FALSE, Reason.START_FAILED),
+    Phase.CONTAINER_FAILED: (FALSE, Reason.CONTAINER_CONFIG_FAILED),
+    Phase.UNSCHEDULABLE: (FALSE, Reason.UNSCHEDULABLE),
+    Phase.IMAGE_PULL_FAILED: (FALSE, Reason.IMAGE_PULL_FAILED),
+    Phase.NODE_LOST: (FALSE, Reason.NODE_LOST),
+    Phase.WAITING_FOR_VOLUME: (TRUE, Reason.WAITING_FOR_VOLUME),
+    Phase.IMAGE_PULLING: (TRUE, Reason.PULLING_IMAGE),
+    Phase.SCHEDULING: (TRUE, Reason.PROGRESSING),
+    Phase.CREATING: (TRUE, Reason.PROGRESSING),
+    Phase.STARTING: (TRUE, Reason.PROGRESSING),
+    Phase.NOT_RESPONDING: (FALSE, Reason.NOT_RESPONDING),
+}
+
+
+def starting(scene: Scene, block: StartupStatus | None) -> Verdict:
+    """Judge the start; `block` is `status.startup` as it is going to be written."""
+    observation, say = scene.observation, scene.messages.say
+    if scene.troubled:
+        return _of_pods(scene, block)
+    if observation.wanted == 0:
+        return Verdict(FALSE, Reason.SCALED_TO_ZERO, say("starting.scaled_to_zero"))
+    if scene.serving >= observation.wanted:
+        return _all_serve(scene)
+    if failure := rollout.creation_failure(scene):
+        return Verdict(FALSE, Reason.NOT_STARTED, say("starting.refused", message=failure))
+    if scene.pods and scene.serving == 0:
+        return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=scene.pods[0]))
+    name = "starting.not_planned" if observation.outcome.plan is None else "starting.no_pod"
+    return Verdict(FALSE, Reason.NOT_STARTED, say(name))
+
+
+def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) -> str:
+    """Say in a sentence or two what one Pod does and what can be done."""
+    judgement = scene.judgement(view)
+    text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(scene, view)
+    if judgement is not None and judgement.stalled:
+        text = scene.messages.stage(scene.stage(view)) if scene.state(view) is None else describe(scene, view)
+        return scene.messages.fit(
+            "pod.Stalled", shrink=("text",), pod=view, text=text, since=judgement.since, limit_seconds=judgement.limit
+        )
+    name = "Progressing" if view.phase is Phase.STARTING else view.phase
+    return scene.messages.say(f"pod.{name}", pod=view, text=text)
+
+
+def partly(scene: Scene, text: str) -> str:
+    """Say first how many replicas serve, where some do."""
+    observation = scene.observation
+    if scene.serving == 0 or observation.wanted <= 1:
+        return text
+    return scene.messages.fit("pods.partly", shrink=("text",), serving=scene.serving, wanted=observation.wanted, text=text)
+
+
+def _of_pods(scene: Scene, block: StartupStatus | None) -> Verdict:
+    worst = scene.troubled[0]
+    text = pod_text(scene, worst, block)
+    others = len(scene.troubled) - 1
+    if others:
+        text = scene.messages.fit("pods.others", shrink=("text",), text=text, others=others)
+    status, reason = (FALSE, Reason.STALLED) if scene.stalled(worst) else _VERDICTS[worst.phase]
+    return Verdict(status, reason, partly(scene, text))
+
+
+def _all_serve(scene: Scene) -> Verdict:
+    observation, say = scene.observation, scene.messages.say
+    if not rollout.is_rolled_out(scene) and observation.outcome.plan is not None:
+        updated = rollout.updated_replicas(scene) or 0
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted))
+    return Verdict(FALSE, Reason.STARTED, say("starting.started", wanted=observation.wanted))

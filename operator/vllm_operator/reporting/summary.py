@@ -1,0 +1,97 @@
+"""Crashed, Available, and Ready: the summary that repeats what keeps the deployment from serving as asked."""
+
+from typing import Any
+
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
+from vllm_operator.api.status import CrashStatus
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.conditions import FALSE, TRUE
+from vllm_operator.reporting.crashes import Crashes, Finding, reason
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starting import partly
+
+
+def crashed(scene: Scene, crashes: Crashes) -> Verdict:
+    """Whether a Pod crashed and no later start has made it good, and what was the cause."""
+    if crashes.in_force:
+        return _in_force(scene, crashes)
+    if crashes.last is None:
+        return Verdict(FALSE, Reason.NO_CRASH, scene.messages.say("crash.none"))
+    facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
+    if scene.serving == 0:
+        return Verdict(FALSE, Reason.NO_CRASH, scene.messages.fit("crash.former", shrink=("cause",), **facts))
+    same = any(view.name == crashes.last.pod for view in scene.pods)
+    return Verdict(FALSE, Reason.RECOVERED, scene.messages.fit("crash.recovered", shrink=("cause",), same=same, **facts))
+
+
+def crash_text(scene: Scene, crash: CrashStatus, *, others: int = 0) -> str:
+    """Say what crashed, why, and what to do, in at most 500 characters."""
+    times = (crash.restarts or 0) + 1
+    facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
+    return scene.messages.fit("crash.one", shrink=("cause", "remedy"), crash=crash, times=times, others=others, **facts)
+
+
+def available(scene: Scene) -> Verdict:
+    """Whether at least one replica serves."""
+    wanted, serving = scene.observation.wanted, scene.serving
+    if serving:
+        return Verdict(TRUE, Reason.SERVING, scene.messages.say("available.serving", serving=serving, wanted=wanted))
+    if wanted == 0:
+        return Verdict(FALSE, Reason.SCALED_TO_ZERO, scene.messages.say("starting.scaled_to_zero"))
+    return Verdict(FALSE, Reason.NOT_SERVING, scene.messages.say("available.none"))
+
+
+def ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
+    """Whether the spec as it stands is served by all replicas; if not, the first thing that stands against it."""
+    observation, say = scene.observation, scene.messages.say
+    for type in (ACCEPTED, PLANNED):
+        if observation.outcome.plan is None and judged[type].status is not TRUE:
+            return Verdict(FALSE, judged[type].reason, judged[type].message)
+    if observation.apply_error:
+        return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observation.apply_error))
+    if judged[STARTING].reason == Reason.STARTED:
+        text = say("ready.serving", wanted=observation.wanted, model=_served_name(scene), address=_address(scene))
+        return Verdict(TRUE, Reason.SERVING, text)
+    if judged[STARTING].reason == Reason.SCALED_TO_ZERO:
+        return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
+    return _not_ready(scene, judged)
+
+
+def _not_ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
+    if judged[CRASHED].status is TRUE:
+        return Verdict(FALSE, judged[CRASHED].reason, judged[CRASHED].message)
+    if judged[CACHE_WARM].reason in (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND):
+        return Verdict(FALSE, judged[CACHE_WARM].reason, judged[CACHE_WARM].message)
+    verdict = judged[STARTING]
+    merely_starting = verdict.status is TRUE and scene.serving > 0
+    return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
+
+
+def _in_force(scene: Scene, crashes: Crashes) -> Verdict:
+    settled = [finding for finding in crashes.in_force if finding.settled]
+    if not settled:
+        first = crashes.in_force[0]
+        text = scene.messages.say("crash.unsettled", pod=first.view, code=first.status.exit_code)
+        return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(scene, text))
+    chosen = max(settled, key=_telling)
+    others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
+    return Verdict(TRUE, reason(chosen.status.signature), partly(scene, crash_text(scene, chosen.status, others=others)))
+
+
+def _telling(finding: Finding) -> tuple[bool, str, str]:
+    """Sort key: a known crash tells more than an unknown one; then the latest."""
+    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
+
+
+def _served_name(scene: Scene) -> str:
+    model = scene.observation.resource.spec.model
+    return model.served_name or model.uri.split("://", 1)[-1]
+
+
+def _address(scene: Scene) -> str:
+    """Where the Service answers inside the cluster; empty if there is none."""
+    service = scene.observation.service
+    name = reading.text(service, "metadata", "name")
+    port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)
+    return f"http://{name}.{scene.observation.resource.metadata.namespace}:{port}/v1" if name and port else ""

@@ -1,0 +1,74 @@
+"""Small pieces of wording: durations, times, and foreign text made fit to be shown.
+
+What a kubelet, a scheduler or a log says is quoted, never trusted: control characters and escape sequences
+are removed, secrets are masked, lengths are bounded.
+"""
+
+import re
+import unicodedata
+from datetime import UTC, datetime
+
+MESSAGE_LIMIT = 500
+"""Characters of a message of ours, at most."""
+
+_ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
+_SPACES = re.compile(r"\s+")
+_SECRETS = (
+    (re.compile(r"(://)[^/\s@:]{1,256}:[^/\s@]{1,256}@"), r"\1***@"),
+    (re.compile(r"\b(hf_|ghp_|gho_|glpat-|sk-|nvapi-)[A-Za-z0-9_-]{8,256}"), r"\1***"),
+    (re.compile(r"(?i)\b(bearer|authorization:?|x-amz-signature=|token=|password=|secret=|api[_-]?key=)\s?[^\s&\"',;]{6,512}"), r"\1 ***"),
+)
+
+
+def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
+    """Make foreign text one line without control characters and secrets, of at most `limit` characters."""
+    text = _ESCAPES.sub("", text[: 16 * limit])
+    text = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn") else c for c in text)
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return shorten(_SPACES.sub(" ", text).strip(), limit)
+
+
+def shorten(text: str, limit: int) -> str:
+    """Cut a text at a word so that it has at most `limit` characters, and mark the cut."""
+    if len(text) <= limit:
+        return text
+    if limit < 2:
+        return "…"[:limit]
+    cut = text[: limit - 1]
+    space = cut.rfind(" ", max(0, limit - 40))
+    return (cut[:space] if space > 0 else cut).rstrip(" ,;:") + "…"
+
+
+def sentence(text: str) -> str:
+    """End a text with a full stop, unless it has an end already."""
+    text = text.strip()
+    return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def duration(seconds: float) -> str:
+    """Say a duration: 45 s, 2 min 30 s, 1 h 5 min."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def rounded(seconds: float) -> int:
+    """Round an estimate so that it does not pretend: to 5 s below a minute, 10 s below ten, else to minutes."""
+    step = 5 if seconds < 60 else 10 if seconds < 600 else 60
+    return max(step, round(seconds / step) * step) if seconds > 0 else 0
+
+
+def clock(when: datetime) -> str:
+    """Say a time of day in UTC, with the date: an on-call may read it a day later."""
+    return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def count(number: int, noun: str) -> str:
+    """Say a number of things: 1 Pod, 2 Pods."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

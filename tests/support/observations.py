@@ -1,0 +1,214 @@
+"""Builders for what reporting looks at: Pods as a kubelet shows them, states of a start, whole observations."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import Distribution
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.planning.outcome import Outcome, Verdict
+from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.startup.state import Crash, StartupState
+
+NOW = datetime(2026, 11, 21, 14, 10, 0, tzinfo=UTC)
+NAMESPACE = "models"
+KEY = "v0.20.1-sm_90-4f2a"
+
+DEEP_GEMM_CRASH = Crash(
+    signature="MigUuidNotInteger",
+    cause="CUDA_VISIBLE_DEVICES holds a MIG UUID, and this vLLM release reads it as a list of numbers",
+    remedy="remove CUDA_VISIBLE_DEVICES from spec.engine.env; the device plugin gives the Pod its slice",
+    reference="https://github.com/vllm-project/vllm/issues/41849",
+    line="ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'",
+    line_number=118,
+    excerpt='  File "/usr/lib/python3.12/site-packages/vllm/platforms/cuda.py", line 77\nValueError: invalid literal for int()',
+)
+
+
+def at(seconds: float) -> datetime:
+    """A time relative to NOW."""
+    return NOW + timedelta(seconds=seconds)
+
+
+def stamp(seconds: float) -> str:
+    return at(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def condition(type: str, status: str, seconds: float = -300, **more: str) -> dict[str, Any]:
+    return {"type": type, "status": status, "lastTransitionTime": stamp(seconds), **more}
+
+
+def running(seconds: float = -60) -> dict[str, Any]:
+    return {"running": {"startedAt": stamp(seconds)}}
+
+
+def terminated(code: int = 1, reason: str = "Error", seconds: float = -30, message: str = "", **more: Any) -> dict[str, Any]:
+    ended = {"exitCode": code, "reason": reason, "startedAt": stamp(seconds - 20), "finishedAt": stamp(seconds), **more}
+    return {"terminated": ended | ({"message": message} if message else {})}
+
+
+def waiting(reason: str, message: str = "") -> dict[str, Any]:
+    return {"waiting": {"reason": reason} | ({"message": message} if message else {})}
+
+
+def container(
+    state: Mapping[str, Any],
+    *,
+    started: bool = False,
+    ready: bool = False,
+    restarts: int = 0,
+    last: Mapping[str, Any] | None = None,
+    name: str = "vllm",
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": "vllm/vllm-openai:v0.20.1",
+        "state": dict(state),
+        "lastState": dict(last or {}),
+        "started": started,
+        "ready": ready,
+        "restartCount": restarts,
+    }
+
+
+def pod(name: str = "vllm-a-x1", *, phase: str = "Running", node: str = "gpu-node-1", **status: Any) -> dict[str, Any]:
+    """A Pod; `status` takes `containers`, `init`, `conditions` and whatever else a status has."""
+    containers = status.pop("containers", [])
+    init = status.pop("init", [])
+    return {
+        "metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)},
+        "spec": {"nodeName": node} if node else {},
+        "status": {"phase": phase, "containerStatuses": containers, "initContainerStatuses": init, **status},
+    }
+
+
+def starting_pod(
+    name: str = "vllm-a-x1", *, since: float = -60, restarts: int = 0, last: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    conditions = [
+        condition("PodScheduled", "True"),
+        condition("ContainersReady", "False"),
+        condition("Ready", "False", reason="ContainersNotReady"),
+    ]
+    return pod(name, containers=[container(running(since), restarts=restarts, last=last)], conditions=conditions)
+
+
+def ready_pod(
+    name: str = "vllm-a-x1", *, since: float = -500, ready: float = -20, restarts: int = 0, last: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    conditions = [condition("PodScheduled", "True"), condition("ContainersReady", "True", ready), condition("Ready", "True", ready)]
+    state = container(running(since), started=True, ready=True, restarts=restarts, last=last)
+    return pod(name, containers=[state], conditions=conditions)
+
+
+def crashed_pod(
+    name: str = "vllm-a-x1", *, code: int = 1, reason: str = "Error", restarts: int = 0, seconds: float = -30, message: str = ""
+) -> dict[str, Any]:
+    state = container(terminated(code, reason, seconds, message), restarts=restarts)
+    return pod(
+        name, containers=[state], conditions=[condition("PodScheduled", "True"), condition("Ready", "False", reason="ContainersNotReady")]
+    )
+
+
+def unschedulable_pod(name: str = "vllm-a-x1", message: str = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu.") -> dict[str, Any]:
+    return pod(name, phase="Pending", node="", conditions=[condition("PodScheduled", "False", reason="Unschedulable", message=message)])
+
+
+def pending_pod(reason: str, message: str = "", name: str = "vllm-a-x1", **more: Any) -> dict[str, Any]:
+    return pod(
+        name, phase="Pending", containers=[container(waiting(reason, message), **more)], conditions=[condition("PodScheduled", "True")]
+    )
+
+
+def event(
+    reason: str, message: str = "", *, name: str = "vllm-a-x1", kind: str = "Pod", seconds: float = -10, uid: str | None = None
+) -> dict[str, Any]:
+    involved = {"kind": kind, "name": name, "uid": uid if uid is not None else f"uid-{name}"}
+    return {"involvedObject": involved, "reason": reason, "message": message, "lastTimestamp": stamp(seconds)}
+
+
+def claim(
+    phase: str = "Bound", *, name: str = "vllm-a-cache", modes: Iterable[str] = ("ReadWriteMany",), storage_class: str = "fast"
+) -> dict[str, Any]:
+    spec = {"accessModes": list(modes)} | ({"storageClassName": storage_class} if storage_class else {})
+    return {"metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)}, "spec": spec, "status": {"phase": phase}}
+
+
+def deployment(replicas: int = 1, *, updated: int | None = None, **status: Any) -> dict[str, Any]:
+    counts = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas if updated is None else updated}
+    labels = {"app.kubernetes.io/instance": "vllm-a", "app.kubernetes.io/name": "vllm"}
+    return {"metadata": {"name": "vllm-a", "generation": 1}, "spec": {"selector": {"matchLabels": labels}}, "status": counts | status}
+
+
+def service() -> dict[str, Any]:
+    return {"metadata": {"name": "vllm-a"}, "spec": {"ports": [{"port": 8000}]}}
+
+
+def plan(**changes: Any) -> Plan:
+    backends = [
+        BackendChoice(component="MoE", backend="DEEPGEMM", chosen_by=ChosenBy.RULE, reason="FP8 experts with 128x128 scales on sm_90."),
+        BackendChoice(component="Attention", backend="FLASHMLA", chosen_by=ChosenBy.ENGINE, reason="vLLM's own choice."),
+    ]
+    values: dict[str, Any] = {
+        "observed_generation": 3,
+        "catalog_version": "2026.11.1",
+        "model": "deepseek-ai/DeepSeek-V3",
+        "image": "vllm/vllm-openai:v0.20.1",
+        "engine_version": "0.20.1",
+        "distribution": Distribution.VLLM,
+        "architecture": "sm_90",
+        "product": "NVIDIA-H200",
+        "resource": "nvidia.com/gpu",
+        "count": 8,
+        "cache_key": KEY,
+        "backends": backends,
+    }
+    return Plan(**values | changes)
+
+
+def outcome(**changes: Any) -> Outcome:
+    planned = "8 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; MoE DEEPGEMM."
+    values: dict[str, Any] = {
+        "accepted": Verdict(ConditionStatus.TRUE, "Valid", "The spec can be understood."),
+        "planned": Verdict(ConditionStatus.TRUE, "Resolved", planned),
+        "plan": plan(),
+    }
+    return Outcome(**values | changes)
+
+
+def resource(*, replicas: int = 1, status: VLLMDeploymentStatus | None = None, **spec: Any) -> VLLMDeployment:
+    manifest = {
+        "metadata": {"name": "vllm-a", "namespace": NAMESPACE, "uid": "uid-vllm-a", "generation": 3},
+        "spec": {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "replicas": replicas, **spec},
+    }
+    return VLLMDeployment.parse(manifest).model_copy(update={"status": status or VLLMDeploymentStatus()})
+
+
+def observe(
+    *pods: Mapping[str, Any],
+    replicas: int = 1,
+    states: Mapping[tuple[str, int], StartupState] | None = None,
+    spec: Mapping[str, Any] | None = None,
+    **more: Any,
+) -> Observation:
+    """An observation of vllm-a. `states` are keyed by Pod name and run."""
+    values: dict[str, Any] = {
+        "resource": resource(replicas=replicas, **(spec or {})),
+        "outcome": outcome(),
+        "now": NOW,
+        "deployment": deployment(replicas),
+        "service": service(),
+        "claim": claim(),
+        "claim_name": "vllm-a-cache",
+        "pods": pods,
+        "startups": {(f"uid-{name}", run): state for (name, run), state in (states or {}).items()},
+    }
+    return Observation(**values | more)
+
+
+def after(observation: Observation, written: Report, *, seconds: float = 0, **changes: Any) -> Observation:
+    """The observation once a report was written, some seconds later, with other changes."""
+    updated = observation.resource.model_copy(update={"status": written.status})
+    return replace(observation, **{"resource": updated, "now": observation.now + timedelta(seconds=seconds), **changes})
