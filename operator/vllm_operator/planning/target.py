@@ -4,10 +4,11 @@ Pools that cannot serve the request are left out, each with the reason; of the o
 taken, so that the same request and the same cluster always give the same answer:
 
 1. the user's order of architectures, then of products
-2. GPUs that are known before GPUs of which nothing is known
-3. the order of architectures in the catalog, the most capable first
-4. a driver that runs the image without reservations
-5. more memory, more nodes, then names
+2. the GPU in use, if there is one and it still fits
+3. GPUs that are known before GPUs of which nothing is known
+4. the order of architectures in the catalog, the most capable first
+5. a driver that runs the image without reservations
+6. more memory, more nodes, then names
 
 The node affinity uses labels that the chosen nodes really have.
 """
@@ -35,7 +36,8 @@ class Request:
 
     `host_architectures` are those that the image is built for, empty if that is not known. `forced`: the user insists
     on an image that is known not to suit the driver. `compatible`: the engine's version can load the forward
-    compatibility package.
+    compatibility package. `preferred` are architecture and product of the GPU in use: kept where they fit, so that a
+    change of the spec that has nothing to do with GPUs does not move the replicas.
     """
 
     accelerator: AcceleratorSpec
@@ -44,6 +46,7 @@ class Request:
     host_architectures: tuple[str, ...]
     forced: bool = False
     compatible: bool = False
+    preferred: tuple[str | None, str | None] | None = None
 
     @property
     def claims(self) -> bool:
@@ -94,7 +97,7 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
     if not candidates:
         message = explain(request.accelerator, request.count, inventory, rejections, gpus)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
-    pool, fit = min(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request.accelerator, gpus))
+    pool, fit = min(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
     return Target(
         pool=pool,
         resource=pool.resource,
@@ -135,11 +138,13 @@ def _reject(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> Rejection | N
     return None
 
 
-def _order(pool: Pool, fit: Fit, wanted: AcceleratorSpec, gpus: GPUs) -> tuple[object, ...]:
+def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, ...]:
+    wanted = request.accelerator
     architectures = wanted.architectures or []
     return (
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
+        request.preferred is not None and request.preferred != (pool.architecture, pool.product),
         pool.source is Source.UNKNOWN,
         gpus.rank(pool.architecture),
         not fit.clean,

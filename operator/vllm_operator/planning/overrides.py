@@ -1,0 +1,115 @@
+"""What the user sets on the engine directly, and how it meets the plan: the user's value wins, and the plan says so."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.status import PlannedArgument, PlannedVariable
+from vllm_operator.catalog.versions import VersionTable, normalize_flag
+from vllm_operator.planning.quantities import mapping, sequence
+
+ENGINE_VARIABLE_PREFIX = "VLLM_"
+UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
+"""Variables that vLLM reads outside its table of variables, or that a plugin may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """The user's variables and flags; a value is None where it is read from elsewhere, or where a flag takes none.
+
+    Flags are spelled `--like-this`.
+    """
+
+    variables: Mapping[str, str | None]
+    arguments: Mapping[str, str | None]
+
+    def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Variables and flags whose value is written in the spec; a flag without value has the empty text."""
+        variables = {name: value for name, value in self.variables.items() if value is not None}
+        return variables, {name: value or "" for name, value in self.arguments.items()}
+
+
+def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
+    """Collect what the user sets in `spec.engine` and, beating that, on our container in `spec.podTemplate`."""
+    engine = spec.engine
+    variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
+    arguments = {} if engine is None else {normalize_flag(a.name): a.value for a in engine.args or ()}
+    return Overrides({**variables, **_pod_template_variables(spec)}, arguments)
+
+
+def _pod_template_variables(spec: VLLMDeploymentSpec) -> dict[str, str | None]:
+    containers = sequence(mapping(mapping(spec.pod_template).get("spec")).get("containers"))
+    entries: Iterable[Any] = (
+        entry
+        for container in containers
+        if mapping(container).get("name") == CONTAINER
+        for entry in sequence(mapping(container).get("env"))
+    )
+    found = (mapping(entry) for entry in entries)
+    return {str(e["name"]): None if "valueFrom" in e else str(e.get("value", "")) for e in found if "name" in e}
+
+
+def drop_overridden(
+    env: Iterable[PlannedVariable], args: Iterable[PlannedArgument], overrides: Overrides
+) -> tuple[list[PlannedVariable], list[PlannedArgument], list[str]]:
+    """Leave out what the user sets himself; say so where his value is another one."""
+    notes: list[str] = []
+    kept_env: list[PlannedVariable] = []
+    for variable in env:
+        if variable.name not in overrides.variables:
+            kept_env.append(variable)
+            continue
+        value = overrides.variables[variable.name]
+        if value != variable.value:
+            yours = "a value from elsewhere" if value is None else f"{value!r}"
+            notes.append(f"You set {variable.name} to {yours}; the operator would set {variable.value!r}.{_why(variable.reason)}")
+    subjects = {subject_of(flag): (flag, value) for flag, value in overrides.arguments.items()}
+    kept_args: list[PlannedArgument] = []
+    for argument in args:
+        given = next((subjects[subject] for subject in _subjects(argument.name) if subject in subjects), None)
+        if given is None:
+            kept_args.append(argument)
+        elif given != (argument.name, argument.value):
+            notes.append(
+                f"You pass {_show(*given)}; the operator would pass {_show(argument.name, argument.value)}.{_why(argument.reason)}"
+            )
+    return kept_env, kept_args, notes
+
+
+def check_names(overrides: Overrides, table: VersionTable | None) -> list[str]:
+    """Name variables and flags of the user that this version of vLLM does not know."""
+    if table is None:
+        return []
+    variables = [
+        f"vLLM {table.version} does not know the variable {name}: it has no effect."
+        for name in overrides.variables
+        if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
+    ]
+    flags = [
+        f"vLLM {table.version} does not know the flag {flag}: it refuses to start, unless a plugin of the image adds the flag."
+        for flag in overrides.arguments
+        if flag.startswith("--") and not table.knows_flag(flag)
+    ]
+    return variables + flags
+
+
+def subject_of(flag: str) -> str:
+    """What a flag is about: `--no-enable-prefix-caching` and `enable_prefix_caching` are about the same."""
+    stem, dot, field = flag.lstrip("-").partition(".")
+    return stem.replace("_", "-").removeprefix("no-") + dot + field
+
+
+def _subjects(flag: str) -> list[str]:
+    """What a flag is about, and what it is a part of: `--kernel-config.moe-backend` is part of `--kernel-config`."""
+    parts = subject_of(flag).split(".")
+    return [".".join(parts[: length + 1]) for length in range(len(parts))]
+
+
+def _show(flag: str, value: str | None) -> str:
+    return flag if value is None else f"{flag} {value}"
+
+
+def _why(reason: str | None) -> str:
+    return f" ({reason})" if reason else ""

@@ -1,0 +1,59 @@
+"""How one replica is spread over its GPUs, and how many it needs."""
+
+from dataclasses import dataclass
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, Toggle, VLLMDeploymentSpec
+from vllm_operator.api.status import ConditionStatus
+from vllm_operator.planning.cache import ParallelShape
+from vllm_operator.planning.outcome import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The parallel sizes and the number of GPUs (or slices) of one replica."""
+
+    parallel: ParallelShape
+    count: int
+    notes: tuple[str, ...] = ()
+
+
+def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
+    """Work out the parallel sizes and the number of GPUs from each other.
+
+    Where the user gives a number of GPUs and no tensor parallel size, all the GPUs are used: an engine with a
+    tensor parallel size of one would leave the others idle.
+    """
+    given = spec.parallelism or ParallelismSpec()
+    accelerator = spec.accelerator or AcceleratorSpec()
+    pipeline, data = given.pipeline or 1, given.data or 1
+    tensor, notes = given.tensor, []
+    if tensor is None:
+        tensor = 1
+        spare = (accelerator.count or 0) // (pipeline * data)
+        if spare > 1 and accelerator.mig is None and spare * pipeline * data == accelerator.count:
+            tensor = spare
+            notes.append(f"parallelism.tensor is not given: {tensor} is used, so that all {accelerator.count} GPUs of a replica work.")
+    needed = tensor * pipeline * data
+    if accelerator.mig is not None and tensor * pipeline > 1:
+        return _contradiction(
+            "Tensor and pipeline parallelism over MIG slices do not work: there is no peer-to-peer between slices. "
+            "Set parallelism.tensor and parallelism.pipeline to 1 and raise replicas, take a larger slice, or use whole GPUs."
+        )
+    if accelerator.count is not None and accelerator.count < needed:
+        return _contradiction(
+            f"accelerator.count is {accelerator.count}, but parallelism needs {needed} GPUs "
+            f"(tensor {tensor} x pipeline {pipeline} x data {data}). Leave count out, or lower the parallelism."
+        )
+    count = accelerator.count or needed
+    if count > needed:
+        notes.append(
+            f"accelerator.count asks for {count} GPUs, parallelism uses {needed}: {count - needed} stay idle. "
+            "Leave count out, or raise the parallelism (with MIG slices: replicas)."
+        )
+    parallel = ParallelShape(tensor=tensor, pipeline=pipeline, data=data, expert=given.expert is Toggle.ENABLED)
+    return Shape(parallel, count, tuple(notes))
+
+
+def _contradiction(message: str) -> Verdict:
+    return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, message)
