@@ -43,6 +43,18 @@ test: $(STAMP) ## All tests that need no root: pure ones, and those on a real co
 golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
 	$(BIN)/pytest tests/golden --update-golden
 
+.PHONY: demo
+demo: $(STAMP) ## Four situations on a real control plane with simulated GPU nodes
+	@PYTHONPATH=hack $(BIN)/python -m demo
+
+.PHONY: demo-keep
+demo-keep: $(STAMP) ## The same, and leave it running to play with
+	@PYTHONPATH=hack $(BIN)/python -m demo --keep
+
+.PHONY: demo-stop
+demo-stop: $(STAMP) ## End what demo-keep left running
+	@PYTHONPATH=hack $(BIN)/python -m demo --stop
+
 .PHONY: generate
 generate: $(STAMP) ## Rewrite what is generated from the code: the CRD
 	$(BIN)/python hack/generate_crds.py

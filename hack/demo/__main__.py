@@ -1,0 +1,161 @@
+"""Run the demo: `make demo`, or `make demo-keep` to leave it running."""
+
+import argparse
+import sys
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
+from demo.history import History
+from demo.situations import SITUATIONS, Situation, failures
+from demo.table import Lines, draw
+from testenv.controlplane import ControlPlaneError
+from testenv.processes import ProcessGroup
+
+SPEED = 20.0
+LOOK_EVERY = 0.1
+APPLY_EVERY = 2.5
+"""Seconds between two situations, so that a person can read each one as it comes."""
+SETTLED_WITHIN = 120.0
+KEPT = ROOT / "build" / "demo"
+
+
+class Show:
+    """Applies the situations and shows what becomes of them."""
+
+    def __init__(self, cluster: Cluster, console: Console, *, speed: float) -> None:
+        self._cluster = cluster
+        self._console = console
+        self._speed = speed
+        self._began = time.monotonic()
+        self._lines = Lines(console)
+        self._waiting = list(SITUATIONS)
+        self._applied_last = -APPLY_EVERY
+        self.histories: dict[str, History] = {}
+
+    def run(self) -> None:
+        """Run until all have settled.
+
+        Raises:
+            DemoError: One does not settle, or the operator ended.
+        """
+        live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else nullcontext()
+        with live:
+            while self._waiting or not all(history.settled_at for history in self.histories.values()):
+                self._apply_next()
+                self._look()
+                if isinstance(live, Live):
+                    live.update(self.table(), refresh=True)
+                else:
+                    self._lines.show(list(self.histories.values()), now=self._now)
+                self._check_operator()
+                time.sleep(LOOK_EVERY)
+
+    def table(self) -> object:
+        """The table at this moment."""
+        title = f"4 situations on {NAMESPACE}, recorded starts at {self._speed:.0f} times their speed, {self._now:.0f} s"
+        return draw(list(self.histories.values()), now=self._now, speed=self._speed, title=title)
+
+    @property
+    def _now(self) -> float:
+        return time.monotonic() - self._began
+
+    def _apply_next(self) -> None:
+        ready = (situation for situation in self._waiting if self._may_start(situation))
+        situation = next(ready, None)
+        if situation is None or self._now - self._applied_last < APPLY_EVERY:
+            return
+        self._waiting.remove(situation)
+        self._applied_last = self._now
+        self._cluster.kubectl("apply", "-f", str(situation.manifest))
+        self.histories[situation.name] = History(situation.name)
+
+    def _may_start(self, situation: Situation) -> bool:
+        if situation.after is None:
+            return True
+        before = self.histories.get(situation.after)
+        return before is not None and before.settled_at is not None
+
+    def _look(self) -> None:
+        for resource in self._cluster.resources():
+            self.histories[resource["metadata"]["name"]].update(resource, self._now)
+
+    def _check_operator(self) -> None:
+        words = self._cluster.operator_words()
+        if words is not None:
+            raise DemoError(f"the operator ended. Its last words:\n{words}")
+        if self._now > SETTLED_WITHIN:
+            late = ", ".join(name for name, history in self.histories.items() if not history.settled_at)
+            raise DemoError(f"after {SETTLED_WITHIN:.0f} s these have not settled: {late}")
+
+
+def main() -> int:
+    """Run the demo; 0 if all four situations end as they should."""
+    parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
+    parser.add_argument("--stop", action="store_true", help="end what --keep left running")
+    parser.add_argument("--speed", type=float, default=SPEED, help="how much faster than recorded (20)")
+    arguments = parser.parse_args()
+    console = Console()
+    if arguments.stop:
+        stopped = ProcessGroup(KEPT).stop_leftovers()
+        console.print(f"ended: {', '.join(stopped)}" if stopped else "nothing was running")
+        return 0
+    try:
+        return show(console, keep=arguments.keep, speed=arguments.speed)
+    except (DemoError, ControlPlaneError) as error:
+        console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def show(console: Console, *, keep: bool, speed: float) -> int:
+    """Run the demo on a new cluster."""
+    began = time.monotonic()
+    if keep and ProcessGroup(KEPT).leftovers():
+        explain(console, KEPT / "kubeconfig")
+        raise DemoError("it runs already, see above")
+    with Cluster(KEPT if keep else None, keep=keep, speed=speed) as cluster:
+        cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False))
+        performance = Show(cluster, console, speed=speed)
+        performance.run()
+        report(console, cluster)
+        complaints = failures(performance.histories)
+        for complaint in complaints:
+            console.print(f"[bold red]✘[/] {complaint}", soft_wrap=True)
+        memory = cluster.operator_memory()
+        console.print(
+            f"{'[bold red]not as it should be' if complaints else '[bold green]all four situations are as they should be'}[/]"
+            f" · {time.monotonic() - began:.0f} s" + (f" · operator uses {memory} MiB" if memory else "")
+        )
+        if keep:
+            explain(console, cluster.environment.kubeconfig)
+        return 1 if complaints else 0
+
+
+def report(console: Console, cluster: Cluster) -> None:
+    """What a user sees with kubectl."""
+    commands = [["get", "vllm"], *(["describe", "vllm", situation.name] for situation in SITUATIONS)]
+    for command in commands:
+        console.rule(f"kubectl -n {NAMESPACE} {' '.join(command)}", align="left")
+        console.print(cluster.kubectl("-n", NAMESPACE, *command), markup=False, highlight=False, soft_wrap=True)
+
+
+def explain(console: Console, kubeconfig: Path) -> None:
+    """How to use what was left running."""
+    console.print(
+        f"\nThe cluster and the operator go on running. Point kubectl at them:\n\n"
+        f"    export KUBECONFIG={kubeconfig}\n    kubectl -n {NAMESPACE} get vllm --watch\n\n"
+        f"End them with: make demo-stop",
+        soft_wrap=True,
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The demo's cluster: control plane, GPU nodes, the CRD, the operator and the players of the engines."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from testenv.api import ApiClient
+from testenv.binaries import ensure_binaries
+from testenv.environment import Environment
+
+NAMESPACE = "demo"
+NODES = ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-mixed", "gb10")
+ROOT = Path(__file__).parent.parent.parent
+MANIFESTS = Path(__file__).parent / "manifests"
+RESOURCES = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{NAMESPACE}/vllmdeployments"
+CRD_READY_WITHIN = 15.0
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why."""
+
+
+class Cluster:
+    """Everything that the demo starts. With `keep` it is left running."""
+
+    def __init__(self, folder: Path | None, *, keep: bool, speed: float) -> None:
+        self.environment = Environment(folder, keep=keep)
+        self._keep = keep
+        self._speed = speed
+        self._kubectl = ""
+
+    def __enter__(self) -> Self:
+        self.environment.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is not None or not self._keep:
+            self.environment.stop()
+
+    @property
+    def client(self) -> ApiClient:
+        """A client that may do everything."""
+        return self.environment.control_plane.client()
+
+    def prepare(self, say: Callable[[str], None]) -> None:
+        """Bring up the nodes, the CRD and the operator."""
+        say(f"control plane {self.client.request('GET', '/version')['gitVersion']} is up")
+        self._kubectl = str(ensure_binaries(["kubectl"])["kubectl"])
+        names = self.environment.add_nodes(*NODES)
+        say(f"{len(names)} GPU nodes are ready: {', '.join(names)}")
+        self.kubectl("apply", "-f", str(ROOT / "crds"), "-f", str(MANIFESTS / "namespace.yaml"))
+        self._await_crd()
+        self._start_player()
+        self.start_operator()
+        say("the operator is running")
+
+    def start_operator(self) -> None:
+        """Start `vllm-operator run` as a process of its own."""
+        command = [sys.executable, "-m", "vllm_operator", "run"]
+        environment = {
+            "KUBECONFIG": str(self.environment.kubeconfig),
+            "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
+            "VLLM_OPERATOR_HTTP_PORT": "0",
+        }
+        self.environment.control_plane.processes.start("operator", command, environment=environment)
+
+    def operator_words(self) -> str | None:
+        """The last words of the operator if it has ended; None while it runs."""
+        processes = self.environment.control_plane.processes
+        return None if processes.is_alive("operator") else processes.log_tail("operator")
+
+    def operator_memory(self) -> int | None:
+        """Resident memory of the operator in MiB; None where /proc does not tell."""
+        try:
+            status = Path(f"/proc/{self.environment.control_plane.processes.pid('operator')}/status").read_text()
+        except OSError:
+            return None
+        return next((int(line.split()[1]) // 1024 for line in status.splitlines() if line.startswith("VmRSS:")), None)
+
+    def kubectl(self, *arguments: str) -> str:
+        """Run kubectl and return what it prints.
+
+        Raises:
+            DemoError: It failed.
+        """
+        # what kubectl remembers of a cluster goes into the demo's folder, not into the user's
+        environment = os.environ | {
+            "KUBECONFIG": str(self.environment.kubeconfig),
+            "KUBECACHEDIR": str(self.environment.folder / "kubectl"),
+        }
+        outcome = subprocess.run([self._kubectl, *arguments], env=environment, capture_output=True, text=True, check=False)
+        if outcome.returncode:
+            raise DemoError(f"kubectl {' '.join(arguments)} failed: {outcome.stderr.strip()}")
+        return outcome.stdout
+
+    def resources(self) -> list[dict[str, Any]]:
+        """The VLLMDeployments as they are now."""
+        items: list[dict[str, Any]] = self.client.request("GET", RESOURCES)["items"]
+        return items
+
+    def _start_player(self) -> None:
+        options = {
+            "kubeconfig": self.environment.kubeconfig,
+            "log-root": self.environment.log_root,
+            "namespace": NAMESPACE,
+            "speed": self._speed,
+        }
+        arguments = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        self.environment.control_plane.processes.start(
+            "player", [sys.executable, "-m", "demo.pods", *arguments], environment={"PYTHONPATH": str(ROOT / "hack")}
+        )
+
+    def _await_crd(self) -> None:
+        deadline = time.monotonic() + CRD_READY_WITHIN
+        while True:
+            try:
+                self.resources()
+                return
+            except Exception as error:  # 404 until it is served
+                if time.monotonic() > deadline:
+                    raise DemoError(f"the CRD is not served after {CRD_READY_WITHIN:.0f} s: {error}") from error
+            time.sleep(0.1)

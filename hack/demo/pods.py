@@ -1,0 +1,144 @@
+"""Lets the engines of the demo's Pods start: writes recorded logs, and says when a container is Ready or has crashed.
+
+A process of its own, so that it goes on while `make demo-keep` waits for a person to play with the cluster. Every run of
+a container replays one recording: that of its situation, or for VLLMDeployments that the demo does not know, a cold
+start of a small model and warm ones from then on.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from demo.recording import TimedLine, read_recording
+from demo.situations import RECORDINGS, SITUATIONS
+from testenv.api import ApiClient, ApiError
+from testenv.cri import LogWriter
+from testenv.stages import ANNOTATION_PREFIX
+
+INSTANCE = "app.kubernetes.io/instance"
+LOOK_EVERY = 0.1
+AFTER_LAST_WORDS = 0.8
+"""Seconds between the last line of a crashing run and its end: who follows the log reads it before the run is over."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What the container of a Pod replays, and how that ends."""
+
+    recording: Path
+    crashes: bool = False
+
+
+class Roles:
+    """Who plays what."""
+
+    def __init__(self) -> None:
+        self._known = {s.name: Role(s.recording, s.crashes) for s in SITUATIONS if s.recording}
+        self._seen: set[str] = set()
+
+    def of(self, instance: str) -> Role:
+        """The role of the next run of a VLLMDeployment's container."""
+        if role := self._known.get(instance):
+            return role
+        first = instance not in self._seen
+        self._seen.add(instance)
+        return Role(RECORDINGS / ("llama-bf16-cold.log" if first else "llama-bf16-warm.log"))
+
+
+class Player:
+    """Watches the Pods of a namespace and plays each run of their containers once."""
+
+    def __init__(self, client: ApiClient, log_root: Path, *, namespace: str, speed: float) -> None:
+        self._client = client
+        self._log_root = log_root
+        self._pods = f"/api/v1/namespaces/{namespace}/pods"
+        self._speed = speed
+        self._roles = Roles()
+        self._cast: dict[str, Role] = {}
+        self._played: set[tuple[str, int]] = set()
+
+    def play(self) -> None:
+        """Run until the process is ended."""
+        while True:
+            try:
+                for pod in self._client.request("GET", self._pods)["items"]:
+                    self._look_at(pod)
+            except (ApiError, OSError) as error:
+                print(f"the API server does not answer: {error}", file=sys.stderr, flush=True)
+            time.sleep(LOOK_EVERY)
+
+    def _look_at(self, pod: dict[str, Any]) -> None:
+        instance = pod["metadata"].get("labels", {}).get(INSTANCE)
+        if not instance:
+            return
+        uid = pod["metadata"]["uid"]
+        if uid not in self._cast:
+            self._cast[uid] = self._roles.of(instance)
+            self._prepare(pod, self._cast[uid])
+        for container in pod["status"].get("containerStatuses", [])[:1]:
+            run = (uid, container["restartCount"])
+            if "running" in container["state"] and run not in self._played:
+                self._played.add(run)
+                play = threading.Thread(target=self._play_run, args=(pod, container, self._cast[uid]), daemon=True)
+                play.start()
+
+    def _prepare(self, pod: dict[str, Any], role: Role) -> None:
+        if role.crashes:
+            lasts = read_recording(role.recording)[-1].seconds / self._speed + AFTER_LAST_WORDS
+            self._annotate(pod, {"path": "crash", "crash-after": f"{lasts:.1f}"})
+
+    def _play_run(self, pod: dict[str, Any], container: dict[str, Any], role: Role) -> None:
+        metadata = pod["metadata"]
+        folder = self._log_root / metadata["namespace"] / metadata["name"] / container["name"]
+        writer = LogWriter(folder / f"{container['restartCount']}.log")
+        for text in paced(read_recording(role.recording), self._speed):
+            writer.write(text)
+        if role.crashes:
+            writer.exit()
+        else:
+            self._annotate(pod, {"load": "0"})
+
+    def _annotate(self, pod: dict[str, Any], annotations: dict[str, str]) -> None:
+        patch = {"metadata": {"annotations": {ANNOTATION_PREFIX + name: value for name, value in annotations.items()}}}
+        try:
+            self._client.request("PATCH", f"{self._pods}/{pod['metadata']['name']}", patch, content_type="application/merge-patch+json")
+        except ApiError as error:
+            print(f"{pod['metadata']['name']}: {error}", file=sys.stderr, flush=True)  # it was deleted meanwhile
+
+
+def paced(lines: list[TimedLine], speed: float) -> Iterator[bytes]:
+    """Yield each line when it is due."""
+    began = time.monotonic()
+    for line in lines:
+        time.sleep(max(0.0, began + line.seconds / speed - time.monotonic()))
+        yield line.text
+
+
+def client_of(kubeconfig: Path) -> ApiClient:
+    """A client for the cluster of a kubeconfig that the test environment wrote."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    return ApiClient(cluster["server"], Path(cluster["certificate-authority"]), config["users"][0]["user"]["token"])
+
+
+def main() -> int:
+    """Play for one test environment."""
+    parser = argparse.ArgumentParser(description="Plays the engines of the demo")
+    parser.add_argument("--kubeconfig", type=Path, required=True)
+    parser.add_argument("--log-root", type=Path, required=True)
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--speed", type=float, required=True)
+    arguments = parser.parse_args()
+    Player(client_of(arguments.kubeconfig), arguments.log_root, namespace=arguments.namespace, speed=arguments.speed).play()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

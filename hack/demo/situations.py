@@ -1,0 +1,153 @@
+"""The four situations: what is applied, which recording its Pods replay, and what must be seen in the end."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from demo.history import History
+
+HERE = Path(__file__).parent
+MANIFESTS = HERE / "manifests"
+RECORDINGS = HERE.parent.parent / "tests" / "corpus" / "h200"
+FASTEST_WARM_START = 0.5
+"""A warm start must take less than this share of the cold one. It took 8 % on an H200; the operator's and the simulated
+kubelet's own seconds are not sped up, and weigh more here."""
+
+
+@dataclass(frozen=True)
+class Situation:
+    """One VLLMDeployment of the demo."""
+
+    name: str
+    title: str
+    manifest: Path
+    check: Callable[[dict[str, History]], Iterator[str]]
+    recording: Path | None = None
+    crashes: bool = False
+    after: str | None = None
+    """Is applied when this one has settled."""
+
+
+def check_first_start(histories: dict[str, History]) -> Iterator[str]:
+    """Compiled with visible progress, and serves."""
+    seen = histories["deepseek"]
+    yield from want_condition(seen, "Ready", "True")
+    yield from want_condition(seen, "Available", "True")
+    yield from want_condition(seen, "Planned", "True", "Resolved")
+    yield from want_condition(seen, "CacheWarm", "False", "Miss")
+    plan = seen.status.get("plan", {})
+    yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
+    yield from want("the engine's version", plan.get("engineVersion"), "0.20.1")
+    for choice in plan.get("backends", []):
+        if not choice.get("reason"):
+            yield f"the choice of {choice['backend']} for {choice['component']} has no reason"
+    if not plan.get("backends"):
+        yield "no backend is named in the plan"
+    yield from want_stages(seen, "Configuration", "TorchCompile", "KernelWarmup", "CUDAGraphCapture")
+    steps = seen.progress.get("KernelWarmup", [])
+    if len(steps) < 4 or {total for _, total in steps} != {1735}:
+        yield f"the compilation of 1735 kernels was to be seen in at least 4 steps; seen: {steps}"
+
+
+def check_second_start(histories: dict[str, History]) -> Iterator[str]:
+    """Shares the first one's cache, and was much faster."""
+    first, seen = histories["deepseek"], histories["deepseek-again"]
+    yield from want_condition(seen, "Ready", "True")
+    yield from want_condition(seen, "CacheWarm", "True", "Hit")
+    yield from want("the state of the cache", seen.status.get("cache", {}).get("state"), "Warm")
+    yield from want("the key of the cache", seen.status.get("cache", {}).get("key"), first.status.get("cache", {}).get("key"))
+    if seen.elapsed(0) > FASTEST_WARM_START * first.elapsed(0):
+        yield f"the second start took {seen.elapsed(0):.1f} s, the first one {first.elapsed(0):.1f} s: that is not warm"
+
+
+def check_crash(histories: dict[str, History]) -> Iterator[str]:
+    """Crashed, and says why and what to do."""
+    seen = histories["tinyllama"]
+    yield from want_condition(seen, "Crashed", "True", "MigUuidNotInteger")
+    yield from want_condition(seen, "Ready", "False")
+    crash = seen.status.get("lastCrash", {})
+    yield from want("the signature of the crash", crash.get("signature"), "MigUuidNotInteger")
+    for text in ("cause", "remedy", "excerpt", "pod"):
+        if not crash.get(text):
+            yield f"lastCrash.{text} is empty"
+    if "CUDA_VISIBLE_DEVICES" not in crash.get("remedy", ""):
+        yield f"the remedy does not speak of CUDA_VISIBLE_DEVICES: {crash.get('remedy')!r}"
+    yield from want_words(seen, "Ready", "CUDA_VISIBLE_DEVICES")
+
+
+def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
+    """Names what was asked for, what there is, and what can be done."""
+    seen = histories["llama"]
+    yield from want_condition(seen, "Accepted", "True")
+    yield from want_condition(seen, "Planned", "False", "NoMatchingGPU")
+    yield from want_condition(seen, "Ready", "False", "NoMatchingGPU")
+    yield from want_words(seen, "Ready", "sm_103", "sm_90", "sm_100", "sm_120", "sm_121", "accelerator.architectures")
+    if seen.stages:
+        yield f"nothing was to be started, but these stages were seen: {', '.join(seen.stages)}"
+
+
+SITUATIONS = (
+    Situation(
+        "deepseek",
+        "first start of an FP8 model on Hopper: compiles",
+        MANIFESTS / "a-first-start.yaml",
+        check_first_start,
+        recording=RECORDINGS / "dsv3-fp8-cold-full-newline-bars.log",
+    ),
+    Situation(
+        "deepseek-again",
+        "the same once more: the cache is warm",
+        MANIFESTS / "b-second-start.yaml",
+        check_second_start,
+        recording=HERE / "recordings" / "dsv3-fp8-warm.log",
+        after="deepseek",
+    ),
+    Situation(
+        "tinyllama",
+        "a MIG UUID in CUDA_VISIBLE_DEVICES: crashes",
+        MANIFESTS / "c-mig-uuid.yaml",
+        check_crash,
+        recording=RECORDINGS / "mig-uuid.log",
+        crashes=True,
+    ),
+    Situation("llama", "asks for a GPU that no node has", MANIFESTS / "d-no-gpu.yaml", check_no_gpu),
+)
+
+
+def want(what: str, seen: object, wanted: object) -> Iterator[str]:
+    """Complain if something is not as it should be."""
+    if seen != wanted:
+        yield f"{what} is {seen!r} and should be {wanted!r}"
+
+
+def want_condition(history: History, type: str, status: str, reason: str | None = None) -> Iterator[str]:
+    """Complain if a condition is not as it should be."""
+    seen = history.condition(type)
+    if not seen:
+        yield f"the condition {type} is not set"
+        return
+    yield from want(f"the condition {type}", seen["status"], status)
+    if reason:
+        yield from want(f"the reason of {type}", seen["reason"], reason)
+
+
+def want_words(history: History, type: str, *words: str) -> Iterator[str]:
+    """Complain if a condition's message lacks a word."""
+    message = str(history.condition(type).get("message", ""))
+    for word in words:
+        if word not in message:
+            yield f"the message of {type} does not speak of {word}: {message!r}"
+
+
+def want_stages(history: History, *stages: str) -> Iterator[str]:
+    """Complain if stages were not seen in this order, others in between allowed."""
+    seen = iter(history.stages)
+    for stage in stages:
+        if stage not in seen:
+            yield f"the stages {', '.join(stages)} were to be seen in this order; seen: {', '.join(history.stages)}"
+            return
+
+
+def failures(histories: dict[str, History]) -> list[str]:
+    """Everything that is not as it should be, each with the name of its VLLMDeployment."""
+    return [f"{situation.name}: {complaint}" for situation in SITUATIONS for complaint in situation.check(histories)]
