@@ -1,0 +1,198 @@
+"""The conditions of rules, and the situations that they are held against.
+
+A condition names the facts that must hold. A fact that is unknown satisfies no condition that asks for it:
+where something is not known, no rule applies and the choice stays with vLLM.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_operator.catalog.versions import Release, parse_release
+
+INFINITY = float("inf")
+
+MEMBERS: Mapping[str, str] = {
+    "architectures": "architecture",
+    "attention": "attention",
+    "quantizations": "quantization",
+    "families": "family",
+    "routing": "routing",
+    "optimizeFor": "optimize_for",
+    "distributions": "distribution",
+    "allocations": "allocation",
+    "mixtureOfExperts": "mixture_of_experts",
+    "expertParallel": "expert_parallel",
+    "exchangesTokens": "exchanges_tokens",
+    "mig": "mig",
+    "deepSeekHeads": "deepseek_heads",
+}
+"""Keys of a condition that list accepted values, and the facts that they are about."""
+
+NUMBERS: Mapping[str, str] = {
+    "tensor": "tensor",
+    "pipeline": "pipeline",
+    "data": "data",
+    "experts": "experts",
+    "routingGroups": "routing_groups",
+    "weightGibibytes": "weight_gibibytes",
+}
+"""Keys of a condition that give a range of numbers, such as `>=2,<8`, and the facts that they are about."""
+
+_CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9][0-9.]*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known when backends are chosen. None: unknown.
+
+    `exchanges_tokens` says whether tokens travel between GPUs to their experts: expert parallelism with more
+    than one data-parallel rank. `deepseek_heads` says whether the MLA head sizes are those of DeepSeek R1.
+    `environment` and `arguments` are what the user set on the engine, flags spelled `--like-this`.
+    """
+
+    release: Release
+    architecture: str | None = None
+    attention: str | None = None
+    quantization: str | None = None
+    family: str | None = None
+    routing: str | None = None
+    mixture_of_experts: bool | None = None
+    experts: int | None = None
+    routing_groups: int | None = None
+    weight_gibibytes: float | None = None
+    deepseek_heads: bool | None = None
+    optimize_for: str = "Throughput"
+    distribution: str = "vLLM"
+    allocation: str = "DevicePlugin"
+    mig: bool = False
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert_parallel: bool = False
+    exchanges_tokens: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """An interval of numbers or releases; a bound is a value and whether it belongs to the interval."""
+
+    low: Any = None
+    low_included: bool = True
+    high: Any = None
+    high_included: bool = False
+
+    def contains(self, value: Any) -> bool:
+        """Whether the value lies in the interval."""
+        if self.low is not None and (value < self.low or (value == self.low and not self.low_included)):
+            return False
+        return self.high is None or value < self.high or (value == self.high and self.high_included)
+
+    def disjoint(self, other: "Range") -> bool:
+        """Whether no value lies in both intervals."""
+        return _before(self, other) or _before(other, self)
+
+
+def _before(one: Range, other: Range) -> bool:
+    if one.high is None or other.low is None:
+        return False
+    return bool(one.high < other.low) or (one.high == other.low and not (one.high_included and other.low_included))
+
+
+def parse_range(text: str, *, releases: bool = False) -> Range:
+    """Read `>=0.17.1,<0.20` or `>=2` or `0`.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    bounds: dict[str, Any] = {}
+    for clause in str(text).split(","):
+        match = _CLAUSE.match(clause.strip()) or _CLAUSE.match(f"=={clause.strip()}")
+        if match is None:
+            raise ValueError(f"{text!r} is not a range: write for example '>=2' or '>=0.17.1,<0.20'")
+        value = parse_release(match[2] if "." in match[2] else f"{match[2]}.0") if releases else float(match[2])
+        if match[1] in (">", ">=", "=="):
+            bounds |= {"low": value, "low_included": match[1] != ">"}
+        if match[1] in ("<", "<=", "=="):
+            bounds |= {"high": value, "high_included": match[1] != "<"}
+    return Range(**bounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """What must hold for a rule to apply. An empty condition always holds.
+
+    `chosen` looks at the backends chosen so far, `forced` only at those that the user forced; both by component.
+    """
+
+    versions: Range = Range()
+    members: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    excluded: Mapping[str, frozenset[Any]] = field(default_factory=dict)
+    numbers: Mapping[str, Range] = field(default_factory=dict)
+    chosen: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    forced: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    environment: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+    arguments: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
+
+    def holds(self, situation: Situation, chosen: Mapping[str, str], forced: Mapping[str, str]) -> bool:
+        """Whether the condition holds, given the backends chosen so far and those that the user forced."""
+        return (
+            all(getattr(situation, fact) in values for fact, values in self.members.items())
+            and not any(getattr(situation, fact) in values for fact, values in self.excluded.items())
+            and all((n := getattr(situation, fact)) is not None and span.contains(n) for fact, span in self.numbers.items())
+            and all(chosen.get(component) in names for component, names in self.chosen.items())
+            and all(forced.get(component) in names for component, names in self.forced.items())
+            and all(_found(pattern, situation.environment.get(name)) for name, pattern in self.environment.items())
+            and all(_found(pattern, situation.arguments.get(name)) for name, pattern in self.arguments.items())
+        )
+
+    def disjoint(self, other: "Condition") -> bool:
+        """Whether the two can be told never to hold at once."""
+        if self.versions.disjoint(other.versions):
+            return True
+        sets = ((self.members, other.members), (self.chosen, other.chosen), (self.forced, other.forced))
+        if any(mine[key].isdisjoint(theirs[key]) for mine, theirs in sets for key in mine.keys() & theirs.keys()):
+            return True
+        if any(
+            one.members[key] <= two.excluded[key]
+            for one, two in ((self, other), (other, self))
+            for key in one.members.keys() & two.excluded.keys()
+        ):
+            return True
+        return any(self.numbers[key].disjoint(other.numbers[key]) for key in self.numbers.keys() & other.numbers.keys())
+
+
+def _found(pattern: re.Pattern[str], value: str | None) -> bool:
+    return value is not None and pattern.search(value) is not None
+
+
+def parse_condition(data: Mapping[str, Any]) -> Condition:
+    """Read the `when` of a rule.
+
+    Raises:
+        ValueError: A key is not known, or a value cannot be read.
+    """
+    known = {"versions", "except", "chosen", "forced", "environment", "arguments", *MEMBERS, *NUMBERS}
+    if unknown := sorted(set(data) - known):
+        raise ValueError(f"unknown condition {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    return Condition(
+        versions=parse_range(data["versions"], releases=True) if "versions" in data else Range(),
+        members=_members(data),
+        excluded=_members(data.get("except", {})),
+        numbers={NUMBERS[key]: parse_range(data[key]) for key in NUMBERS if key in data},
+        chosen={component: frozenset(_listed(names)) for component, names in data.get("chosen", {}).items()},
+        forced={component: frozenset(_listed(names)) for component, names in data.get("forced", {}).items()},
+        environment={name: re.compile(pattern) for name, pattern in data.get("environment", {}).items()},
+        arguments={name: re.compile(pattern) for name, pattern in data.get("arguments", {}).items()},
+    )
+
+
+def _members(data: Mapping[str, Any]) -> dict[str, frozenset[Any]]:
+    return {MEMBERS[key]: frozenset(_listed(data[key])) for key in MEMBERS if key in data}
+
+
+def _listed(value: Any) -> Iterable[Any]:
+    return value if isinstance(value, list) else [value]

@@ -1,0 +1,122 @@
+"""Reading facts out of a model's config.json, by the rules that vLLM itself applies.
+
+The file was written by others: whatever it holds, reading it never raises, and what is not understood stays
+unknown. Multimodal models keep the language model's configuration under `text_config`.
+Source of the rules: vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py, 0.33.0.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.spec import Attention, Quantization
+from vllm_operator.planning.quantities import mapping, read_integer
+
+EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
+BLOCK = [128, 128]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigFacts:
+    """What a config.json says; None where it says nothing. `empty` if nothing of it was understood."""
+
+    model_type: str | None = None
+    attention: Attention | None = None
+    experts: int | None = None
+    quantization: Quantization | None = None
+    routing: str | None = None
+    routing_groups: int | None = None
+    hidden_size: int | None = None
+    moe_intermediate_size: int | None = None
+    attention_heads: int | None = None
+    mla_dims: tuple[int, int, int] | None = None
+
+
+def read_config(config: Mapping[str, Any]) -> ConfigFacts:
+    """Read the facts that matter for choosing kernels."""
+    text = {**config, **mapping(config.get("text_config"))}
+    experts = next((count for key in EXPERT_KEYS if (count := read_integer(text.get(key))) is not None), None)
+    heads = read_integer(text.get("num_attention_heads"))
+    groups = read_integer(text.get("n_group"))
+    model_type = text.get("model_type") if isinstance(text.get("model_type"), str) else None
+    known = heads is not None
+    return ConfigFacts(
+        model_type=model_type,
+        attention=_attention(text, heads),
+        experts=experts if experts is not None else (0 if known else None),
+        quantization=_quantization(text, config),
+        routing=_routing(text, groups) if experts else None,
+        routing_groups=groups if groups is not None else (0 if experts else None),
+        hidden_size=read_integer(text.get("hidden_size")),
+        moe_intermediate_size=read_integer(text.get("moe_intermediate_size")),
+        attention_heads=heads,
+        mla_dims=_mla_dims(text),
+    )
+
+
+def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
+    if read_integer(text.get("kv_lora_rank")) or text.get("compress_ratios"):
+        return Attention.SPARSE_MLA if text.get("index_topk") or text.get("compress_ratios") else Attention.MLA
+    layers = text.get("layer_types")
+    linear = isinstance(layers, list) and any(kind in ("linear_attention", "mamba") for kind in layers)
+    if linear or any(text.get(key) for key in HYBRID_KEYS):
+        return Attention.HYBRID
+    kv_heads = read_integer(text.get("num_key_value_heads"))
+    if heads is None:
+        return None
+    return Attention.GQA if kv_heads is not None and kv_heads < heads else Attention.MHA
+
+
+def _mla_dims(text: Mapping[str, Any]) -> tuple[int, int, int] | None:
+    dims = [read_integer(text.get(key)) for key in ("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")]
+    nope, rope, value = dims
+    return None if nope is None or rope is None or value is None else (nope, rope, value)
+
+
+def _routing(text: Mapping[str, Any], groups: int | None) -> str | None:
+    scores = text.get("scoring_func")
+    if scores == "sigmoid":
+        biased = text.get("topk_method") == "noaux_tc" or text.get("use_routing_bias") is True
+        if groups:
+            return "DeepSeekV3"
+        return "MiniMax2" if biased else None
+    if scores == "sqrtsoftplus":
+        return "DeepSeekV4"
+    return "Renormalize" if text.get("norm_topk_prob") is True else None
+
+
+def _quantization(text: Mapping[str, Any], config: Mapping[str, Any]) -> Quantization | None:
+    quantization = mapping(text.get("quantization_config")) or mapping(config.get("quantization_config"))
+    if not quantization:
+        dtype = text.get("torch_dtype") or text.get("dtype")
+        return {"bfloat16": Quantization.BF16, "float16": Quantization.FP16}.get(dtype) if isinstance(dtype, str) else None
+    method = quantization.get("quant_method")
+    algorithm = str(quantization.get("quant_algo") or mapping(quantization.get("quantization")).get("quant_algo") or "").upper()
+    if method == "fp8":
+        if text.get("expert_dtype") == "fp4":
+            return Quantization.MXFP4
+        return Quantization.FP8_BLOCK if quantization.get("weight_block_size") == BLOCK else Quantization.FP8
+    if method in ("gptq", "awq", "auto-round", "auto_gptq", "auto_awq"):
+        return Quantization.INT4 if quantization.get("bits", 4) == 4 else Quantization.INT8
+    if method in ("mxfp4", "gpt_oss_mxfp4"):
+        return Quantization.MXFP4
+    if method == "mxfp8":
+        return Quantization.MXFP8
+    if method == "compressed-tensors":
+        return _compressed(quantization)
+    return {"NVFP4": Quantization.NVFP4, "MXFP8": Quantization.MXFP8, "FP8": Quantization.FP8}.get(algorithm)
+
+
+def _compressed(quantization: Mapping[str, Any]) -> Quantization | None:
+    named = {"nvfp4-pack-quantized": Quantization.NVFP4, "mxfp4-pack-quantized": Quantization.MXFP4}
+    format_name = str(quantization.get("format"))
+    groups = mapping(quantization.get("config_groups"))
+    weights = mapping(mapping(next(iter(groups.values()), None)).get("weights"))
+    if format_name in named:
+        return named[format_name]
+    if format_name == "pack-quantized":
+        return Quantization.INT4 if weights.get("num_bits", 4) == 4 else Quantization.INT8
+    if format_name == "float-quantized":
+        return Quantization.FP8_BLOCK if weights.get("strategy") == "block" else Quantization.FP8
+    return Quantization.INT8 if format_name == "int-quantized" else None

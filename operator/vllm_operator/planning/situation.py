@@ -1,0 +1,53 @@
+"""Putting what is known of model, GPU, parallelism and engine into the terms that rules are written in."""
+
+from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
+from vllm_operator.catalog.situations import Situation
+from vllm_operator.planning.facts import Facts
+from vllm_operator.planning.overrides import read_overrides
+from vllm_operator.planning.version import ResolvedVersion
+
+GIBIBYTE = 1 << 30
+DEEPSEEK_HEADS = (128, 64, 128)
+
+
+def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None) -> Situation:
+    """Describe a deployment in the terms of the rules.
+
+    `architecture` is that of the GPU the plan is for, such as sm_90; None if it is not known.
+    """
+    parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
+    environment, arguments = read_overrides(spec).known_values()
+    data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
+    expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
+    return Situation(
+        release=version.table.release if version.table else (0, 0, 0),
+        architecture=architecture,
+        attention=facts.attention,
+        quantization=facts.quantization,
+        family=facts.family,
+        routing=facts.routing,
+        mixture_of_experts=None if facts.experts is None else facts.experts > 0,
+        experts=facts.experts,
+        routing_groups=facts.routing_groups,
+        weight_gibibytes=None if facts.weight_bytes is None else facts.weight_bytes / GIBIBYTE,
+        deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
+        optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
+        distribution=version.distribution,
+        allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
+        mig=bool(accelerator and accelerator.mig),
+        tensor=_size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp"),
+        pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
+        data=data,
+        expert_parallel=expert,
+        exchanges_tokens=expert and data > 1,
+        environment=environment,
+        arguments=arguments,
+    )
+
+
+def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
+    """A parallel size: a flag of the user beats the field, 1 if neither is given."""
+    for flag in flags:
+        if arguments.get(flag, "").isdecimal():
+            return int(arguments[flag])
+    return given or 1
