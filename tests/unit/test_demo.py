@@ -1,0 +1,148 @@
+"""The parts of the demo that need no cluster: when recorded lines were written, what is shown, what is complained about."""
+
+import io
+import itertools
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from demo.history import History
+from demo.recording import SERVES, read_recording
+from demo.situations import RECORDINGS, SITUATIONS, failures
+from demo.table import Lines, draw
+from vllm_operator.api.resource import VLLMDeployment
+
+BY_NAME = {situation.name: situation for situation in SITUATIONS}
+
+
+def deployment(status: dict[str, Any], *, name: str = "deepseek") -> dict[str, Any]:
+    return yaml.safe_load(BY_NAME[name].manifest.read_text("utf-8")) | {"status": status}
+
+
+def condition(type: str, status: str, reason: str, message: str = "because") -> dict[str, Any]:
+    return {"type": type, "status": status, "reason": reason, "message": message}
+
+
+def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
+    return {"startup": {"stage": stage, "completed": completed, "total": total}, "conditions": [condition("Ready", "False", "Progressing")]}
+
+
+COMPILING = {
+    "plan": {
+        "architecture": "sm_90",
+        "product": "NVIDIA-H200",
+        "engineVersion": "0.20.1",
+        "backends": [{"component": "MoE", "backend": "DEEPGEMM", "chosenBy": "Rule", "reason": "It is the fastest there."}],
+    },
+    "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
+    "conditions": [condition("Ready", "False", "Progressing", "DeepGEMM warm-up 1436/1735, about 2 min left.")],
+    "cache": {"state": "Cold"},
+}
+
+
+def test_every_situation_is_a_valid_deployment() -> None:
+    for situation in SITUATIONS:
+        parsed = VLLMDeployment.parse(yaml.safe_load(situation.manifest.read_text("utf-8")))
+        assert parsed.metadata.name == situation.name
+
+
+def test_the_two_starts_of_the_same_model_differ_only_in_their_cache() -> None:
+    first, second = (VLLMDeployment.parse(deployment({}, name=name)).spec for name in ("deepseek", "deepseek-again"))
+    assert first.model_copy(update={"cache": None}) == second.model_copy(update={"cache": None})
+    assert second.cache is not None
+    assert second.cache.claim_name == "deepseek-cache"
+
+
+@pytest.mark.parametrize(
+    ("name", "want_seconds"),
+    [("deepseek", 458), ("deepseek-again", 35), ("tinyllama", 23)],
+)
+def test_a_recording_takes_as_long_as_the_start_that_it_records(name: str, want_seconds: float) -> None:
+    path = BY_NAME[name].recording
+    assert path is not None
+    assert read_recording(path)[-1].seconds == pytest.approx(want_seconds, abs=1)
+
+
+@pytest.mark.parametrize("path", sorted(RECORDINGS.glob("*.log")), ids=lambda path: path.stem)
+def test_time_never_runs_backwards_in_a_recording(path: Any) -> None:
+    lines = read_recording(path)
+    assert all(earlier.seconds <= later.seconds for earlier, later in itertools.pairwise(lines))
+    assert all(line.text.endswith(b"\n") and line.text.count(b"\n") == 1 for line in lines)
+
+
+def test_a_progress_bar_that_writes_lines_spreads_over_the_time_it_took() -> None:
+    path = BY_NAME["deepseek"].recording
+    assert path is not None
+    bar = [line.seconds for line in read_recording(path) if b"DeepGEMM warmup" in line.text]
+    assert len(set(bar)) > 80
+    assert bar[-1] - bar[0] == pytest.approx(283, abs=2)
+
+
+def test_what_the_recorder_did_after_the_start_is_not_replayed() -> None:
+    assert SERVES in read_recording(RECORDINGS / "llama-bf16-warm.log")[-1].text
+
+
+def test_a_history_keeps_each_stage_once_and_each_step() -> None:
+    history = History("deepseek")
+    for now, status in enumerate([{}, starting("KernelWarmup", 0, 10), starting("KernelWarmup", 5, 10), starting("ServerStart", 0, 0)]):
+        history.update(deployment(status), now)
+    assert history.stages == ["KernelWarmup", "ServerStart"]
+    assert history.progress == {"KernelWarmup": [(0, 10), (5, 10)]}
+    assert history.applied_at == 0
+    assert history.settled_at is None
+
+
+def test_a_history_stops_its_clock_when_the_deployment_serves() -> None:
+    history = History("deepseek")
+    history.update(deployment({}), 3.0)
+    history.update(deployment({"conditions": [condition("Ready", "True", "Serving")]}), 8.0)
+    assert history.elapsed(100.0) == 5.0
+
+
+def test_a_demo_that_shows_nothing_fails_for_every_situation() -> None:
+    complaints = failures({name: History(name) for name in BY_NAME})
+    assert {complaint.partition(":")[0] for complaint in complaints} == set(BY_NAME)
+
+
+def test_a_wrong_reason_is_told_with_the_right_one() -> None:
+    histories = {name: History(name) for name in BY_NAME}
+    histories["llama"].update(deployment({"conditions": [condition("Planned", "True", "Resolved")]}, name="llama"), 0.0)
+    complaints = "\n".join(failures(histories))
+    assert "llama: the condition Planned is 'True' and should be 'False'" in complaints
+    assert "llama: the reason of Planned is 'Resolved' and should be 'NoMatchingGPU'" in complaints
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_the_table_shows_progress_and_time_at_any_width(width: int) -> None:
+    history = History("deepseek")
+    history.update(deployment(COMPILING), 1.0)
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(draw([history], now=21.0, speed=20, title="demo"))
+    shown = console.export_text()
+    for words in ("deepseek", "sm_90", "DEEPGEMM", "KernelWarmup", "1436/1735", "0:20", "6:40", "cache Cold"):
+        assert words in shown
+
+
+def test_the_table_shows_a_crash_with_its_remedy() -> None:
+    history = History("tinyllama")
+    crash = {"signature": "MigUuidNotInteger", "cause": "A UUID is no number.", "remedy": "Leave CUDA_VISIBLE_DEVICES out."}
+    history.update(
+        deployment({"lastCrash": crash, "conditions": [condition("Crashed", "True", "MigUuidNotInteger")]}, name="tinyllama"), 1.0
+    )
+    console = Console(width=160, record=True, file=io.StringIO())
+    console.print(draw([history], now=2.0, speed=20, title="demo"))
+    shown = console.export_text()
+    assert "MigUuidNotInteger" in shown
+    assert "Leave CUDA_VISIBLE_DEVICES out." in shown
+
+
+def test_without_a_terminal_each_tenth_of_a_stage_is_one_line() -> None:
+    console = Console(width=120, record=True, file=io.StringIO())
+    lines = Lines(console)
+    history = History("deepseek")
+    for step in range(100):
+        history.update(deployment(starting("KernelWarmup", step, 100)), float(step))
+        lines.show([history], now=float(step))
+    assert len(console.export_text().splitlines()) == 10
