@@ -1,0 +1,138 @@
+"""Checking a VLLMDeployment the way the API server does, for reading a file without one.
+
+The schema is the one of the CRD. The messages name the field as the API server does; an unknown field is refused
+as `kubectl apply` does by default, with the name that was probably meant.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.api.rule_checks import check_of, is_about_change
+
+TYPES: Mapping[str, tuple[type, ...]] = {
+    "object": (Mapping,),
+    "array": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "boolean": (bool,),
+    "number": (int, float),
+}
+KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
+
+
+def violations(manifest: Mapping[str, Any]) -> list[str]:
+    """Say what the API server would refuse, one line per problem, in the order of the fields; empty if nothing."""
+    if manifest.get("kind") != KIND or manifest.get("apiVersion") != API_VERSION:
+        given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
+        return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {given}"]
+    metadata = manifest.get("metadata")
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
+        return ["metadata.name: Required value"]
+    schema = _schema()
+    found = list(_check_fields(manifest, {**schema["properties"], **{name: {} for name in KEPT_BY_KUBERNETES}}, ""))
+    if "spec" not in manifest:
+        found.append("spec: Required value")
+    else:
+        found.extend(_check(manifest["spec"], schema["properties"]["spec"], "spec"))
+    return found or list(_check_rules(manifest, schema, ""))
+
+
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    return schema
+
+
+def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    """Check one value and, if it has the right type and form, what is in it."""
+    kind = schema.get("type")
+    wrong_bool = isinstance(value, bool) and kind != "boolean"
+    if kind is not None and (wrong_bool or not isinstance(value, TYPES[kind])):
+        yield f"{path}: Invalid value: {_type_of(value)!r}: must be of type {kind}{_hint(value, schema)}"
+        return
+    own = list(_check_bounds(value, schema, path))
+    yield from own
+    inner: list[str] = []
+    if isinstance(value, Mapping):
+        inner = list(_check_object(value, schema, path))
+    elif isinstance(value, list):
+        inner = list(_check_list(value, schema, path))
+    yield from inner
+    if not own and not inner:
+        yield from _check_rules(value, schema, path)
+
+
+def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    fields: Mapping[str, Any] = schema.get("properties", {})
+    for name in schema.get("required", ()):
+        if value.get(name) is None:
+            yield f"{path}.{name}: Required value"
+    if fields and not schema.get("x-kubernetes-preserve-unknown-fields"):
+        yield from _check_fields(value, fields, path)
+    for name, field in fields.items():
+        if value.get(name) is not None:
+            yield from _check(value[name], field, f"{path}.{name}")
+
+
+def _check_fields(value: Mapping[str, Any], fields: Mapping[str, Any], path: str) -> Iterator[str]:
+    for name in value:
+        if name in fields:
+            continue
+        near = difflib.get_close_matches(str(name), fields, n=1, cutoff=0.6)
+        meant = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(sorted(fields))}"
+        yield f'unknown field "{path}{"." if path else ""}{name}"{meant}'
+
+
+def _check_list(value: list[Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    for index, item in enumerate(value):
+        yield from _check(item, schema.get("items", {}), f"{path}[{index}]")
+    keys = schema.get("x-kubernetes-list-map-keys", ())
+    if schema.get("x-kubernetes-list-type") not in ("set", "map"):
+        return
+    seen: list[Any] = []
+    for index, item in enumerate(value):
+        identity = {key: item.get(key) for key in keys} if keys and isinstance(item, Mapping) else item
+        if identity in seen:
+            yield f"{path}[{index}]: Duplicate value: {identity if isinstance(identity, str) else dict(identity)!r}"
+        seen.append(identity)
+
+
+def _check_bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    if "enum" in schema and value not in schema["enum"]:
+        allowed = ", ".join(f'"{choice}"' for choice in schema["enum"])
+        yield f'{path}: Unsupported value: "{value}": supported values: {allowed}'
+    if isinstance(value, int) and value < schema.get("minimum", value):
+        yield f"{path}: Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
+    if isinstance(value, int) and value > schema.get("maximum", value):
+        yield f"{path}: Invalid value: {value}: should be less than or equal to {schema['maximum']}"
+    if isinstance(value, str | list):
+        unit, low, high = ("characters", "minLength", "maxLength") if isinstance(value, str) else ("items", "minItems", "maxItems")
+        if len(value) < schema.get(low, 0):
+            yield f"{path}: Invalid value: should have at least {schema[low]} {unit}"
+        if len(value) > schema.get(high, len(value)):
+            yield f"{path}: Too long: may have at most {schema[high]} {unit}"
+
+
+def _check_rules(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
+    for rule in schema.get("x-kubernetes-validations", ()):
+        if is_about_change(rule["rule"]):
+            continue
+        check = check_of(rule["rule"])
+        if check is not None and not check(value):
+            shown = f"Invalid value: {value!r}: " if isinstance(value, str) else "Invalid value: "
+            yield f"{path}{rule.get('fieldPath', '')}: {shown}{rule['message']}".lstrip(": ")
+
+
+def _type_of(value: Any) -> str:
+    names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", type(None): "null"}
+    return names.get(type(value), "object")
+
+
+def _hint(value: Any, schema: Mapping[str, Any]) -> str:
+    if schema.get("type") == "string" and isinstance(value, bool | int | float):
+        return f'; put it in quotes: "{str(value).lower() if isinstance(value, bool) else value}"'
+    if schema.get("type") == "integer" and isinstance(value, str) and value.isdecimal():
+        return f"; write it without quotes: {value}"
+    return ""

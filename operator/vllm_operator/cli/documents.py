@@ -1,0 +1,70 @@
+"""Reading Kubernetes objects from files: YAML or JSON, several documents, lists, or standard input."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+STANDARD_INPUT = "-"
+SIZE_LIMIT = 256 * 1024 * 1024
+"""Bytes; the nodes of a very large cluster fit, a wrong file that never ends does not."""
+
+
+class InputError(Exception):
+    """A file cannot be read or holds something else than expected. The message says which file and where."""
+
+
+def read_objects(path: str) -> list[dict[str, Any]]:
+    """Read all objects of a file, those inside lists too, in their order; `-` is standard input.
+
+    Raises:
+        InputError: The file cannot be read, is no YAML, or holds something that is no object.
+    """
+    name = "standard input" if path == STANDARD_INPUT else path
+    try:
+        documents = list(yaml.load_all(_read_text(path, name), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
+        raise InputError(f"{where}: this is not valid YAML: {error.problem or error.context}") from error
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise InputError(f"{name}: this is not valid YAML: {' '.join(str(error).split())}") from error
+    return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]
+
+
+def _read_text(path: str, name: str) -> str:
+    try:
+        if path == STANDARD_INPUT:
+            data = sys.stdin.buffer.read(SIZE_LIMIT + 1)
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(SIZE_LIMIT + 1)
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
+    if len(data) > SIZE_LIMIT:
+        raise InputError(f"{name} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB; this cannot be what was meant")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{name} is not a text file (byte {error.start} is not UTF-8)") from error
+
+
+def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
+    if isinstance(document, list):
+        for entry in document:
+            yield from _flatten(entry, name, number)
+    elif not isinstance(document, dict):
+        raise InputError(f"{name}: document {number} is {_kind(document)}, not a Kubernetes object")
+    elif isinstance(document.get("items"), list) and str(document.get("kind", "List")).endswith("List"):
+        for entry in document["items"]:
+            # Items of a typed list (NodeList) come without a kind of their own.
+            kind = str(document.get("kind", "List")).removesuffix("List")
+            yield from _flatten({"kind": kind, **entry} if kind and isinstance(entry, dict) else entry, name, number)
+    else:
+        yield document
+
+
+def _kind(value: Any) -> str:
+    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"

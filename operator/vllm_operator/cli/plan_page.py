@@ -1,0 +1,106 @@
+"""The page that `vllm-operator plan` prints for people."""
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import ConditionStatus, Plan
+from vllm_operator.catalog.loader import Catalog
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.shortage import describe
+
+WIDTH = 110
+
+
+def write_page(
+    out: TextIO,
+    resource: VLLMDeployment,
+    outcome: Outcome,
+    inventory: Inventory,
+    catalog: Catalog,
+    manifests: Sequence[Mapping[str, Any]],
+) -> None:
+    """Write what was planned and why, or why nothing was."""
+    lines = [f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}", ""]
+    if outcome.plan is None:
+        refused = outcome.accepted if outcome.accepted.status is not ConditionStatus.TRUE else outcome.planned
+        lines += [f"Not planned: {refused.reason}", *_wrap(refused.message, "  ")]
+    else:
+        lines += _plan(outcome.plan, catalog)
+        lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
+    lines += _section("Nodes", [describe(inventory.pools, catalog.gpus)] if inventory.pools else [])
+    lines += _section("About the nodes", list(inventory.notes))
+    out.write("\n".join(lines).rstrip() + "\n")
+
+
+def _plan(made: Plan, catalog: Catalog) -> list[str]:
+    rows = [
+        ("GPU", f"{made.count} x {catalog.gpus.title(made.product, made.architecture)}{_memory(made)} as {made.resource}"),
+        ("Engine", f"{made.distribution.value} {made.engine_version or 'of unknown version'}, image {made.image}"),
+        ("Nodes with", "; ".join(_requirement(r.key, r.operator, r.values) for r in made.node_requirements) or "anything"),
+        ("Cache key", made.cache_key),
+        ("Catalog", made.catalog_version),
+    ]
+    lines = [line for name, value in rows for line in _labelled(name, value)]
+    lines += [""]
+    lines += _backends(made)
+    lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
+    lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env])
+    lines += _section("The cache key is made of", [_setting(part.name, part.value, " = ", part.reason) for part in made.cache_key_parts])
+    lines += _section("Notes", made.notes)
+    return lines
+
+
+def _backends(made: Plan) -> list[str]:
+    if not made.backends:
+        return ["Backends: vLLM chooses all of them itself."]
+    header = ("COMPONENT", "BACKEND", "CHOSEN BY")
+    table = [(choice.component, choice.backend, choice.chosen_by.value) for choice in made.backends]
+    widths = [max(len(row[column]) for row in (header, *table)) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
+    for row, choice in zip(table, made.backends, strict=True):
+        lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        lines += _wrap(choice.reason, "    ")
+        lines += _wrap(f"Source: {choice.source}", "    ") if choice.source else []
+    return lines
+
+
+def _section(title: str, entries: Sequence[str]) -> list[str]:
+    if not entries:
+        return []
+    return ["", f"{title}:", *(line for entry in entries for line in _wrap(entry, "  "))]
+
+
+def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str:
+    shown = name if value is None else f"{name}{sign}{value}"
+    return f"{shown}  ({reason.rstrip('.')})" if reason else shown
+
+
+def _labelled(name: str, value: str) -> list[str]:
+    return _wrap(value, "             ", first=f"{name}:".ljust(13))
+
+
+def _wrap(text: str, indent: str, *, first: str | None = None) -> list[str]:
+    start = indent if first is None else first
+    return textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=start,
+        subsequent_indent=indent + ("  " if first is None else ""),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _memory(made: Plan) -> str:
+    return f", {made.memory_mebibytes} MiB each," if made.memory_mebibytes else ""
+
+
+def _requirement(key: str, operator: str, values: Sequence[str] | None) -> str:
+    if operator == "DoesNotExist":
+        return f"no {key}"
+    if operator == "Exists":
+        return key
+    return f"{key} {'not ' if operator == 'NotIn' else ''}{' or '.join(values or ())}"
