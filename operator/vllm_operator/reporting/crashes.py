@@ -15,13 +15,14 @@ from vllm_operator.api.status import CrashStatus
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.pods import Phase, PodView, Termination
 from vllm_operator.reporting.scene import Scene
-from vllm_operator.reporting.terminations import diagnose, diagnose_failed_pod
+from vllm_operator.reporting.terminations import diagnose, diagnose_failed_pod, load_rules
 from vllm_operator.startup.state import Crash
 
 SETTLING_SECONDS = 10
 """How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
 UNKNOWN = "Unknown"
 """Signature of a crash that no known one matches."""
+_STRONG = 2
 _OVER = (Phase.TERMINATING,)
 _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
 
@@ -93,13 +94,13 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
     state = None if view.container else scene.observation.startups.get((view.uid, ended.run))
     crash = diagnose(scene, view, ended, state)
     settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
-    if crash is not None or (settles_at is not None and settles_at <= scene.observation.now):
-        settles_at = None
     status = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
+    if _weight(status.signature) == _STRONG or (settles_at is not None and settles_at <= scene.observation.now):
+        settles_at = None
     previous = scene.observation.previous.last_crash
     if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
         settles_at = None
-        status = previous if status.signature == UNKNOWN else status
+        status = previous if _weight(previous.signature) >= _weight(status.signature) else status
     in_force = view.phase not in _HAS_SERVED
     return Finding(view=view, run=ended.run, time=ended.finished_at, in_force=in_force, settles_at=settles_at, status=status)
 
@@ -123,6 +124,11 @@ def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code:
         time=reading.stamp(time),
         excerpt=_excerpt(crash) if crash is not None else None,
     )
+
+
+def _weight(signature: str) -> int:
+    """How much a signature says: 0 nothing, 1 little, 2 the cause."""
+    return 0 if signature == UNKNOWN else 1 if signature in load_rules().weak else _STRONG
 
 
 def _excerpt(crash: Crash) -> str | None:

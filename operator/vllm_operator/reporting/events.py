@@ -55,7 +55,7 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
     differences = mismatches(plan)
     if differences and differences != mismatches(before_plan):
-        message = scene.messages.say("planned.mismatch", text="", differences="; ".join(differences))
+        message = scene.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
 
 

@@ -22,14 +22,9 @@ def planned(scene: Scene, plan: Plan | None) -> Verdict:
     differences = mismatches(plan) if scene.observation.outcome.plan is not None else ()
     if not differences:
         return verdict
-    text = scene.messages.fit(
-        "planned.mismatch",
-        shrink=("text",),
-        limit=VERDICT_LIMIT,
-        text=wording.sentence(verdict.message),
-        differences="; ".join(differences),
-    )
-    return Verdict(verdict.status, verdict.reason, text)
+    note = scene.messages.say("planned.mismatch", differences="; ".join(differences))
+    text = wording.shorten(wording.sentence(verdict.message), VERDICT_LIMIT - len(note) - 1)
+    return Verdict(verdict.status, verdict.reason, f"{text} {note}")
 
 
 def observed_plan(scene: Scene) -> Plan | None:

@@ -216,8 +216,12 @@ def _running(status: Manifest, container: Manifest) -> _Found:
     since = reading.moment(ready, "lastTransitionTime")
     if ready.get("status") == "True":
         return _Found(Phase.READY, since=since)
-    if not reading.flag(container, "started"):
-        return _Found(Phase.STARTING, since=reading.moment(container, "state", "running", "startedAt"))
+    started_at = reading.moment(container, "state", "running", "startedAt")
+    # Between the startup probe and the readiness probe a container is started and not ready, too: it has served
+    # only if Ready went away after it started.
+    has_served = reading.flag(container, "started") and since is not None and started_at is not None and since > started_at
+    if not has_served:
+        return _Found(Phase.STARTING, since=started_at)
     containers_ready = reading.named(status, "ContainersReady", "conditions").get("status") == "True"
     # The node controller takes away Ready alone when a node stops reporting.
     if containers_ready and reading.text(ready, "reason") != "ReadinessGatesNotReady":

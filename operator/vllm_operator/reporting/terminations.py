@@ -19,7 +19,11 @@ from vllm_operator.startup.state import Crash, StartupState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """A known end. Empty criteria match anything; `reason` may end in `*`."""
+    """A known end. Empty criteria match anything; `reason` may end in `*`.
+
+    `overrides_log`: the cause of whatever the log says. `is_weak`: says little; the log or an event that comes
+    later may say more.
+    """
 
     id: str
     cause: str
@@ -28,6 +32,7 @@ class Rule:
     exit_codes: tuple[int, ...] = ()
     probe: str = ""
     overrides_log: bool = False
+    is_weak: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,11 @@ class Rules:
 
     containers: tuple[Rule, ...]
     pods: tuple[Rule, ...]
+
+    @property
+    def weak(self) -> frozenset[str]:
+        """Signatures that say little."""
+        return frozenset(rule.id for rule in self.containers if rule.is_weak)
 
 
 @cache
