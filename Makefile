@@ -35,8 +35,12 @@ format: $(STAMP) ## Format the code
 test-unit: $(STAMP) ## Pure tests, in seconds
 	$(BIN)/pytest tests/unit tests/golden
 
+.PHONY: testenv
+testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first time
+	$(BIN)/python hack/testenv/__main__.py build
+
 .PHONY: test
-test: $(STAMP) ## All tests that need no root: pure ones, and those on a real control plane
+test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a real control plane
 	$(BIN)/pytest tests
 
 .PHONY: golden

@@ -1,6 +1,6 @@
 module vllm-operator.dev/hack/testenv/tools/kwok
 
-go 1.26.8
+go 1.26.0
 
 tool sigs.k8s.io/kwok/cmd/kwok
 

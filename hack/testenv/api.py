@@ -1,0 +1,74 @@
+"""A small blocking client: what setting up an environment needs of the Kubernetes API, with the standard library only."""
+
+import json
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+_SERVER_SIDE_APPLY = "application/apply-patch+yaml"
+
+
+class ApiError(Exception):
+    """The API server refused a request."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+class ApiClient:
+    """Talks to one API server, verifying its certificate.
+
+    Args:
+        server: its URL.
+        authority: the certificate by which it is verified.
+        token: of the account to act as.
+    """
+
+    def __init__(self, server: str, authority: Path, token: str) -> None:
+        self._server = server
+        self._token = token
+        context = ssl.create_default_context(cafile=str(authority))
+        # without proxies: an environment's proxy settings must not come between
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context))
+
+    def request(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> Any:
+        """Sends a request and returns the decoded answer.
+
+        Raises:
+            ApiError: the server answered with an error.
+            OSError: the server did not answer.
+        """
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type, "Accept": "application/json"}
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._server + path, data=data, headers=headers, method=method)
+        try:
+            with self._opener.open(request, timeout=10) as response:
+                text = response.read()
+        except urllib.error.HTTPError as error:
+            raise ApiError(error.code, error.read().decode(errors="replace")) from None
+        return json.loads(text) if text.startswith(b"{") else text.decode()
+
+    def apply(self, manifest: dict[str, Any]) -> Any:
+        """Applies a manifest, cluster-wide or namespaced, server-side."""
+        path = f"{resource_path(manifest)}/{manifest['metadata']['name']}?fieldManager=testenv&force=true"
+        return self.request("PATCH", path, manifest, content_type=_SERVER_SIDE_APPLY)
+
+
+def resource_path(manifest: dict[str, Any]) -> str:
+    """Returns the collection's path, such as `/apis/apps/v1/namespaces/default/deployments`."""
+    version, kind = str(manifest["apiVersion"]), str(manifest["kind"])
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    namespace = manifest["metadata"].get("namespace")
+    scope = f"/namespaces/{namespace}" if namespace else ""
+    return f"{root}{scope}/{plural(kind)}"
+
+
+def plural(kind: str) -> str:
+    """Returns the resource name of a kind."""
+    name = kind.lower()
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    return f"{name}es" if name.endswith(("s", "class")) else f"{name}s"

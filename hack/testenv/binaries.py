@@ -1,0 +1,181 @@
+"""Finds the control plane's binaries, or builds them.
+
+Each binary comes from a Go module of its own kind below `tools/`, whose go.mod pins the version as a `tool` and whose
+go.sum pins every byte that goes in. Where a binary is looked for, in this order:
+
+1. the folder named by KUBEBUILDER_ASSETS, the conventional place of ready-made ones
+2. our cache, outside the source tree, keyed by the module's go.mod and go.sum
+3. PATH, for the command line tools only: any recent kubectl or helm will do, a server has to be the pinned one
+4. the build: minutes the first time, so it shows what it is doing
+"""
+
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from testenv.toolchain import find_go
+
+TOOLS = Path(__file__).parent / "tools"
+KUBERNETES_VERSION = "v1.35.4"
+
+# Without these the server says it is v0.0.0, and clients refuse or misbehave.
+_KUBERNETES_LDFLAGS = " ".join(
+    f"-X k8s.io/component-base/version.{name}={value}"
+    for name, value in (
+        ("gitVersion", KUBERNETES_VERSION),
+        ("gitMajor", KUBERNETES_VERSION.removeprefix("v").split(".")[0]),
+        ("gitMinor", KUBERNETES_VERSION.split(".")[1]),
+        ("gitTreeState", "clean"),
+    )
+)
+# How long between two lines of progress where the output is not a terminal, in seconds.
+_PLAIN_PROGRESS_EVERY = 30.0
+
+
+class BuildError(Exception):
+    """A binary could not be built; the message carries the compiler's last words."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Binary:
+    """One program: the module that pins it, the package that is its main, and the linker flags it needs."""
+
+    module: str
+    package: str
+    ldflags: str = ""
+    any_version_will_do: bool = False
+
+
+def _kubernetes(command: str, *, any_version_will_do: bool = False) -> Binary:
+    return Binary(
+        module="kubernetes",
+        package=f"k8s.io/kubernetes/cmd/{command}",
+        ldflags=_KUBERNETES_LDFLAGS,
+        any_version_will_do=any_version_will_do,
+    )
+
+
+BINARIES: dict[str, Binary] = {
+    "etcd": Binary(module="etcd", package="go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": _kubernetes("kube-apiserver"),
+    "kube-controller-manager": _kubernetes("kube-controller-manager"),
+    "kube-scheduler": _kubernetes("kube-scheduler"),
+    "kwok": Binary(module="kwok", package="sigs.k8s.io/kwok/cmd/kwok"),
+    "kubectl": _kubernetes("kubectl", any_version_will_do=True),
+    "helm": Binary(module="helm", package="helm.sh/helm/v4/cmd/helm", any_version_will_do=True),
+    "kubelet": _kubernetes("kubelet"),
+    "kube-proxy": _kubernetes("kube-proxy"),
+}
+CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
+TEST_ENVIRONMENT = (*CONTROL_PLANE, "kwok", "kubectl")
+
+
+def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:
+    """Returns where each of `names` is, building what is missing and showing progress on stderr.
+
+    Raises:
+        BuildError: a build failed.
+        ToolchainError: something has to be built and there is no Go to do it.
+    """
+    found = {name: find_binary(name) for name in names}
+    missing = [name for name, path in found.items() if path is None]
+    if missing:
+        with _only_one_builder():
+            # another run may have built them while we waited for its lock
+            missing = [name for name in missing if find_binary(name) is None]
+            go = find_go(cache_root() / "go") if missing else Path()
+            for position, name in enumerate(missing, start=1):
+                _build(go, name, label=f"building {name} ({position} of {len(missing)})")
+    return {name: path or _cached(name) for name, path in found.items()}
+
+
+def find_binary(name: str) -> Path | None:
+    """Returns where a ready-made `name` is, or None if it would have to be built."""
+    assets = os.environ.get("KUBEBUILDER_ASSETS", "")
+    candidates = [Path(assets) / name] if assets else []
+    candidates.append(_cached(name))
+    if BINARIES[name].any_version_will_do and (on_path := shutil.which(name)):
+        candidates.append(Path(on_path))
+    return next((path for path in candidates if os.access(path, os.X_OK)), None)
+
+
+def cache_root() -> Path:
+    """Returns the cache folder: outside the source tree, so that clones share it and `git clean` spares it."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "vllm-operator" / "testenv"
+
+
+def _cached(name: str) -> Path:
+    binary = BINARIES[name]
+    folder = TOOLS / binary.module
+    contents = [binary.ldflags.encode(), *((folder / part).read_bytes() for part in ("go.mod", "go.sum"))]
+    key = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
+    return cache_root() / f"{binary.module}-{platform.system()}-{platform.machine()}-{key}".lower() / name
+
+
+@contextmanager
+def _only_one_builder() -> Iterator[None]:
+    cache_root().mkdir(parents=True, exist_ok=True)
+    with (cache_root() / "build.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            print("another run is building the control plane's binaries; waiting for it", file=sys.stderr, flush=True)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _build(go: Path, name: str, *, label: str) -> None:
+    binary = BINARIES[name]
+    target = _cached(name)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as scratch:
+        unfinished = Path(scratch) / name
+        command = [str(go), "build", "-trimpath", "-ldflags", f"-s -w {binary.ldflags}", "-o", str(unfinished), binary.package]
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(command, cwd=TOOLS / binary.module, env=environment, stdout=output, stderr=subprocess.STDOUT)
+            _show_progress(process, label)
+            if process.returncode:
+                output.seek(0)
+                words = output.read().decode(errors="replace").strip().splitlines()[-15:]
+                raise BuildError(f"{name} could not be built:\n" + "\n".join(words))
+        unfinished.replace(target)
+
+
+def _show_progress(process: subprocess.Popen[bytes], label: str) -> None:
+    """Says on stderr what is going on: one living line on a terminal, a line now and then elsewhere."""
+    terminal = sys.stderr.isatty()
+    started = last = time.monotonic()
+    if not terminal:
+        print(label, file=sys.stderr, flush=True)
+    try:
+        while process.poll() is None:
+            if terminal:
+                print(f"\r{label}, {_duration(time.monotonic() - started)} so far ", end="", file=sys.stderr, flush=True)
+            elif time.monotonic() - last >= _PLAIN_PROGRESS_EVERY:
+                last = time.monotonic()
+                print(f"{label}, {_duration(last - started)} so far", file=sys.stderr, flush=True)
+            time.sleep(0.5)
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    end = "\r" if terminal else ""
+    verdict = "failed after" if process.returncode else "done in"
+    print(f"{end}{label}: {verdict} {_duration(time.monotonic() - started)}        ", file=sys.stderr, flush=True)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"

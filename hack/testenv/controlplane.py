@@ -1,0 +1,322 @@
+"""A Kubernetes control plane on this machine: etcd, API server, controller manager, scheduler.
+
+Everything it needs is in one data folder, a temporary one unless told otherwise. The API server makes its own
+certificate on its first start; that certificate is the authority in the kubeconfig, and its key also signs service
+account tokens. Clients verify it: nothing here turns verification off.
+"""
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Self
+
+import yaml
+
+from testenv.api import ApiClient, ApiError
+from testenv.binaries import CONTROL_PLANE, ensure_binaries
+from testenv.processes import ProcessGroup
+
+AuditLevel = Literal["Metadata", "RequestResponse"]
+
+# Below the range from which systems take ports for outgoing connections: a port of ours that is free for a moment,
+# because its server restarts, is not snatched by somebody's client.
+_PORTS = range(20_000, 32_000)
+# A cold machine needs longer than the 3 seconds of a warm one.
+_READY_WITHIN = 60.0
+_START_ATTEMPTS = 3
+
+
+class ControlPlaneError(Exception):
+    """The control plane did not do what was asked; the message says why."""
+
+
+class ControlPlane:
+    """etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as child processes.
+
+    Args:
+        folder: where data, logs and certificates go; a temporary folder, removed at the end, if not given.
+        keep: let it run on when this process ends.
+        audit_level: how much of every request `audit.log` in the folder records; nothing if not given.
+    """
+
+    def __init__(self, folder: Path | None = None, *, keep: bool = False, audit_level: AuditLevel | None = None) -> None:
+        self._temporary = folder is None
+        self.folder = folder if folder is not None else Path(tempfile.mkdtemp(prefix="vllm-operator-testenv-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.processes = ProcessGroup(self.folder, keep=keep)
+        self.token = ""
+        self._audit_level = audit_level
+        self._binaries: dict[str, Path] = {}
+        self._etcd_port = self._port = 0
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.stop()
+
+    @property
+    def server(self) -> str:
+        """The API server's URL."""
+        return f"https://127.0.0.1:{self._port}"
+
+    @property
+    def kubeconfig(self) -> Path:
+        """A kubeconfig for a cluster administrator."""
+        return self.folder / "kubeconfig"
+
+    @property
+    def authority(self) -> Path:
+        """The certificate by which the API server is verified."""
+        return self.folder / "pki" / "apiserver.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        """The key of that certificate; good for any other server on 127.0.0.1 too."""
+        return self.folder / "pki" / "apiserver.key"
+
+    @property
+    def audit_log(self) -> Path:
+        """One JSON audit event per line, if an audit level was asked for."""
+        return self.folder / "audit.log"
+
+    def start(self) -> None:
+        """Starts everything and returns when the API server is ready and the other two are connected.
+
+        Raises:
+            ControlPlaneError: another one runs from this folder, or a component does not come up.
+        """
+        if leftovers := self.processes.leftovers():
+            running = ", ".join(f"{name} (pid {identity.pid})" for name, identity in leftovers.items())
+            raise ControlPlaneError(f"A control plane already runs from {self.folder}: {running}. Stop it first.")
+        self._binaries = ensure_binaries(CONTROL_PLANE)
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_all()
+                return
+            except ControlPlaneError as error:
+                self.processes.stop_all()
+                # Somebody took a port between our look at it and the server's start.
+                if "address already in use" not in str(error) or attempt == _START_ATTEMPTS:
+                    raise
+            except BaseException:
+                self.processes.stop_all()
+                raise
+
+    def stop(self) -> None:
+        """Stops everything that was started here; a temporary folder is removed."""
+        self.processes.stop_all()
+        if self._temporary:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def stop_component(self, name: str, *, kill: bool = False) -> None:
+        """Stops one component, for instance to see what its absence does to others."""
+        self.processes.stop(name, kill=kill)
+
+    def start_component(self, name: str) -> None:
+        """Starts a stopped component again, on the same port and data, and waits until it is ready."""
+        command, ready = self._component(name)
+        self.processes.start(name, command)
+        self._await_ready(name, ready)
+
+    def client(self) -> ApiClient:
+        """A client that acts as a cluster administrator."""
+        return ApiClient(self.server, self.authority, self.token)
+
+    def is_ready(self) -> bool:
+        """Whether the API server answers that it is ready."""
+        return self._answers("/readyz")
+
+    def _start_all(self) -> None:
+        for name in ("etcd", "pki"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        (self.folder / "pki").mkdir(mode=0o700)
+        self._etcd_port, self._port = free_ports(2)
+        self.token = secrets.token_hex(16)
+        self._write_private("pki/tokens.csv", f'{self.token},admin,admin,"system:masters"\n')
+        if self._audit_level:
+            self._write_private("audit-policy.yaml", yaml.safe_dump(_audit_policy(self._audit_level)))
+        for name in ("etcd", "kube-apiserver"):
+            self.start_component(name)
+        self._write_private("kubeconfig", yaml.safe_dump(self._kubeconfig()))
+        others = ("kube-controller-manager", "kube-scheduler")
+        for name in others:
+            self.processes.start(name, self._component(name)[0])
+        for name in others:
+            self._await_ready(name, self._component(name)[1])
+
+    def _component(self, name: str) -> tuple[Sequence[str], Callable[[], bool]]:
+        """The command of a component, and how to see that it is ready."""
+        components: dict[str, tuple[Sequence[str], Callable[[], bool]]] = {
+            # etcd needs no check of its own: the API server waits for it
+            "etcd": (self._etcd(), lambda: _accepts_connections(self._etcd_port)),
+            "kube-apiserver": (self._apiserver(), self.is_ready),
+            # It is at work when it has made the account that every Pod of the namespace needs.
+            "kube-controller-manager": (
+                self._controller_manager(),
+                lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
+            ),
+            "kube-scheduler": (self._scheduler(), lambda: True),
+        }
+        try:
+            return components[name]
+        except KeyError:
+            raise ControlPlaneError(f"There is no component {name!r}; there are {', '.join(components)}.") from None
+
+    def _etcd(self) -> Sequence[str]:
+        client = f"http://127.0.0.1:{self._etcd_port}"
+        # a single member has no peers to listen to: any free port will do
+        peer = "http://127.0.0.1:0"
+        return [
+            str(self._binaries["etcd"]),
+            f"--data-dir={self.folder / 'etcd'}",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster=default={peer}",
+            "--quota-backend-bytes=4294967296",
+            "--unsafe-no-fsync",
+        ]
+
+    def _apiserver(self) -> Sequence[str]:
+        pki = self.folder / "pki"
+        audit = [
+            f"--audit-log-path={self.audit_log}",
+            "--audit-log-mode=blocking",
+            f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
+        ]
+        return [
+            str(self._binaries["kube-apiserver"]),
+            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
+            "--bind-address=127.0.0.1",
+            "--advertise-address=127.0.0.1",
+            # nothing here reaches the API server through its Service, and a loopback address may not be in one
+            "--endpoint-reconciler-type=none",
+            f"--secure-port={self._port}",
+            f"--cert-dir={pki}",
+            f"--service-account-key-file={self.authority_key}",
+            f"--service-account-signing-key-file={self.authority_key}",
+            "--service-account-issuer=https://kubernetes.default.svc",
+            f"--token-auth-file={pki / 'tokens.csv'}",
+            "--authorization-mode=Node,RBAC",
+            "--service-cluster-ip-range=10.96.0.0/16",
+            "--allow-privileged=true",
+            "--kubelet-preferred-address-types=InternalIP",
+            # tests measure the operator, not the server's throttling
+            "--enable-priority-and-fairness=false",
+            "--max-requests-inflight=0",
+            "--max-mutating-requests-inflight=0",
+            # lets a Namespace carry the simulator's annotations for the Pods in it
+            "--feature-gates=MutatingAdmissionPolicy=true",
+            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+            # stop at once, even with watches open
+            "--shutdown-delay-duration=0s",
+            "--profiling=false",
+            *(audit if self._audit_level else []),
+        ]
+
+    def _controller_manager(self) -> Sequence[str]:
+        return [
+            str(self._binaries["kube-controller-manager"]),
+            f"--kubeconfig={self.kubeconfig}",
+            f"--service-account-private-key-file={self.authority_key}",
+            f"--root-ca-file={self.authority}",
+            "--use-service-account-credentials=true",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--kube-api-qps=1000",
+            "--kube-api-burst=2000",
+            # simulated nodes send no heartbeats
+            "--node-monitor-grace-period=24h",
+            "--profiling=false",
+        ]
+
+    def _scheduler(self) -> Sequence[str]:
+        return [
+            str(self._binaries["kube-scheduler"]),
+            f"--kubeconfig={self.kubeconfig}",
+            "--leader-elect=false",
+            "--secure-port=0",
+            "--kube-api-qps=1000",
+            "--kube-api-burst=2000",
+            "--profiling=false",
+        ]
+
+    def _kubeconfig(self) -> dict[str, object]:
+        cluster = {"server": self.server, "certificate-authority": str(self.authority)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "testenv", "cluster": cluster}],
+            "users": [{"name": "admin", "user": {"token": self.token}}],
+            "contexts": [{"name": "testenv", "context": {"cluster": "testenv", "user": "admin"}}],
+            "current-context": "testenv",
+        }
+
+    def _write_private(self, name: str, content: str) -> None:
+        path = self.folder / name
+        path.touch(mode=0o600)
+        path.write_text(content)
+
+    def _await_ready(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _READY_WITHIN
+        while not ready():
+            if not self.processes.is_alive(name):
+                raise ControlPlaneError(f"{name} ended at once. Its last words:\n{self.processes.log_tail(name)}")
+            if time.monotonic() > deadline:
+                raise ControlPlaneError(
+                    f"{name} is not ready after {_READY_WITHIN:.0f} s. Its last words:\n{self.processes.log_tail(name)}"
+                )
+            time.sleep(0.05)
+
+    def _answers(self, path: str) -> bool:
+        try:
+            self.client().request("GET", path)
+        except (OSError, ApiError):
+            return False
+        return True
+
+
+def free_ports(count: int) -> list[int]:
+    """Returns ports that nobody listens on at this moment."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, k=len(_PORTS)):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("127.0.0.1", port))
+            found.append(port)
+        if len(found) == count:
+            return found
+    raise ControlPlaneError("There is no free port left between 20000 and 32000.")
+
+
+def _accepts_connections(port: int) -> bool:
+    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+        return True
+    return False
+
+
+def _audit_policy(level: AuditLevel) -> dict[str, object]:
+    return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": level}]}
+
+
+def run_tool(command: Sequence[str], *, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command line client against the control plane of `kubeconfig`."""
+    return subprocess.run(command, env=os.environ | {"KUBECONFIG": str(kubeconfig)}, capture_output=True, text=True, check=False)
+
+
+def read_audit(path: Path) -> list[dict[str, object]]:
+    """Reads the audit events written so far."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

@@ -1,0 +1,296 @@
+"""The log endpoint of the simulated kubelets: what `kubectl logs` reaches through the API server.
+
+Logs are files, `ROOT/NAMESPACE/POD/CONTAINER/N.log`, N being the number of restarts before that run, in the format of
+`cri`. Streams behave as a kubelet's do, which is what makes following logs hard:
+
+- The stream of a run ends when the run does: `N.exit` exists, or N+1.log does, or the folder is gone. It does not go on
+  with the next run.
+- All ends look the same, a failing kubelet's too.
+- `previous` is the run before the last one; without one there is an error, as there is before the container runs.
+- `sinceTime` is cut to whole seconds, inclusively; `tailLines` counts records, not lines; `limitBytes` counts timestamps.
+
+A file FAULT in a container's folder makes its requests fail, one named FAULT-PREVIOUS only those for the previous run:
+`500` (the kubelet fails), `reset` (the connection breaks after the headers), `hang` (nothing comes after the headers),
+`unavailable` (status 200 and a sentence instead of the log, as between a crash and the next run).
+"""
+
+import argparse
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import parse_qs, urlsplit
+
+from testenv.cri import Record, parse_record
+
+# How often an open stream looks for more, in seconds. A real kubelet is told by the kernel and takes a millisecond.
+_LOOK_EVERY = 0.02
+_READ_SIZE = 1 << 20
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error"}
+
+
+class LogError(Exception):
+    """A request that a kubelet answers with an error."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogRequest:
+    """What a client asked for."""
+
+    namespace: str
+    pod: str
+    container: str
+    previous: bool
+    follow: bool
+    timestamps: bool
+    tail_lines: int | None
+    limit_bytes: int | None
+    since: datetime | None
+
+    @classmethod
+    def parse(cls, target: str) -> "LogRequest":
+        """Reads the request's target, `/containerLogs/NAMESPACE/POD/CONTAINER?...`.
+
+        Raises:
+            LogError: it is none, or a value in it is malformed.
+        """
+        address = urlsplit(target)
+        parts = address.path.strip("/").split("/")
+        if len(parts) != 4 or parts[0] != "containerLogs" or ".." in parts:
+            raise LogError(404, "the server could not find the requested resource")
+        query = {key: values[0] for key, values in parse_qs(address.query).items()}
+        try:
+            return cls(
+                namespace=parts[1],
+                pod=parts[2],
+                container=parts[3],
+                previous=_truth(query.get("previous")),
+                follow=_truth(query.get("follow")),
+                timestamps=_truth(query.get("timestamps")),
+                tail_lines=_number(query.get("tailLines")),
+                limit_bytes=_number(query.get("limitBytes")),
+                since=_since(query),
+            )
+        except ValueError as error:
+            raise LogError(400, str(error)) from None
+
+
+def _truth(value: str | None) -> bool:
+    return (value or "").lower() in ("true", "1")
+
+
+def _number(value: str | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _since(query: dict[str, str]) -> datetime | None:
+    if seconds := query.get("sinceSeconds"):
+        return datetime.now(UTC) - timedelta(seconds=int(seconds))
+    moment = query.get("sinceTime")
+    return datetime.fromisoformat(moment.replace("Z", "+00:00")).replace(microsecond=0) if moment else None
+
+
+class ContainerLogs:
+    """The log files of one container, one per run."""
+
+    def __init__(self, root: Path, namespace: str, pod: str, container: str) -> None:
+        self._folder = root / namespace / pod / container
+
+    def runs(self) -> list[int]:
+        """Returns the numbers of the runs there are, oldest first."""
+        with contextlib.suppress(FileNotFoundError):
+            return sorted(int(name[:-4]) for name in os.listdir(self._folder) if name.endswith(".log") and name[:-4].isdigit())
+        return []
+
+    def path(self, run: int) -> Path:
+        return self._folder / f"{run}.log"
+
+    def is_over(self, run: int) -> bool:
+        """Whether nothing more will be written for this run."""
+        runs = self.runs()
+        return run not in runs or runs[-1] > run or (self._folder / f"{run}.exit").exists()
+
+    def fault(self, *, previous: bool) -> str:
+        """Returns how requests are to fail, empty if they are not."""
+        for name in ("FAULT-PREVIOUS", "FAULT") if previous else ("FAULT",):
+            with contextlib.suppress(FileNotFoundError):
+                return (self._folder / name).read_text().strip()
+        return ""
+
+    def choose(self, request: LogRequest) -> int:
+        """Returns the run that a request means.
+
+        Raises:
+            LogError: there is none, in a kubelet's words.
+        """
+        runs = self.runs()
+        if request.previous:
+            if len(runs) < 2:
+                raise LogError(400, f'previous terminated container "{request.container}" in pod "{request.pod}" not found')
+            return runs[-2]
+        if not runs:
+            raise LogError(400, f'container "{request.container}" in pod "{request.pod}" is waiting to start: ContainerCreating')
+        return runs[-1]
+
+
+class _Formatter:
+    """Turns records into the bytes of a stream: pieces of a line are joined, and only the first one is stamped."""
+
+    def __init__(self, request: LogRequest) -> None:
+        self._request = request
+        self._at_line_start = True
+        self._left = request.limit_bytes
+
+    @property
+    def is_full(self) -> bool:
+        return self._left is not None and self._left <= 0
+
+    def format(self, record: Record) -> bytes:
+        if self._request.since and record.time < self._request.since:
+            return b""
+        text = record.text if record.partial else record.text + b"\n"
+        if self._request.timestamps and self._at_line_start:
+            text = shorten_timestamp(record.timestamp).encode() + b" " + text
+        self._at_line_start = not record.partial
+        if self._left is not None:
+            text = text[: self._left]
+            self._left -= len(text)
+        return text
+
+
+def shorten_timestamp(timestamp: str) -> str:
+    """Cuts the trailing zeros of the fraction, as Go's RFC3339Nano does; the width varies, so these do not sort as text."""
+    whole, point, rest = timestamp.partition(".")
+    if not point:
+        return timestamp
+    digits = rest.rstrip("Z").rstrip("0")
+    return f"{whole}.{digits}Z" if digits else f"{whole}Z"
+
+
+async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncIterator[bytes]:
+    """Yields the stream of one run, as far as the request goes."""
+    formatter = _Formatter(request)
+    with contextlib.ExitStack() as open_files:
+        file = open_files.enter_context(logs.path(run).open("rb"))
+        if request.tail_lines is not None:
+            _seek_tail(file, request.tail_lines)
+        unfinished = b""
+        while not formatter.is_full:
+            # looked at before the file is read: what was written before the end is never missed
+            over = not request.follow or logs.is_over(run)
+            data = file.read(_READ_SIZE)
+            *lines, unfinished = (unfinished + data).split(b"\n")
+            if lines:
+                records = [record for line in lines if (record := parse_record(line))]
+                yield b"".join(formatter.format(record) for record in records)
+            elif over and not data:
+                return
+            elif not data:
+                file = _after_rotation(file, logs.path(run), open_files)
+                await asyncio.sleep(_LOOK_EVERY)
+
+
+def _seek_tail(file: BinaryIO, records: int) -> None:
+    content = file.read()
+    lines = content.splitlines(keepends=True)
+    file.seek(sum(len(line) for line in lines[: max(len(lines) - records, 0)]))
+
+
+def _after_rotation(file: BinaryIO, path: Path, open_files: contextlib.ExitStack) -> BinaryIO:
+    """Returns the file to go on with: the new one if the log was rotated, from its start if it was truncated."""
+    with contextlib.suppress(FileNotFoundError):
+        there, here = path.stat(), os.fstat(file.fileno())
+        if there.st_ino != here.st_ino:
+            return open_files.enter_context(path.open("rb"))
+        if there.st_size < file.tell():
+            file.seek(0)
+    return file
+
+
+class LogServer:
+    """Serves logs over HTTPS, one request per connection."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    async def serve(self, *, certificate: Path, key: Path, port: int) -> None:
+        """Serves on 127.0.0.1 until cancelled."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server = await asyncio.start_server(self._handle, "127.0.0.1", port, ssl=context, backlog=1024)
+        async with server:
+            await server.serve_forever()
+
+    async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ssl.SSLError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
+            answer = asyncio.ensure_future(self._answer(head.split(" ")[1], writer))
+            gone = asyncio.ensure_future(reader.read(1))
+            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
+            for task in (answer, gone):
+                task.cancel()
+            await asyncio.gather(answer, gone, return_exceptions=True)
+        with contextlib.suppress(ConnectionError, ssl.SSLError):
+            await writer.drain()
+            writer.close()
+
+    async def _answer(self, target: str, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._stream(LogRequest.parse(target), writer)
+        except LogError as error:
+            await _send_text(writer, error.status, str(error))
+
+    async def _stream(self, request: LogRequest, writer: asyncio.StreamWriter) -> None:
+        logs = ContainerLogs(self._root, request.namespace, request.pod, request.container)
+        fault = logs.fault(previous=request.previous)
+        if fault == "500":
+            raise LogError(500, "the simulated kubelet fails")
+        if fault == "unavailable":
+            await _send_text(writer, 200, "unable to retrieve container logs for containerd://0123456789abcdef")
+            return
+        run = logs.choose(request)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        await writer.drain()
+        if fault == "reset":
+            writer.transport.abort()
+            return
+        if fault == "hang":
+            await asyncio.Event().wait()
+        async for data in read_log(logs, run, request):
+            if data:
+                writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+                await writer.drain()
+        writer.write(b"0\r\n\r\n")
+
+
+async def _send_text(writer: asyncio.StreamWriter, status: int, text: str) -> None:
+    body = text.encode()
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    writer.write(head.encode() + body)
+    await writer.drain()
+
+
+def main() -> None:
+    """Runs the endpoint as a process of its own."""
+    parser = argparse.ArgumentParser(description="Log endpoint of simulated kubelets")
+    parser.add_argument("--root", type=Path, required=True, help="folder of the log files")
+    parser.add_argument("--certificate", type=Path, required=True)
+    parser.add_argument("--key", type=Path, required=True)
+    parser.add_argument("--port", type=int, required=True)
+    arguments = parser.parse_args()
+    arguments.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(LogServer(arguments.root).serve(certificate=arguments.certificate, key=arguments.key, port=arguments.port))
+
+
+if __name__ == "__main__":
+    main()
