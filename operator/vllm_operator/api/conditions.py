@@ -113,6 +113,10 @@ class Reason:
     """No replica serves."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused an object that the operator applied; the message says which and why."""
+    PERMISSION_MISSING = "PermissionMissing"
+    """The operator's account lacks a permission; the message names it. Also a reason of Planned."""
+    OPERATOR_FAILED = "OperatorFailed"
+    """The operator met something that it did not expect; the message quotes it. It tries again."""
     REPLICAS_NOT_READY = "ReplicasNotReady"
     """Some replicas serve, others do not yet."""
 

@@ -1,1 +1,1 @@
-"""Every call to the Kubernetes API, behind small Protocols, each shipped with a fake."""
+"""Every call to the Kubernetes API, behind one small Protocol that ships with a fake."""

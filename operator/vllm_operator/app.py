@@ -1,0 +1,210 @@
+"""The operator as a process: reads the settings, puts the parts together, starts and stops them in order.
+
+    probes and metrics -> workers -> supervisor (API server, permissions, CRD, first list, watches)
+
+It ends with 0 after SIGTERM or SIGINT, with 1 if it cannot listen on its port or a part dies, with 2 if it is
+told something that it cannot use. What may come by itself (the API server, the CRD, a permission) is waited for.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import sys
+from functools import partial
+
+import kopf
+from kubernetes.aio.client.configuration import Configuration
+
+from vllm_operator import __version__
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.planner import plan
+from vllm_operator.planning.pools import Inventory
+from vllm_operator.rendering.manifests import render
+from vllm_operator.reporting.report import load_knowledge, report
+from vllm_operator.runtime.follower import FollowerSettings
+from vllm_operator.runtime.followers import Followers
+from vllm_operator.runtime.health import HealthServer, Readiness
+from vllm_operator.runtime.log_output import configure
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.queue import WorkQueue
+from vllm_operator.runtime.reconciler import Key, Reconciler, Rooms
+from vllm_operator.runtime.supervisor import Parts, Supervisor
+from vllm_operator.runtime.watches import Watches
+from vllm_operator.runtime.workers import Workers
+from vllm_operator.settings import LogFormat, Settings, SettingsError
+from vllm_operator.startup.state import StartupState
+
+log = logging.getLogger(__name__)
+
+STOP_SECONDS = 1.8
+"""Everything must have stopped within this; the kubelet waits 30 s, a person at a terminal does not."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments: there are none, all settings are environment variables."""
+    parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the operator until it is told to stop; return the exit status."""
+    try:
+        settings = Settings.from_environment()
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return 2
+    configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
+    try:
+        return asyncio.run(serve(settings))
+    except KeyboardInterrupt:
+        return 0
+
+
+async def serve(settings: Settings) -> int:
+    """Run the operator in this event loop; return the exit status."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    try:
+        configuration = await load_configuration()
+    except MissingConnectionError as error:
+        log.error("%s", error)
+        return 2
+    client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration)
+    log.info("vllm-operator %s, API server %s", __version__, configuration.host)
+    operator = Operator(settings, client)
+    try:
+        return await operator.run(stop)
+    finally:
+        await client.close()
+
+
+class _NoParser:
+    state = StartupState()
+
+    def feed(self, data: bytes, timestamp: object = None) -> None:
+        pass
+
+
+class Operator:
+    """All parts of the operator."""
+
+    def __init__(self, settings: Settings, client: KubeClient) -> None:
+        self._settings = settings
+        self._client = client
+        self.metrics = Metrics()
+        self.readiness = Readiness()
+        self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
+        catalog = load_catalog()
+        self.followers = Followers(
+            client,
+            make_parser=_NoParser,
+            changed=self.queue.add,
+            streams=settings.log_streams,
+            settings=FollowerSettings(
+                line_bytes=settings.log_line_bytes,
+                replay_bytes=settings.log_replay_bytes,
+                turn_seconds=settings.log_turn_seconds,
+                interval_seconds=settings.status_interval_seconds,
+                step_percent=settings.status_step_percent,
+            ),
+        )
+        inventory: InventoryCache[Inventory] = InventoryCache(
+            client, partial(read_inventory, gpus=catalog.gpus), seconds=settings.node_cache_seconds
+        )
+        rooms = Rooms(plan=partial(_plan, catalog), render=render, report=partial(report, knowledge=load_knowledge()))
+        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics)
+        self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
+        self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
+        self.metrics.observe_streams(self.followers.streams)
+        # what was loaded so far lives for ever: the collector need not look at it again
+        gc.collect()
+        gc.freeze()
+
+    async def run(self, stop: asyncio.Event) -> int:
+        """Run until told to stop; return the exit status."""
+        health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
+        supervisor = Supervisor(
+            Parts(
+                client=self._client,
+                readiness=self.readiness,
+                add=self.queue.add,
+                make_watches=self._watches,
+                namespaces=self._settings.namespaces,
+                host=self._client.configuration.host,
+            )
+        )
+        try:
+            await health.start(self._settings.http_host, self._settings.http_port)
+        except OSError as error:
+            log.error(
+                "cannot listen on %s:%d for probes and metrics: %s", self._settings.http_host, self._settings.http_port, error.strerror
+            )
+            return 1
+        log.info("probes and metrics on port %d", health.port)
+        self.workers.start()
+        supervision = asyncio.create_task(supervisor.run(), name="supervisor")
+        stopping = asyncio.create_task(stop.wait(), name="stop")
+        await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        died = supervision.done()
+        if died:
+            log.error("the supervisor has ended", exc_info=supervision.exception())
+        log.info("stopping")
+        supervision.cancel()
+        stopping.cancel()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_SECONDS):
+                await asyncio.gather(
+                    supervision, stopping, self.workers.stop(), self.followers.close(), health.stop(), return_exceptions=True
+                )
+        return 1 if died else 0
+
+    def _watches(self, kinds: object) -> Watches:
+        return Watches(
+            add=self.queue.add,
+            login=partial(_connection_info, self._client.configuration),
+            kinds=kinds,  # type: ignore[arg-type]
+            namespaces=self._settings.namespaces,
+            received=self.metrics.watched,
+            request_timeout_seconds=self._settings.request_timeout_seconds,
+        )
+
+    def _stuck(self) -> str | None:
+        """Why the operator should be started again; None if it works."""
+        seconds = self.queue.longest_processing_seconds()
+        if seconds > self._settings.stuck_seconds:
+            return f"a reconciliation has been going on for {seconds:.0f} s"
+        return self.workers.dead()
+
+
+def _plan(catalog: Catalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
+    cache = resource.status.cache
+    generation = (cache.generation or 0) if cache else 0
+    return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation)
+
+
+def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+    """The same connection for kopf. Called again after a 401, in kopf's thread."""
+    if configuration.refresh_api_key_hook is not None:
+        configuration.refresh_api_key_hook(configuration)
+    scheme, _, token = str(configuration.api_key.get("BearerToken") or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=(scheme or "Bearer").capitalize() if token else None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

@@ -1,0 +1,226 @@
+"""Make the children what they should be: write only what differs, only what is ours.
+
+A child is read as part of the observation; the wish is compared with it (`ownership`), and the API server is
+called only where something is to do. So a restart of the operator writes nothing, drift in a field of ours is
+undone, and what others own stays.
+
+A child of the same name that is not ours is never taken over: the first apply is without force, and says so.
+"""
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_operator.api import labels
+from vllm_operator.cluster import ownership
+from vllm_operator.cluster.client import (
+    AUTOSCALER,
+    CLAIM_TEMPLATE,
+    DEPLOYMENT,
+    SERVICE,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Manifest,
+    NotFound,
+    kind_of,
+)
+
+log = logging.getLogger(__name__)
+
+PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE)
+"""Kinds that are deleted when they are not wished any more. Never a claim: it holds what took hours to build."""
+CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
+"""Where additions by others are removed. Elsewhere they are somebody's wish: a paused rollout, an address of a load balancer."""
+_FINAL = (Invalid, Forbidden, NotFound)
+"""Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
+SCALER = "kube-controller-manager"
+"""Writes `replicas` through the scale subresource on behalf of a HorizontalPodAutoscaler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A child that could not be applied."""
+
+    kind: str
+    name: str
+    error: ClusterError
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.name}: {self.error}"
+
+
+@dataclass(slots=True)
+class Applied:
+    """What applying did: the children as they are now, what was refused, and whether something is on its way out.
+
+    `waiting` is why a child has to be applied later; None if nothing is open.
+    """
+
+    children: list[Manifest] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    written: int = 0
+    waiting: str | None = None
+
+
+class Applier:
+    """Applies the children of one VLLMDeployment after the other."""
+
+    def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None] = lambda verb, kind: None) -> None:
+        """`count` is called with the verb and the kind of each write."""
+        self._client = client
+        self._count = count
+        # What an apply did not change: fields that this API server does not know. By uid of the child.
+        self._accepted: dict[str, tuple[str, str]] = {}
+
+    async def apply(self, owner: Manifest, wishes: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
+        """Make the children so. `live` are the children found by label; raises what is worth another try.
+
+        Raises:
+            Unavailable, Conflict: Try again later; what was written so far stays.
+        """
+        result = Applied()
+        found = {_identity(child): child for child in live}
+        for wish in wishes:
+            child = found.get(_identity(wish))
+            if child is not None and await self._leaving(child, owner):
+                result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
+                continue
+            try:
+                now = await self._apply_one(wish, child, result)
+            except (Conflict, *_FINAL) as error:
+                if isinstance(error, Conflict) and child is not None:
+                    raise
+                result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
+                if child is not None:
+                    result.children.append(child)
+                continue
+            result.children.append(now)
+        if not result.refusals:
+            await self._prune(owner, wishes, live, result)
+        return result
+
+    async def _apply_one(self, wish: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        if child is None:
+            # no force: what exists under this name without our labels is not ours
+            created = await self._client.apply(wish, manager=labels.FIELD_MANAGER, force=False)
+            return self._written("apply", created, wish, result)
+        wish = await self._without_scaled(wish, child)
+        if self._needs_apply(wish, child):
+            child = self._written("apply", await self._client.apply(wish, manager=labels.FIELD_MANAGER), wish, result)
+        if kind_of(wish) in CLEANED:
+            child = await self._clean(wish, child, result)
+        return child
+
+    def _needs_apply(self, wish: Manifest, child: Manifest) -> bool:
+        fields = ownership.owned_fields(child, labels.FIELD_MANAGER)
+        if fields is None or ownership.owns_more(fields, wish) or ownership.lost_field(child, wish, labels.FIELD_MANAGER):
+            return True
+        place = ownership.differs(wish, child)
+        if place is None or self._accepted.get(child["metadata"].get("uid", "")) == (_digest(wish), "/".join(place)):
+            return False
+        log.debug("%s %s differs at %s", wish["kind"], wish["metadata"]["name"], ".".join(place))
+        return True
+
+    def _written(self, verb: str, now: Manifest, wish: Manifest, result: Applied) -> Manifest:
+        result.written += 1
+        self._count(verb, now["kind"])
+        place = ownership.differs(wish, now)
+        uid = now["metadata"].get("uid", "")
+        if place is None:
+            self._accepted.pop(uid, None)
+        else:
+            # once more would change nothing either
+            self._accepted[uid] = (_digest(wish), "/".join(place))
+            log.warning("%s %s: the API server did not take over %s", now["kind"], now["metadata"]["name"], ".".join(place))
+        return now
+
+    async def _clean(self, wish: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Remove what others have added inside of our spec."""
+        pointers = _additions(child, wish)
+        metadata = child["metadata"]
+        if not pointers or self._accepted.get(f"{metadata.get('uid')}/additions") == ("", " ".join(pointers)):
+            return child
+        log.info("removing %s from %s %s: added by somebody else", ", ".join(pointers), child["kind"], metadata["name"])
+        operations: list[Manifest] = [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}]
+        operations += [{"op": "remove", "path": pointer} for pointer in pointers]
+        namespace = metadata.get("namespace")
+        now = await self._client.patch(kind_of(child), metadata["name"], namespace, operations, manager=labels.FIELD_MANAGER)
+        left = _additions(now, wish)
+        if left:  # an admission webhook insists: do not fight
+            self._accepted[f"{metadata.get('uid')}/additions"] = ("", " ".join(left))
+        return self._written("patch", now, wish, result)
+
+    async def _leaving(self, child: Manifest, owner: Manifest) -> bool:
+        """Whether a child is on its way out, or belongs to an earlier object of the same name and must go."""
+        metadata = child["metadata"]
+        if metadata.get("deletionTimestamp"):
+            return True
+        owners = [ref["uid"] for ref in metadata.get("ownerReferences") or () if ref.get("kind") == labels.KIND]
+        if not owners or owner["metadata"]["uid"] in owners:
+            return False
+        await self._delete(child)
+        return True
+
+    async def _prune(self, owner: Manifest, wishes: Sequence[Manifest], live: Sequence[Manifest], result: Applied) -> None:
+        wanted = {_identity(wish) for wish in wishes}
+        for child in live:
+            metadata = child["metadata"]
+            ours = any(ref.get("uid") == owner["metadata"]["uid"] for ref in metadata.get("ownerReferences") or ())
+            if ours and kind_of(child) in PRUNED and _identity(child) not in wanted and not metadata.get("deletionTimestamp"):
+                log.info("deleting %s %s: not wanted any more", child["kind"], metadata["name"])
+                await self._delete(child)
+                result.written += 1
+
+    async def _delete(self, child: Manifest) -> None:
+        metadata = child["metadata"]
+        self._count("delete", child["kind"])
+        await self._client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
+
+    async def _without_scaled(self, wish: Manifest, child: Manifest) -> Manifest:
+        """Leave `replicas` out of the wish where a HorizontalPodAutoscaler sets it on the Deployment itself."""
+        replicas = wish.get("spec", {}).get("replicas")
+        if wish["kind"] != DEPLOYMENT.kind or replicas is None or not _scaled(child) or not await self._has_autoscaler(child):
+            return wish
+        return {**wish, "spec": {key: value for key, value in wish["spec"].items() if key != "replicas"}}
+
+    async def _has_autoscaler(self, child: Manifest) -> bool:
+        try:
+            autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
+        except Forbidden:
+            return True  # leave it: who may not look must not judge
+        targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
+        return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
+
+
+def _scaled(child: Manifest) -> bool:
+    for entry in child["metadata"].get("managedFields") or ():
+        fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
+        if entry.get("manager") == SCALER and entry.get("subresource") == "scale" and "f:replicas" in fields:
+            return True
+    return False
+
+
+def _additions(child: Manifest, wish: Manifest) -> tuple[str, ...]:
+    place = CLEANED[kind_of(child)]
+    return tuple(pointer for pointer in ownership.foreign_fields(child, wish, labels.FIELD_MANAGER) if pointer.startswith(place))
+
+
+def _foreign_owner(wish: Manifest, error: ClusterError) -> ClusterError:
+    if not isinstance(error, Conflict):
+        return error
+    kind, name = wish["kind"], wish["metadata"]["name"]
+    return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
+
+
+def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
+    return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _digest(wish: Manifest) -> str:
+    return hashlib.sha256(json.dumps(wish, sort_keys=True).encode()).hexdigest()

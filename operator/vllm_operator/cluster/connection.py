@@ -1,0 +1,58 @@
+"""Where the API server is and how to prove who we are: a kubeconfig, or the service account of the Pod.
+
+`KUBECONFIG` wins; then the service account, if this is a Pod; then `~/.kube/config`. Tokens rotate: the
+service account's file is read again every minute, and everything is read again after a 401.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+from kubernetes.aio.config.incluster_config import load_incluster_config
+from kubernetes.aio.config.kube_config import load_kube_config
+
+ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a service account."
+
+
+class MissingConnectionError(Exception):
+    """There is no usable kubeconfig and no service account; the message says what was tried."""
+
+
+async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
+    """Read the configuration of the client anew.
+
+    Raises:
+        MissingConnectionError: There is none, or it cannot be used.
+    """
+    environment = os.environ if environment is None else environment
+    configuration = Configuration()
+    paths = environment.get("KUBECONFIG", "")
+    home = Path(environment.get("HOME", "/")) / ".kube" / "config"
+    has_home = await asyncio.to_thread(home.is_file)
+    try:
+        if paths:
+            _check_files(paths)
+            await load_kube_config(config_file=paths, client_configuration=configuration, persist_config=False)
+        elif environment.get("KUBERNETES_SERVICE_HOST"):
+            load_incluster_config(client_configuration=configuration)
+        elif has_home:
+            await load_kube_config(config_file=str(home), client_configuration=configuration, persist_config=False)
+        else:
+            raise MissingConnectionError(
+                f"There is no kubeconfig: KUBECONFIG is not set, {home} does not exist, and this is not a Pod. {ADVICE}"
+            )
+    except (ConfigException, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+        # the loader fails in all these ways on a file that is YAML but no kubeconfig
+        raise MissingConnectionError(f"The kubeconfig {paths or home or ''} cannot be used: {error}. {ADVICE}") from error
+    # Certificates are verified, but not for RFC 5280 niceties that the CAs of some providers lack and that
+    # Python 3.13 began to ask for.
+    configuration.disable_strict_ssl_verification = True
+    return configuration
+
+
+def _check_files(paths: str) -> None:
+    if not any(Path(path).expanduser().is_file() for path in paths.split(os.pathsep) if path):
+        raise MissingConnectionError(f"There is no kubeconfig: KUBECONFIG names {paths}, which does not exist. {ADVICE}")

@@ -1,0 +1,81 @@
+"""What GPUs the cluster has, as of a moment ago.
+
+Nodes are read with a list that may be seconds old, not watched: they are large, change with every heartbeat,
+and a new GPU takes minutes to arrive anyway. All reconciliations share one read.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Generic, TypeVar
+
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+
+GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
+GPU_LABELS = (
+    "nvidia.com/",
+    "feature.node.kubernetes.io/pci-10de",
+    "feature.node.kubernetes.io/pci-0302_10de",
+    "feature.node.kubernetes.io/pci-0300_10de",
+    "cloud.google.com/gke-accelerator",
+    "cloud.google.com/gke-gpu",
+    "karpenter.k8s.aws/instance-gpu",
+    "kubernetes.azure.com/accelerator",
+    "gpu.nvidia.com/",
+    labels.ARCHITECTURE_LABEL,
+)
+"""A node with a label or a resource that begins like this may have a GPU. There is no one label that all have."""
+
+
+Content = TypeVar("Content")
+
+
+class InventoryCache(Generic[Content]):
+    """A cache of what is read from the nodes with GPUs and from the ResourceSlices."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        read: Callable[[Sequence[Manifest], Sequence[Manifest]], Content],
+        *,
+        seconds: float = 30.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`read` makes of nodes and slices what is kept."""
+        self._client = client
+        self._read = read
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = asyncio.Lock()
+        self._read_at: float | None = None
+        self._content: Content | None = None
+
+    async def read(self, *, max_age: float | None = None) -> Content:
+        """What GPUs there are, at most `max_age` seconds old (the cache's own age if not given).
+
+        Raises:
+            Forbidden: The operator may not list nodes.
+        """
+        limit = self._seconds if max_age is None else min(max_age, self._seconds)
+        async with self._lock:  # one read for all who wait
+            if self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
+                asked_at = self._clock()
+                nodes = await self._client.find(NODE, cached=True)
+                self._content = self._read([node for node in nodes if has_gpu_sign(node)], await self._slices())
+                self._read_at = asked_at
+            return self._content
+
+    async def _slices(self) -> tuple[Manifest, ...]:
+        try:
+            return tuple(await self._client.find(RESOURCE_SLICE, cached=True))
+        except (NotFound, Forbidden):
+            return ()  # an API server without dynamic resource allocation, or none of our business
+
+
+def has_gpu_sign(node: Manifest) -> bool:
+    """Whether anything about a node hints at a GPU. Label selectors cannot ask this: there is no common label."""
+    if any(label.startswith(GPU_LABELS) for label in node["metadata"].get("labels") or {}):
+        return True
+    status: dict[str, Any] = node.get("status") or {}
+    return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})

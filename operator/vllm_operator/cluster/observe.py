@@ -1,0 +1,103 @@
+"""Read everything that concerns one VLLMDeployment: the object, its children, what is said about them.
+
+Always from the API server, never from an event that was received: an event only says that something happened.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import (
+    CLAIM,
+    CLAIM_TEMPLATE,
+    DEPLOYMENT,
+    EVENT,
+    POD,
+    SERVICE,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    Forbidden,
+    Kind,
+    Manifest,
+    NotFound,
+)
+
+MAX_EXPLAINED = 8
+"""Pods whose events are read in one look; the report shows the worst ones and counts the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A VLLMDeployment as the API server has it, and its children, found by label."""
+
+    resource: Manifest
+    children: tuple[Manifest, ...]
+    pods: tuple[Manifest, ...]
+
+    def child(self, kind: Kind) -> Manifest | None:
+        """The child of a kind; where there are several, the one that is named like the object comes first."""
+        found = [child for child in self.children if child["kind"] == kind.kind]
+        name = self.resource["metadata"]["name"]
+        return next((child for child in found if child["metadata"]["name"] == name), found[0] if found else None)
+
+
+async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot | None:
+    """Read a VLLMDeployment and its children; None if it is gone or on its way out.
+
+    Raises:
+        ClusterError: The API server cannot be read.
+    """
+    try:
+        resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+    except NotFound:
+        return None
+    if resource["metadata"].get("deletionTimestamp"):
+        return None
+    selector = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: name}
+    kinds = [DEPLOYMENT, SERVICE, CLAIM, POD]
+    if ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA":
+        kinds.append(CLAIM_TEMPLATE)
+    found = await asyncio.gather(*(client.find(kind, namespace, labels=selector) for kind in kinds))
+    by_kind = dict(zip(kinds, found, strict=True))
+    pods = tuple(by_kind.pop(POD))
+    return Snapshot(resource, tuple(child for children in by_kind.values() for child in children), pods)
+
+
+async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str | None) -> Manifest | None:
+    """The claim of the caches: among the children, or named in the spec; None if it does not exist."""
+    if claim_name is None:
+        return None
+    for child in snapshot.children:
+        if child["kind"] == CLAIM.kind and child["metadata"]["name"] == claim_name:
+            return child
+    try:
+        return await client.get(CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
+    except NotFound:
+        return None
+
+
+async def read_events(client: ClusterClient, pods: Sequence[Manifest], claim: Manifest | None) -> tuple[Manifest, ...]:
+    """Events about Pods that are not ready and about a claim that is not bound. Costs nothing where all is well."""
+    wanted = [(POD, pod) for pod in pods if not is_ready(pod)][:MAX_EXPLAINED]
+    if claim is not None and (claim.get("status") or {}).get("phase") != "Bound":
+        wanted.append((CLAIM, claim))
+    try:
+        found = await asyncio.gather(*(_events_about(client, kind, item) for kind, item in wanted))
+    except Forbidden:
+        return ()  # then the messages say less
+    return tuple(event for events in found for event in events)
+
+
+async def _events_about(client: ClusterClient, kind: Kind, item: Manifest) -> Sequence[Manifest]:
+    metadata = item["metadata"]
+    fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": metadata["uid"]}
+    return await client.find(EVENT, metadata["namespace"], fields=fields)
+
+
+def is_ready(pod: Manifest) -> bool:
+    """Whether a Pod is Ready and not being deleted."""
+    conditions: list[Any] = (pod.get("status") or {}).get("conditions") or []
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    return ready and not pod["metadata"].get("deletionTimestamp")

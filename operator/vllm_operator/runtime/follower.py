@@ -1,0 +1,280 @@
+"""Follow the log of one run of an engine container until the run ends or the Pod serves.
+
+A stream that ends says nothing by itself: containers exit, kubelets restart, turns are over. After every end
+the Pod is read, and its status decides. Once the container is dead its log is read to the end once more,
+because the stream may have broken off before it.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
+from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
+from vllm_operator.runtime.slots import Slots
+from vllm_operator.startup.state import StartupState
+
+log = logging.getLogger(__name__)
+
+QUIET_SECONDS = 0.2
+"""A stream that is silent for this long has shown all that was there."""
+LINGER_SECONDS = 2.0
+"""How long the last lines of a start are waited for once its Pod is Ready."""
+REST_FACTOR = 2.0
+"""A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
+RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
+FORBIDDEN_SECONDS = 60.0
+MAX_APOLOGIES = 5
+
+
+class Parser(Protocol):
+    """What reads the lines: `vllm_operator.startup` provides it."""
+
+    def feed(self, data: bytes, timestamp: object = None) -> None:
+        """Take a line."""
+
+    @property
+    def state(self) -> StartupState:
+        """What has been told so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an engine container. `container_id` is empty while the kubelet has not said it."""
+
+    namespace: str
+    pod: str
+    uid: str
+    container: str
+    restarts: int
+    previous: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class FollowerSettings:
+    """Bounds of a follower; see `Settings` for what they mean."""
+
+    line_bytes: int = 64 * 1024
+    replay_bytes: int = 64 * 1024 * 1024
+    turn_seconds: float = 20.0
+    interval_seconds: float = 10.0
+    step_percent: int = 5
+
+
+class Follower:
+    """Reads the log of a run and publishes what it tells, at most as often as is worth a look."""
+
+    def __init__(
+        self,
+        run: Run,
+        parser: Parser,
+        *,
+        client: ClusterClient,
+        slots: Slots,
+        settings: FollowerSettings,
+        changed: Callable[[], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`changed` is called whenever `state` or `caught_up` has changed in a way that matters."""
+        self.run = run
+        self.caught_up = False
+        self.finished = False
+        self._client = client
+        self._slots = slots
+        self._settings = settings
+        self._changed = changed
+        self._clock = clock
+        self._parser: Parser | None = parser
+        self._lines = LogLines(line_bytes=settings.line_bytes)
+        self._published: StartupState | None = None
+        self._published_at = 0.0
+        self._latest = parser.state
+        self._read_bytes = 0
+        self._stop_at: float | None = None
+        self._dead = run.previous
+
+    @property
+    def state(self) -> StartupState | None:
+        """What the log has told, as of the last change that matters; None before anything was read."""
+        if self._published is None:
+            return None
+        # whether it is still alive must not be rounded
+        return replace(self._published, last_line_at=self._latest.last_line_at, lines=self._latest.lines)
+
+    def finish_soon(self) -> None:
+        """The Pod serves: take the lines that are on their way, then stop."""
+        if self._stop_at is None:
+            self._stop_at = self._clock() + LINGER_SECONDS
+
+    async def follow(self) -> None:
+        """Follow until the run is over or `finish_soon` has come true. Raises nothing but CancelledError."""
+        tries = apologies = 0
+        try:
+            while not self._stopping():
+                before = self._latest.lines
+                wait = 0.0
+                try:
+                    async with self._slots.place():
+                        await self._read()
+                except LogUnavailableError:
+                    apologies += 1
+                    wait = self._backoff(tries)
+                except Forbidden as error:
+                    log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+                    wait = FORBIDDEN_SECONDS
+                except ClusterError as error:
+                    log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
+                    wait = self._backoff(tries)
+                tries = 0 if self._latest.lines > before else tries + 1
+                if apologies >= MAX_APOLOGIES or (self.run.previous and tries >= 2) or await self._over():
+                    break
+                self._catch_up()  # nothing to be had now: waiting for it would hold up the report
+                await asyncio.sleep(wait or self._backoff(tries))
+        finally:
+            self._finish()
+
+    def _backoff(self, tries: int) -> float:
+        return RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)] * random.uniform(0.8, 1.2)
+
+    def _stopping(self) -> bool:
+        return self._stop_at is not None and self._clock() >= self._stop_at
+
+    async def _read(self) -> None:
+        """Read one stream to its end, to the end of the turn, or until the Pod serves."""
+        self._lines.reopen()
+        turn_until = self._clock() + self._settings.turn_seconds
+        request = LogRequest(
+            namespace=self.run.namespace,
+            pod=self.run.pod,
+            container=self.run.container,
+            follow=not self._dead,
+            previous=self.run.previous,
+            since=self._lines.since,
+            limit_bytes=self._settings.replay_bytes if self._dead else None,
+        )
+        async with self._client.stream_log(request) as stream:
+            pieces = aiter(stream)
+            pending: asyncio.Task[bytes] | None = None
+            try:
+                while not self._stopping():
+                    pending = pending or asyncio.create_task(_next(pieces))
+                    await asyncio.wait({pending}, timeout=self._patience())
+                    if pending.done():
+                        piece, pending = pending.result(), None
+                        if not piece:
+                            return
+                        await self._take(piece)
+                    else:
+                        self._catch_up()
+                        self._publish()
+                        if self._stop_at is not None:
+                            return  # it serves, and has fallen silent
+                    if self._slots.waiting and self._clock() >= turn_until:
+                        return
+            finally:
+                if pending is not None:
+                    pending.cancel()
+                    await asyncio.gather(pending, return_exceptions=True)
+
+    def _patience(self) -> float:
+        return QUIET_SECONDS if not self.caught_up or self._stop_at is not None else 1.0
+
+    async def _take(self, piece: bytes) -> None:
+        started = time.perf_counter()
+        self._read_bytes += len(piece)
+        for line, moment in self._lines.feed(piece):
+            self._feed(line, moment)
+        self._latest = self._parser.state if self._parser else self._latest
+        if self._read_bytes > self._settings.replay_bytes:
+            self._catch_up()  # no start writes this much: do not wait for its end
+        if self.caught_up:
+            self._publish()
+        await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
+
+    def _feed(self, line: bytes, moment: object) -> None:
+        if self._parser is not None:
+            self._parser.feed(line, moment)
+
+    async def _over(self) -> bool:
+        """Look at the Pod: whether there is nothing more to read."""
+        if self.run.previous:
+            return self._latest.lines > 0
+        try:
+            pod = await self._client.get(POD, self.run.pod, self.run.namespace)
+        except NotFound:
+            return True
+        except ClusterError:
+            return False  # no news: try again
+        status = container_status(pod, self.run.container)
+        restarts = int(status.get("restartCount") or 0)
+        if pod["metadata"].get("uid") != self.run.uid or restarts > self.run.restarts + 1:
+            return True
+        if restarts > self.run.restarts:
+            # the plain log is that of the next run by now
+            if self._dead:
+                return True
+            self.run, self._dead = replace(self.run, previous=True), True
+            return False
+        if "running" in (status.get("state") or {}):
+            return False
+        over, self._dead = self._dead, True
+        return over
+
+    def _catch_up(self) -> None:
+        if not self.caught_up:
+            self.caught_up = True
+            self._publish(force=True)
+
+    def _publish(self, *, force: bool = False) -> None:
+        state = self._latest
+        old = self._published
+        if not force and old is not None:
+            if _same(old, state):
+                return
+            due = self._clock() - self._published_at >= self._settings.interval_seconds
+            if not due and not is_worth_a_look(old, state, self._settings.step_percent):
+                return
+        if old is not None and _same(old, state) and not force:
+            return
+        self._published, self._published_at = state, self._clock()
+        self._changed()
+
+    def _finish(self) -> None:
+        rest = self._lines.flush()
+        if rest is not None and self._parser is not None:
+            self._feed(*rest)
+        if self._parser is not None:
+            self._latest = self._parser.state
+        self._parser = None  # its memory is needed no more
+        self.caught_up = self.finished = True
+        self._publish(force=self._published is None)
+        if self._published is not None and not _same(self._published, self._latest):
+            self._published = self._latest
+            self._changed()
+
+
+async def _next(pieces: AsyncIterator[bytes]) -> bytes:
+    return await anext(pieces, b"")
+
+
+def _same(old: StartupState, new: StartupState) -> bool:
+    return replace(old, lines=0, last_line_at=None) == replace(new, lines=0, last_line_at=None)
+
+
+def is_worth_a_look(old: StartupState, new: StartupState, step_percent: int) -> bool:
+    """Whether something has changed that a person wants to know at once; progress counts from some percent on."""
+    if old.progress is not None and new.progress is not None and new.progress.total:
+        moved = abs(new.progress.completed - old.progress.completed) * 100
+        same = replace(new, progress=old.progress)
+        return not _same(old, same) or old.progress.total != new.progress.total or moved >= step_percent * new.progress.total
+    return not _same(old, new)
+
+
+def container_status(pod: Manifest, container: str) -> Manifest:
+    """The status of a container of a Pod; empty if there is none."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    return next((status for status in statuses if status.get("name") == container), {})

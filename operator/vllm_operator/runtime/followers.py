@@ -1,0 +1,149 @@
+"""Which logs are followed: those of Pods that are on their way to serving, and of runs that have just crashed.
+
+State is kept by run (uid of the Pod, restarts before it) for as long as the Pod exists. Nothing here must
+survive a restart of the operator: logs are read again from their beginning.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import ClusterClient, Manifest
+from vllm_operator.cluster.observe import is_ready
+from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, container_status
+from vllm_operator.runtime.slots import Slots
+from vllm_operator.startup.state import StartupState
+
+log = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, str]
+RunKey: TypeAlias = tuple[str, int]
+
+
+@dataclass(slots=True)
+class _Entry:
+    follower: Follower
+    task: asyncio.Task[None]
+
+
+@dataclass(slots=True)
+class _Deployment:
+    runs: dict[RunKey, _Entry] = field(default_factory=dict)
+
+
+class Followers:
+    """The followers of all VLLMDeployments."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        *,
+        make_parser: Callable[[], Parser],
+        changed: Callable[[Key], None],
+        streams: int = 200,
+        settings: FollowerSettings | None = None,
+    ) -> None:
+        """`changed` is called with the key of a VLLMDeployment when one of its logs has told something new."""
+        self._client = client
+        self._make_parser = make_parser
+        self._changed = changed
+        self._settings = settings or FollowerSettings()
+        self._deployments: dict[Key, _Deployment] = {}
+        self.slots = Slots(streams)
+
+    def sync(self, key: Key, pods: Iterable[Manifest]) -> None:
+        """Follow what is worth following of these Pods, and forget Pods that are gone."""
+        pods = tuple(pods)
+        deployment = self._deployments.setdefault(key, _Deployment())
+        uids = {pod["metadata"]["uid"] for pod in pods}
+        for run_key in [k for k in deployment.runs if k[0] not in uids]:
+            deployment.runs.pop(run_key).task.cancel()
+        for pod in pods:
+            if is_ready(pod):
+                for run_key, entry in deployment.runs.items():
+                    if run_key[0] == pod["metadata"]["uid"]:
+                        entry.follower.finish_soon()
+                continue
+            for run in runs_to_follow(pod):
+                self._start(key, deployment, run)
+        if not deployment.runs:
+            del self._deployments[key]
+
+    def states(self, key: Key) -> Mapping[RunKey, StartupState]:
+        """What the logs of a VLLMDeployment have told, by run."""
+        deployment = self._deployments.get(key)
+        if deployment is None:
+            return {}
+        found = ((run_key, entry.follower.state) for run_key, entry in deployment.runs.items())
+        return {run_key: state for run_key, state in found if state is not None}
+
+    def caught_up(self, key: Key) -> bool:
+        """Whether every followed log has shown what it holds already; before, a report would go back in time."""
+        deployment = self._deployments.get(key)
+        return deployment is None or all(entry.follower.caught_up for entry in deployment.runs.values())
+
+    def forget(self, key: Key) -> None:
+        """A VLLMDeployment is gone."""
+        deployment = self._deployments.pop(key, None)
+        for entry in deployment.runs.values() if deployment else ():
+            entry.task.cancel()
+
+    def streams(self) -> tuple[int, int]:
+        """How many logs are being read, and how many wait for their turn."""
+        return self.slots.taken, self.slots.waiting
+
+    async def close(self) -> None:
+        """Stop all."""
+        tasks = [entry.task for deployment in self._deployments.values() for entry in deployment.runs.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._deployments.clear()
+
+    def _start(self, key: Key, deployment: _Deployment, run: Run) -> None:
+        run_key = (run.uid, run.restarts)
+        if run_key in deployment.runs:
+            return
+        follower = Follower(
+            run,
+            self._make_parser(),
+            client=self._client,
+            slots=self.slots,
+            settings=self._settings,
+            changed=lambda: self._changed(key),
+        )
+        task = asyncio.create_task(self._guard(follower), name=f"log {run.namespace}/{run.pod} {run.restarts}")
+        deployment.runs[run_key] = _Entry(follower, task)
+        for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # the present run and the one before tell all
+            deployment.runs.pop(old).task.cancel()
+
+    async def _guard(self, follower: Follower) -> None:
+        try:
+            await follower.follow()
+        except asyncio.CancelledError:
+            raise
+        except Exception:  # one log must not stop the others
+            log.exception("following the log of Pod %s/%s failed", follower.run.namespace, follower.run.pod)
+
+
+def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Run, ...]:
+    """The runs of a Pod whose logs tell something: the present one if it has started, and a crashed one before it."""
+    status = container_status(pod, container)
+    if not status:
+        return ()
+    metadata = pod["metadata"]
+    restarts = int(status.get("restartCount") or 0)
+    state = status.get("state") or {}
+    has_ended = "terminated" in (status.get("lastState") or {})
+    present = Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
+    runs = []
+    if "running" in state:
+        if has_ended and restarts > 0:
+            runs.append(Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts - 1, previous=True))
+        runs.append(present)
+    elif "terminated" in state or has_ended:  # waiting for its restart: the log is that of the run that has ended
+        runs.append(present)
+    return tuple(runs)

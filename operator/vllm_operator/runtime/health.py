@@ -1,0 +1,81 @@
+"""The probes and the metrics over HTTP: `/healthz`, `/readyz`, `/metrics`.
+
+Alive means that the event loop turns and no key is stuck. Ready means that everything is there that the
+operator needs to serve; `/readyz` names what is missing, one per line.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aiohttp import web
+
+from vllm_operator.runtime.metrics import Metrics
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Readiness:
+    """What is still missing, by the name of what is waited for; ready when nothing is."""
+
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def lack(self, name: str, message: str) -> None:
+        """Something is missing. Said in the log when it is new."""
+        if self.missing.get(name) != message:
+            log.warning("%s", message)
+        self.missing[name] = message
+
+    def have(self, name: str) -> None:
+        """Something is there. Said in the log when it was missing."""
+        if self.missing.pop(name, None) is not None:
+            log.info("%s: there now", name)
+
+    def __bool__(self) -> bool:
+        return not self.missing
+
+
+class HealthServer:
+    """Serves the probes and the metrics."""
+
+    def __init__(self, metrics: Metrics, readiness: Readiness, *, stuck: Callable[[], str | None]) -> None:
+        """`stuck` returns why the operator should be started again, or None."""
+        self._metrics = metrics
+        self._readiness = readiness
+        self._stuck = stuck
+        self._runner: web.AppRunner | None = None
+        self.port = 0
+
+    async def start(self, host: str, port: int) -> None:
+        """Begin to listen; port 0 lets the system choose (see `port`).
+
+        Raises:
+            OSError: The port is taken.
+        """
+        app = web.Application()
+        app.router.add_get("/healthz", self._healthz)
+        app.router.add_get("/readyz", self._readyz)
+        app.router.add_get("/metrics", self._metrics_page)
+        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.5)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, host, port)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+
+    async def stop(self) -> None:
+        """Stop listening."""
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        reason = self._stuck()
+        return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        if self._readiness:
+            return web.Response(text="ok\n")
+        return web.Response(status=503, text="".join(f"{message}\n" for message in self._readiness.missing.values()))
+
+    async def _metrics_page(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._metrics.render(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})

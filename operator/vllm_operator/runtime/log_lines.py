@@ -1,0 +1,124 @@
+r"""From the bytes of a log stream to lines with their times, across reconnects, without loss or double counting.
+
+The API server prefixes each line with an RFC 3339 time and a space. What a kubelet (v1.35.4) is known to do:
+
+* `sinceTime` is cut to whole seconds and inclusive, so a resumed stream begins with lines that were seen
+  before. They are a prefix in the order of the file, so counting them is enough; times alone are not, as
+  two lines may have one time, and stdout and stderr may swap by milliseconds.
+* The last text of a container may lack its newline. A stream may also end in the middle of a line because
+  the kubelet restarts, and the line comes whole when the stream is resumed. Only whoever knows which of both
+  it was may take the rest (`flush`).
+* A line of 300 KB comes in pieces with one time. It is handed on in bounded pieces.
+"""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+
+TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
+UNAVAILABLE = b"unable to retrieve container logs"
+"""The kubelet says this with status 200 when the container is already gone."""
+
+
+class LogUnavailableError(Exception):
+    """The kubelet answered with an apology instead of the log."""
+
+
+class LogLines:
+    """The lines of one run of a container."""
+
+    def __init__(self, *, line_bytes: int) -> None:
+        """A longer line is handed on in pieces of `line_bytes`."""
+        self._line_bytes = line_bytes
+        self._tail = b""
+        self._head: re.Match[bytes] | None = None  # the time of a long line of which pieces were handed on
+        self._inside = False
+        self._first = True
+        self._second = b""  # the latest second seen, and how many lines of the file lie in it or after it
+        self._zone = b"Z"
+        self._seen = 0
+        self._latest = b""
+        self._skip = 0
+
+    @property
+    def since(self) -> str | None:
+        """From when on to ask for lines when the stream is opened again; None for all."""
+        return (self._second + self._zone).decode("ascii") if self._second else None
+
+    def reopen(self) -> None:
+        """The stream is opened again with `since`; what comes first was seen already."""
+        self._tail = b""
+        self._inside = False
+        self._first = True
+        self._skip = self._seen
+
+    def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
+        """Take bytes; yield lines, newline included, each with its time (None where it cannot be read).
+
+        Raises:
+            LogUnavailableError: This is no log.
+        """
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            found = self._line(line)
+            if found is not None:
+                yield found
+        if len(self._tail) > self._line_bytes:
+            piece, self._tail = self._tail, b""
+            if not self._inside:
+                self._inside, self._head = True, TIME.match(piece)
+                piece = piece[self._head.end() :] if self._head else piece
+            if not self._skip:
+                yield piece, _time(self._head)
+
+    def flush(self) -> tuple[bytes, datetime | None] | None:
+        """The rest without a newline, when the container has ended; None if there is none."""
+        rest, self._tail = self._tail, b""
+        return self._line(rest) if rest else None
+
+    def _line(self, line: bytes) -> tuple[bytes, datetime | None] | None:
+        if self._first and line.startswith(UNAVAILABLE):
+            raise LogUnavailableError(line[:200].decode("utf-8", "replace"))
+        self._first = False
+        if self._inside:  # the end of a long line
+            self._inside = False
+            return self._counted(self._head, line)
+        match = TIME.match(line)
+        return self._counted(match, line[match.end() :] if match else line)
+
+    def _counted(self, match: re.Match[bytes] | None, text: bytes) -> tuple[bytes, datetime | None] | None:
+        """The line, unless it was seen before the stream was opened again."""
+        if match is None:
+            return text + b"\n", None
+        time = _comparable(match)
+        if self._skipped(time):
+            return None
+        if match[1] > self._second:
+            self._second, self._zone, self._seen = match[1], match[3], 0
+        if match[1] == self._second:
+            self._seen += 1
+        self._latest = max(self._latest, time)
+        return text + b"\n", _time(match)
+
+    def _skipped(self, time: bytes) -> bool:
+        if not self._skip:
+            return False
+        if time > self._latest:  # the log was rotated meanwhile: what would have been skipped is gone
+            self._skip = 0
+            return False
+        self._skip -= 1
+        return True
+
+
+def _comparable(match: re.Match[bytes]) -> bytes:
+    """The time with a fraction of fixed width: the kubelet cuts trailing zeros."""
+    return match[1] + (match[2] or b".").ljust(10, b"0")
+
+
+def _time(match: re.Match[bytes] | None) -> datetime | None:
+    if match is None:
+        return None
+    try:
+        return datetime.fromisoformat((match[1] + (match[2] or b"")[:7] + match[3]).decode("ascii"))
+    except ValueError:
+        return None

@@ -1,0 +1,97 @@
+"""What Prometheus can read of the operator."""
+
+import contextlib
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from vllm_operator import __version__
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.startup.state import Stage
+
+PREFIX = "vllm_operator"
+
+
+class Metrics:
+    """The metrics, in a registry of their own: nothing global, tests get a fresh one."""
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        self.registry = registry or CollectorRegistry()
+        self._reconciles = Counter(
+            f"{PREFIX}_reconcile", "Reconciliations, by result: success, waiting, retry, refused, bug.", ["result"], registry=self.registry
+        )
+        self._seconds = Histogram(
+            f"{PREFIX}_reconcile_seconds",
+            "Duration of a reconciliation.",
+            buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
+            registry=self.registry,
+        )
+        self._writes = Counter(f"{PREFIX}_writes", "Writes to the API server, by verb and kind.", ["verb", "kind"], registry=self.registry)
+        self._watch_events = Counter(f"{PREFIX}_watch_events", "Events received from watches, by kind.", ["kind"], registry=self.registry)
+        self._conditions = Gauge(
+            f"{PREFIX}_condition",
+            "Conditions of a VLLMDeployment: 1 for the status that it has.",
+            ["namespace", "name", "type", "status"],
+            registry=self.registry,
+        )
+        self._stage = Gauge(
+            f"{PREFIX}_startup_stage",
+            f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.",
+            ["namespace", "name"],
+            registry=self.registry,
+        )
+        Gauge(f"{PREFIX}_info", "The operator's version.", ["version"], registry=self.registry).labels(__version__).set(1)
+        self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
+
+    def reconciled(self, result: str, seconds: float) -> None:
+        """A reconciliation has ended."""
+        self._reconciles.labels(result).inc()
+        self._seconds.observe(seconds)
+
+    def wrote(self, verb: str, kind: str) -> None:
+        """Something was written to the API server."""
+        self._writes.labels(verb, kind).inc()
+
+    def watched(self, kind: str) -> None:
+        """A watch event was received."""
+        self._watch_events.labels(kind).inc()
+
+    def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
+        """Read depth and age of the queue whenever the metrics are read."""
+        Gauge(f"{PREFIX}_queue_depth", "Keys that wait to be reconciled.", registry=self.registry).set_function(depth)
+        Gauge(f"{PREFIX}_queue_age_seconds", "For how long the oldest key has waited.", registry=self.registry).set_function(age_seconds)
+
+    def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
+        """Read the number of log streams whenever the metrics are read."""
+        gauge = Gauge(f"{PREFIX}_log_streams", "Container logs, by state: open or waiting.", ["state"], registry=self.registry)
+        gauge.labels("open").set_function(lambda: streams()[0])
+        gauge.labels("waiting").set_function(lambda: streams()[1])
+
+    def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus) -> None:
+        """Show the conditions and the stage of a VLLMDeployment."""
+        shown = {(condition.type, condition.status.value) for condition in status.conditions}
+        for type_, value in self._shown.get((namespace, name), set()) - shown:
+            self._conditions.remove(namespace, name, type_, value)
+        for type_, value in shown:
+            self._conditions.labels(namespace, name, type_, value).set(1)
+        self._shown[(namespace, name)] = shown
+        stages = list(Stage)
+        stage = status.startup.stage if status.startup else None
+        if stage in stages:
+            self._stage.labels(namespace, name).set(stages.index(Stage(stage)))
+        else:
+            self._drop_stage(namespace, name)
+
+    def forget(self, namespace: str, name: str) -> None:
+        """A VLLMDeployment is gone."""
+        for type_, value in self._shown.pop((namespace, name), set()):
+            self._conditions.remove(namespace, name, type_, value)
+        self._drop_stage(namespace, name)
+
+    def render(self) -> bytes:
+        """The metrics in Prometheus' text format."""
+        return generate_latest(self.registry)
+
+    def _drop_stage(self, namespace: str, name: str) -> None:
+        with contextlib.suppress(KeyError):
+            self._stage.remove(namespace, name)

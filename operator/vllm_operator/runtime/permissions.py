@@ -1,0 +1,79 @@
+"""What the operator must be allowed to do, and what does not work without it.
+
+The ClusterRole of the chart grants exactly this.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from vllm_operator.cluster.client import (
+    AUTOSCALER,
+    CLAIM,
+    CLAIM_TEMPLATE,
+    DEPLOYMENT,
+    EVENT,
+    NODE,
+    POD,
+    RESOURCE_SLICE,
+    SERVICE,
+    VLLM_DEPLOYMENT,
+    Kind,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """A verb on a resource, and what does not work without it."""
+
+    verb: str
+    kind: Kind
+    subresource: str = ""
+    effect: str = ""
+
+    def __str__(self) -> str:
+        resource = self.kind.plural + (f"/{self.subresource}" if self.subresource else "")
+        return f"{self.verb} {resource}" + (f" in API group {self.kind.group}" if self.kind.group else "")
+
+
+def _all(kind: Kind, verbs: str, effect: str) -> tuple[Permission, ...]:
+    return tuple(Permission(verb, kind, "", effect) for verb in verbs.split())
+
+
+_SEES_LATE = "changes are noticed late, at the next regular look"
+_CANNOT_BUILD = f"no {VLLM_DEPLOYMENT.kind} can be served"
+
+REQUIRED: tuple[Permission, ...] = (
+    *_all(VLLM_DEPLOYMENT, "get list", "nothing can be served"),
+    *_all(VLLM_DEPLOYMENT, "watch", "new objects are noticed late"),
+    Permission("patch", VLLM_DEPLOYMENT, "status", "no status can be written"),
+    *_all(DEPLOYMENT, "list create patch", _CANNOT_BUILD),
+    *_all(DEPLOYMENT, "watch", _SEES_LATE),
+    *_all(SERVICE, "list create patch", _CANNOT_BUILD),
+    *_all(SERVICE, "watch", _SEES_LATE),
+    *_all(CLAIM, "get list create patch", _CANNOT_BUILD),
+    *_all(CLAIM, "watch", _SEES_LATE),
+    *_all(POD, "get list", "no start can be reported"),
+    *_all(POD, "watch", _SEES_LATE),
+    Permission("get", POD, "log", "stages, progress and causes of crashes cannot be told"),
+    *_all(EVENT, "create", "no events are written"),
+    *_all(NODE, "list", "no GPU can be chosen"),
+)
+"""Without these the operator is not ready, and does what it can."""
+
+OPTIONAL: tuple[Permission, ...] = (
+    *_all(DEPLOYMENT, "delete", "what is not wanted any more stays"),
+    *_all(SERVICE, "delete", "what is not wanted any more stays"),
+    *_all(EVENT, "list", "messages say less"),
+    *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
+    *_all(CLAIM_TEMPLATE, "list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
+)
+"""Without these something is missing that few need."""
+
+WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, SERVICE, CLAIM, POD)
+
+
+def watched_kinds(denied: Collection[Permission]) -> tuple[Kind, ...]:
+    """The kinds that may be listed and watched. A watch that is not allowed would end all of them."""
+    missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
+    return tuple(kind for kind in WATCHED if kind not in missing)

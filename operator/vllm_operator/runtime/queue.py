@@ -1,0 +1,153 @@
+"""The queue of keys to reconcile: each key at most once, one worker per key, failures with growing waits.
+
+The contract of client-go's workqueue. A key is *dirty* from `add` until a worker takes it, and *processing*
+until the worker says `done`. A key that is added while it is processed becomes dirty, and is handed out again
+after `done`: so no change is lost, and no two workers ever hold the same key.
+"""
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+
+JITTER = 0.2
+"""Waits vary by this fraction, so that what failed together does not come back together."""
+
+
+class QueueClosed(Exception):  # noqa: N818 - it is a signal, not an error
+    """The queue was closed: there is nothing more to do."""
+
+
+class WorkQueue(Generic[Key]):
+    """A de-duplicating queue with delays and rate-limited retries. Not thread-safe: it belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        base_seconds: float = 0.25,
+        limit_seconds: float = 15.0,
+        clock: Callable[[], float] | None = None,
+        jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER),
+    ) -> None:
+        """`base_seconds` is the wait after a first failure; it doubles up to `limit_seconds`."""
+        self._base = base_seconds
+        self._limit = limit_seconds
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._jitter = jitter
+        self._ready: deque[Key] = deque()
+        self._dirty: dict[Key, float] = {}
+        self._processing: dict[Key, float] = {}
+        self._delayed: list[tuple[float, int, Key]] = []
+        self._due: dict[Key, float] = {}
+        self._failures: dict[Key, int] = {}
+        self._number = itertools.count()
+        self._wake = asyncio.Event()
+        self._closed = False
+
+    def __len__(self) -> int:
+        """How many keys wait to be taken now, delayed ones left out."""
+        return len(self._dirty)
+
+    def add(self, key: Key) -> None:
+        """Add a key, unless it waits already."""
+        if self._closed or key in self._dirty:
+            return
+        self._dirty[key] = self._clock()
+        self._due.pop(key, None)
+        if key not in self._processing:
+            self._ready.append(key)
+            self._wake.set()
+
+    def add_after(self, key: Key, seconds: float) -> None:
+        """Add a key later. Of several times for one key the earliest counts."""
+        if seconds <= 0:
+            self.add(key)
+            return
+        due = self._clock() + seconds
+        if self._closed or key in self._dirty or self._due.get(key, due + 1) <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._delayed, (due, next(self._number), key))
+        self._wake.set()
+
+    def add_rate_limited(self, key: Key, *, at_least: float = 0.0, at_most: float | None = None) -> float:
+        """Add a key after a failure; return the wait in seconds, twice as long with each failure in a row."""
+        failures = self._failures.get(key, 0)
+        self._failures[key] = failures + 1
+        # the exponent is bounded: a key may fail for days
+        limit = self._limit if at_most is None else min(self._limit, at_most)
+        seconds = max(at_least, min(limit, self._base * 2.0 ** min(failures, 32)) * self._jitter())
+        self.add_after(key, seconds)
+        return seconds
+
+    def forget(self, key: Key) -> None:
+        """A key has succeeded: its next failure is the first again."""
+        self._failures.pop(key, None)
+
+    def failures(self, key: Key) -> int:
+        """How often in a row a key has failed."""
+        return self._failures.get(key, 0)
+
+    async def get(self) -> Key:
+        """Wait for a key and take it. Call `done` afterwards, always.
+
+        Raises:
+            QueueClosed: The queue was closed.
+        """
+        while True:
+            self._promote()
+            if self._closed:
+                raise QueueClosed
+            if self._ready:
+                key = self._ready.popleft()
+                del self._dirty[key]
+                self._processing[key] = self._clock()
+                return key
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self._next_wait()):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass  # a delayed key is due
+
+    def done(self, key: Key) -> None:
+        """A worker has finished with a key; it is handed out again if it was added meanwhile."""
+        del self._processing[key]
+        if key in self._dirty:
+            self._ready.append(key)
+            self._wake.set()
+
+    def close(self) -> None:
+        """Hand out nothing more."""
+        self._closed = True
+        self._wake.set()
+
+    def oldest_seconds(self) -> float:
+        """For how long the oldest key has waited or been worked on; what a liveness probe wants to know."""
+        times = (*self._dirty.values(), *self._processing.values())
+        return max(0.0, self._clock() - min(times)) if times else 0.0
+
+    def longest_processing_seconds(self) -> float:
+        """For how long the longest reconciliation has been going on."""
+        return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
+
+    def delayed(self) -> int:
+        """How many keys wait for their time."""
+        return len(self._due)
+
+    def _promote(self) -> None:
+        now = self._clock()
+        while self._delayed and self._delayed[0][0] <= now:
+            due, _, key = heapq.heappop(self._delayed)
+            if self._due.get(key) == due:  # else it was added, or an earlier time was set
+                self.add(key)
+
+    def _next_wait(self) -> float | None:
+        while self._delayed and self._due.get(self._delayed[0][2]) != self._delayed[0][0]:
+            heapq.heappop(self._delayed)
+        return max(0.0, self._delayed[0][0] - self._clock()) if self._delayed else None

@@ -1,0 +1,258 @@
+"""Make one VLLMDeployment what it should be, and say how it is.
+
+Always in the same sequence:
+
+    observe -> inventory -> plan -> render -> apply -> what the logs tell -> report -> events -> status
+
+Everything is read anew each time; nothing that matters is remembered between two runs. Events are written
+before the status that follows from the same report: an operator that dies in between reports the same once
+more, and meets the events that it has written.
+"""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol, TypeAlias
+
+from pydantic import ValidationError
+
+from vllm_operator.api import labels
+from vllm_operator.api.conditions import READY, Reason, set_condition
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.cluster.apply import Applied, Applier
+from vllm_operator.cluster.client import (
+    CLAIM,
+    DEPLOYMENT,
+    SERVICE,
+    ClusterClient,
+    Forbidden,
+    Kind,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
+from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.cluster.observe import Snapshot, observe, read_claim, read_events
+from vllm_operator.planning.outcome import Outcome, Verdict
+from vllm_operator.planning.pools import Inventory
+from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.startup.state import StartupState
+
+log = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, str]
+"""Namespace and name."""
+
+CATCH_UP_SECONDS = 0.5
+"""Logs that have not shown yet what they hold are asked again after this."""
+LEAVING_SECONDS = 1.0
+"""A child that is being deleted is looked at again after this; its end is also seen by a watch."""
+PENDING_AGE_SECONDS = 5.0
+"""Where no GPU was found, the picture of the nodes may be this old at most."""
+
+
+class Logs(Protocol):
+    """What the reconciler asks of the log followers."""
+
+    def sync(self, key: Key, pods: Sequence[Manifest]) -> None:
+        """Follow what is worth following."""
+
+    def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
+        """What the logs have told, by run."""
+
+    def caught_up(self, key: Key) -> bool:
+        """Whether the logs have shown what they hold already."""
+
+    def forget(self, key: Key) -> None:
+        """The VLLMDeployment is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """The pure parts, as functions."""
+
+    plan: Callable[[VLLMDeployment, Inventory], Outcome]
+    """The pinned plan is in the object's status."""
+    render: Callable[[VLLMDeployment, Plan], list[Manifest]]
+    report: Callable[[Observation], Report]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """How a reconciliation ended. `name` goes to the metrics; `requeue_seconds` is when to look again, None for never."""
+
+    name: str
+    requeue_seconds: float | None = None
+
+
+class Reconciler:
+    """Reconciles one key at a time; several may run at once, for different keys."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        rooms: Rooms,
+        *,
+        inventory: InventoryCache[Inventory],
+        logs: Logs,
+        metrics: Metrics,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._rooms = rooms
+        self._inventory = inventory
+        self._logs = logs
+        self._metrics = metrics
+        self._now = now
+        self._applier = Applier(client, count=metrics.wrote)
+        self._recorder = EventRecorder(client)
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one VLLMDeployment and its status up to date.
+
+        Raises:
+            ClusterError: Try again; nothing is half done that the next run does not complete.
+        """
+        snapshot = await observe(self._client, *key)
+        if snapshot is None:
+            self._logs.forget(key)
+            self._metrics.forget(*key)
+            return Result("gone")
+        try:
+            resource = VLLMDeployment.parse(snapshot.resource)
+        except ValidationError as error:
+            return await self._fail(snapshot.resource, Reason.INVALID_SPEC, _first_words(error))
+        outcome = await self._plan(resource)
+        applied = await self._apply(resource, snapshot, outcome)
+        self._logs.sync(key, snapshot.pods)
+        if not self._logs.caught_up(key):
+            return Result("waiting", CATCH_UP_SECONDS)
+        report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied))
+        await self._tell(resource, snapshot, report)
+        return _result(report, applied)
+
+    async def report_bug(self, key: Key, error: Exception) -> None:
+        """Say in the status that the operator itself has failed. Raises ClusterError."""
+        try:
+            snapshot = await observe(self._client, *key)
+        except NotFound:
+            return
+        if snapshot is not None:
+            words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
+            await self._fail(snapshot.resource, Reason.OPERATOR_FAILED, words)
+
+    async def _plan(self, resource: VLLMDeployment) -> Outcome:
+        pending = resource.status.plan is None
+        try:
+            inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
+        except Forbidden as error:
+            valid = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
+            message = (
+                f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
+            )
+            return Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
+        return self._rooms.plan(resource, inventory)
+
+    async def _apply(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Applied:
+        if outcome.plan is None:
+            # what runs keeps running: a spec that cannot be planned is no reason to stop
+            return Applied(children=list(snapshot.children))
+        manifests = self._rooms.render(resource, outcome.plan)
+        return await self._applier.apply(snapshot.resource, manifests, snapshot.children)
+
+    async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied) -> Observation:
+        deployment = _child(applied, DEPLOYMENT) or snapshot.child(DEPLOYMENT)
+        claim_name = claim_of(resource, deployment, _child(applied, CLAIM))
+        claim = _child(applied, CLAIM)
+        if claim is None or claim["metadata"]["name"] != claim_name:
+            claim = await read_claim(self._client, snapshot, claim_name)
+        return Observation(
+            resource=resource,
+            outcome=outcome,
+            now=self._now(),
+            deployment=deployment,
+            service=_child(applied, SERVICE) or snapshot.child(SERVICE),
+            claim=claim,
+            claim_name=claim_name,
+            pods=snapshot.pods,
+            pod_events=await read_events(self._client, snapshot.pods, claim),
+            startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
+            apply_error="; ".join(map(str, applied.refusals)) or None,
+        )
+
+    async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
+        """Write the events and the status, where there is something new."""
+        for event in report.events:
+            written = await self._recorder.record(
+                snapshot.resource, type=event.type, reason=event.reason, message=event.message, key=event.key, now=self._now()
+            )
+            if written:
+                self._metrics.wrote("create", "Event")
+                log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
+        self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
+        if report.status != resource.status:
+            await self._write_status(snapshot.resource, report.status)
+
+    async def _write_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
+        metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "uid")}
+        manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
+        await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
+        self._metrics.wrote("status", labels.KIND)
+
+    async def _fail(self, resource: Manifest, reason: str, message: str) -> Result:
+        """Say in the Ready condition what stands in the way; everything else in the status stays as it is."""
+        try:
+            status = VLLMDeploymentStatus.model_validate(resource.get("status") or {})
+        except ValidationError:
+            status = VLLMDeploymentStatus()
+        conditions = set_condition(
+            status.conditions,
+            type=READY,
+            status=ConditionStatus.FALSE,
+            reason=reason,
+            message=shorten(message),
+            generation=resource["metadata"].get("generation", 0),
+            now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        changed = status.model_copy(update={"conditions": list(conditions)})
+        if changed != status:
+            await self._write_status(resource, changed)
+        return Result("refused")
+
+
+def claim_of(resource: VLLMDeployment, deployment: Manifest | None, rendered: Manifest | None) -> str | None:
+    """The claim that the caches are expected on; None where they are on no claim."""
+    named = resource.spec.cache.claim_name if resource.spec.cache else None
+    if named:
+        return named
+    if rendered is not None:
+        return str(rendered["metadata"]["name"])
+    template = ((deployment or {}).get("spec") or {}).get("template") or {}
+    for volume in (template.get("spec") or {}).get("volumes") or ():
+        if volume.get("name") == "cache" and "persistentVolumeClaim" in volume:
+            return str(volume["persistentVolumeClaim"]["claimName"])
+    return None
+
+
+def _child(applied: Applied, kind: Kind) -> Manifest | None:
+    return next((child for child in applied.children if child["kind"] == kind.kind), None)
+
+
+def _result(report: Report, applied: Applied) -> Result:
+    if applied.waiting:
+        return Result("waiting", LEAVING_SECONDS)
+    unavailable = any(isinstance(refusal.error, Unavailable) for refusal in applied.refusals)
+    return Result("retry" if unavailable else "refused" if applied.refusals else "success", report.requeue_after_seconds)
+
+
+def _first_words(error: ValidationError) -> str:
+    """The first complaint of the schema, in words for the user."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = ".".join(str(part) for part in first["loc"])
+    return (
+        f"{place}: {first['msg']}. The CRD in the cluster and the operator do not fit together: apply the CRD of this operator's version."
+    )

@@ -1,0 +1,180 @@
+"""Bring the operator to work and keep it there: API server, permissions, CRD, first list, watches.
+
+Whatever is missing is waited for and said, in the log and under /readyz; nothing of it ends the process. The
+watches are started anew when they end, and when a permission came or went.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import (
+    ACCESS_REVIEW,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    ClusterError,
+    Forbidden,
+    Kind,
+    NotFound,
+    Unavailable,
+)
+from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
+
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+"""Between two looks at something that is missing."""
+CHECK_SECONDS = 30.0
+"""Between two looks at permissions and the CRD while everything works."""
+
+
+class RunsWatches(Protocol):
+    """Watches that can be run until they are cancelled or give up."""
+
+    async def run(self) -> None:
+        """Watch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the supervisor puts together. `make_watches` is called with the kinds that may be watched."""
+
+    client: ClusterClient
+    readiness: Readiness
+    add: Callable[[tuple[str, str]], None]
+    make_watches: Callable[[Sequence[Kind]], RunsWatches]
+    namespaces: tuple[str, ...] = ()
+    host: str = ""
+
+
+class Supervisor:
+    """Runs until cancelled."""
+
+    def __init__(self, parts: Parts, *, retry_seconds: float = RETRY_SECONDS, check_seconds: float = CHECK_SECONDS) -> None:
+        self._parts = parts
+        self._retry = retry_seconds
+        self._check = check_seconds
+        self._denied: frozenset[Permission] = frozenset()
+        for name in ("API server", "CRD", "first list"):
+            parts.readiness.missing[name] = f"{name}: not looked at yet"
+
+    async def run(self) -> None:
+        """Bring everything up, watch, and begin again whenever the watches end."""
+        while True:
+            await self._until("permissions", self._check_permissions)
+            await self._until("CRD", self._check_crd)
+            await self._until("first list", self._list)
+            log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
+            await self._watch()
+
+    async def _watch(self) -> None:
+        """Watch until the watches end or what may be watched changes."""
+        kinds = watched_kinds(self._denied)
+        watches = asyncio.create_task(self._parts.make_watches(kinds).run(), name="watches")
+        try:
+            while not watches.done():
+                missing = bool(self._parts.readiness.missing)
+                await asyncio.wait({watches}, timeout=self._retry * 2 if missing else self._check)
+                if await self._has_changed(kinds):
+                    return
+            error = watches.exception()
+            log.warning("the watches have ended%s; they are started again", f": {error}" if error else "")
+            await asyncio.sleep(self._retry / 2)
+        finally:
+            watches.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await watches
+
+    async def _has_changed(self, kinds: Sequence[Kind]) -> bool:
+        """Whether the watches must be started again; keeps readiness up to date."""
+        try:
+            await self._check_permissions()
+            await self._check_crd()
+        except (ClusterError, _Missing):
+            # Watches survive an outage. That the CRD is gone they do not notice by themselves.
+            return "CRD" in self._parts.readiness.missing
+        return tuple(watched_kinds(self._denied)) != tuple(kinds)
+
+    async def _until(self, name: str, check: Callable[[], Awaitable[None]]) -> None:
+        """Do it until it succeeds."""
+        while True:
+            try:
+                await check()
+            except Unavailable:
+                pass  # said by the check
+            except _Missing:
+                pass
+            except ClusterError as error:
+                self._parts.readiness.lack(name, f"{name}: {error}")
+            else:
+                self._parts.readiness.have(name)
+                return
+            await asyncio.sleep(self._retry)
+
+    async def _check_permissions(self) -> None:
+        try:
+            denied = [p for p in (*REQUIRED, *OPTIONAL) if not await self._may(p)]
+        except Unavailable as error:
+            self._parts.readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
+            raise
+        self._parts.readiness.have("API server")
+        self._denied = frozenset(denied)
+        for permission in REQUIRED:
+            name = f"permission {permission}"
+            if permission in self._denied:
+                self._parts.readiness.lack(name, f"The operator's account may not {permission}: {permission.effect}")
+            else:
+                self._parts.readiness.have(name)
+
+    async def _may(self, permission: Permission) -> bool:
+        """Ask for the permission in all namespaces, or in each of those that are served."""
+        places: tuple[str | None, ...] = self._parts.namespaces or (None,)
+        for namespace in places if permission.kind.namespaced else (None,):
+            attributes = {
+                "verb": permission.verb,
+                "group": permission.kind.group,
+                "resource": permission.kind.plural,
+                **({"subresource": permission.subresource} if permission.subresource else {}),
+                **({"namespace": namespace} if namespace else {}),
+            }
+            review = {
+                "apiVersion": ACCESS_REVIEW.api_version,
+                "kind": ACCESS_REVIEW.kind,
+                "metadata": {},
+                "spec": {"resourceAttributes": attributes},
+            }
+            try:
+                answer = await self._parts.client.create(review)
+            except Forbidden:
+                return True  # may not ask: find out by doing
+            if not (answer.get("status") or {}).get("allowed"):
+                return False
+        return True
+
+    async def _check_crd(self) -> None:
+        namespace = self._parts.namespaces[0] if self._parts.namespaces else None
+        try:
+            await self._parts.client.find(VLLM_DEPLOYMENT, namespace, fields={"metadata.name": "does-not-exist"})
+        except NotFound:
+            name = f"{labels.PLURAL}.{labels.GROUP}"
+            self._parts.readiness.lack("CRD", f"The CRD {name} is not in the cluster: kubectl apply -f crds/ (or install the Helm chart)")
+            raise _Missing from None
+        except Forbidden:
+            pass  # named as a permission
+        self._parts.readiness.have("CRD")
+
+    async def _list(self) -> None:
+        """Add all that there is."""
+        places: tuple[str | None, ...] = self._parts.namespaces or (None,)
+        for namespace in places:
+            for resource in await self._parts.client.find(VLLM_DEPLOYMENT, namespace):
+                self._parts.add((resource["metadata"]["namespace"], resource["metadata"]["name"]))
+
+
+class _Missing(Exception):  # noqa: N818 - a signal
+    """Something is not there yet, and that was said."""

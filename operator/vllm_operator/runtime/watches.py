@@ -1,0 +1,149 @@
+"""Watches: what happens in the cluster becomes keys in the queue. The only place, with the app, that knows kopf.
+
+kopf is used as plumbing: discovery, list and watch, bookmarks, reconnects. Its handlers add a key and return
+nothing, so it writes nothing to any object: no finalizer, no annotation. It runs in a thread and an event loop
+of its own, because when it ends it cancels every task of its loop, and reconciliations must not end with it.
+
+Nodes are not watched: they are large, and change with every heartbeat.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import kopf
+
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind
+
+log = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, str]
+
+
+CHUNK = 500
+EXIT_SECONDS = 1.5
+RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
+"""Waits between tries to reach the API server. Short ones: after an outage this is how late we are."""
+
+
+class Watches:
+    """The watches, for as long as `run` runs."""
+
+    def __init__(
+        self,
+        *,
+        add: Callable[[Key], None],
+        login: Callable[[], kopf.ConnectionInfo],
+        kinds: Sequence[Kind],
+        namespaces: Sequence[str] = (),
+        received: Callable[[str], None] = lambda kind: None,
+        request_timeout_seconds: float = 15.0,
+    ) -> None:
+        """`add` and `received` (called with the kind) are called in the event loop that calls `run`; `login` in kopf's thread."""
+        self._add = add
+        self._login = login
+        self._kinds = tuple(kinds)
+        self._namespaces = tuple(namespaces)
+        self._received = received
+        self._timeout = request_timeout_seconds
+        self._stop = threading.Event()
+
+    async def run(self) -> None:
+        """Watch until cancelled, or until kopf gives up.
+
+        Raises:
+            Exception: What made kopf give up.
+        """
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def tell(error: BaseException | None) -> None:
+            if not ended.done():
+                ended.set_result(None) if error is None else ended.set_exception(error)
+
+        def serve() -> None:
+            try:
+                asyncio.run(self._serve(loop))
+            except BaseException as error:  # it must not be lost with the thread
+                failure = error if isinstance(error, Exception) else RuntimeError(f"the watches ended with {error!r}")
+                _call(loop, lambda: tell(failure))
+            else:
+                _call(loop, lambda: tell(None))
+
+        thread = threading.Thread(target=serve, name="watches", daemon=True)
+        thread.start()
+        try:
+            await ended
+        finally:
+            self._stop.set()
+            if thread.is_alive():
+                await asyncio.wait({ended}, timeout=EXIT_SECONDS)
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        await kopf.operator(
+            registry=self._registry(loop),
+            settings=self._settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=self._stop,
+        )
+
+    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+        registry = kopf.OperatorRegistry()
+
+        @kopf.on.login(registry=registry)
+        def login(**_: Any) -> kopf.ConnectionInfo:
+            return self._login()
+
+        for kind in self._kinds:
+            self._watch(registry, loop, kind)
+        return registry
+
+    def _watch(self, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop, kind: Kind) -> None:
+        def deliver(key: Key) -> None:
+            self._received(kind.kind)
+            self._add(key)
+
+        async def handle(body: kopf.Body, **_: Any) -> None:
+            key = key_of(kind, body)
+            if key is not None:
+                _call(loop, lambda: deliver(key))
+
+        kopf.on.event(kind.group, kind.api_version.rpartition("/")[2], kind.plural, id=kind.plural, registry=registry)(handle)
+
+    def _settings(self) -> kopf.OperatorSettings:
+        settings = kopf.OperatorSettings()
+        settings.posting.enabled = False
+        settings.scanning.disabled = True  # the CRD is there before this starts; needs no right to read all CRDs
+        settings.watching.chunk_size = CHUNK
+        settings.networking.request_timeout = self._timeout
+        settings.networking.connect_timeout = self._timeout
+        settings.networking.error_backoffs = RECONNECT_SECONDS
+        settings.process.ultimate_exiting_timeout = None  # that would end the process, not the thread
+        # never used; but if anything ever stores something on an object, it must be under our name
+        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"
+        settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=labels.GROUP, v1=False)
+        settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=labels.GROUP, v1=False)
+        selector = f"{labels.MANAGED_BY_LABEL}={labels.MANAGED_BY}"
+        for kind in self._kinds:
+            if kind != VLLM_DEPLOYMENT:
+                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = selector
+        return settings
+
+
+def key_of(kind: Kind, body: Any) -> Key | None:
+    """The key of the VLLMDeployment that an object is or belongs to; None if it belongs to none."""
+    metadata = body.get("metadata") or {}
+    name = metadata.get("name") if kind == VLLM_DEPLOYMENT else (metadata.get("labels") or {}).get(labels.INSTANCE_LABEL)
+    namespace = metadata.get("namespace")
+    return (namespace, name) if namespace and name else None
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    with contextlib.suppress(RuntimeError):  # the main loop has ended already
+        loop.call_soon_threadsafe(function)

@@ -1,0 +1,115 @@
+"""The workers: take a key, reconcile it, decide when to look at it again. Nothing that fails stops them."""
+
+import asyncio
+import logging
+import random
+import time
+from typing import Protocol, TypeAlias
+
+from vllm_operator.cluster.client import ClusterError, Conflict, Unavailable
+from vllm_operator.runtime.log_output import about
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.queue import QueueClosed, WorkQueue
+from vllm_operator.runtime.reconciler import Result
+
+log = logging.getLogger(__name__)
+
+Key: TypeAlias = tuple[str, str]
+
+OUTAGE_SECONDS = 3.0
+"""Longest wait while the API server cannot be reached: how late we are when it is back."""
+REFUSED_SECONDS = 5.0
+"""Shortest wait after something that time alone hardly cures: a missing permission, a bug."""
+
+
+class Reconciles(Protocol):
+    """What a worker asks of the reconciler."""
+
+    async def reconcile(self, key: Key) -> Result:
+        """Bring one object up to date."""
+
+    async def report_bug(self, key: Key, error: Exception) -> None:
+        """Say in the status that the operator itself has failed."""
+
+
+class Workers:
+    """So many workers on one queue."""
+
+    def __init__(self, queue: WorkQueue[Key], reconciler: Reconciles, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
+        self._queue = queue
+        self._reconciler = reconciler
+        self._metrics = metrics
+        self._number = number
+        self._resync = resync_seconds
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Start the workers."""
+        self._tasks = [asyncio.create_task(self._work(), name=f"worker {number}") for number in range(self._number)]
+
+    def dead(self) -> str | None:
+        """Why a worker has ended although nobody stopped it; None if all live."""
+        for task in self._tasks:
+            if task.done() and not task.cancelled():
+                return f"{task.get_name()} has ended: {task.exception()!r}"
+        return None
+
+    async def stop(self) -> None:
+        """Hand out nothing more and break off what is under way: it is done again after the next start."""
+        self._queue.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                key = await self._queue.get()
+            except QueueClosed:
+                return
+            with about("/".join(key)):
+                try:
+                    await self._reconcile(key)
+                finally:
+                    self._queue.done(key)
+
+    async def _reconcile(self, key: Key) -> None:
+        started = time.perf_counter()
+        name = "bug"
+        try:
+            result = await self._reconciler.reconcile(key)
+        except Conflict as error:
+            name = "retry"
+            log.debug("somebody else was faster: %s", error)
+            self._queue.add_rate_limited(key)
+        except Unavailable as error:
+            name = "retry"
+            log.log(logging.DEBUG if self._queue.failures(key) else logging.WARNING, "the API server is not available: %s", error)
+            self._queue.add_rate_limited(key, at_least=error.retry_after or 0.0, at_most=OUTAGE_SECONDS)
+        except ClusterError as error:
+            name = "refused"
+            log.warning("the API server refused: %s", error)
+            self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+        except Exception as error:
+            log.exception("the operator failed on this object")
+            self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
+            await self._report_bug(key, error)
+        else:
+            name = result.name
+            self._queue.forget(key)
+            self._look_again(key, result)
+        self._metrics.reconciled(name, time.perf_counter() - started)
+
+    def _look_again(self, key: Key, result: Result) -> None:
+        if result.name == "gone":
+            return
+        resync = self._resync * random.uniform(0.9, 1.0)
+        self._queue.add_after(key, resync if result.requeue_seconds is None else max(0.05, min(resync, result.requeue_seconds)))
+
+    async def _report_bug(self, key: Key, error: Exception) -> None:
+        try:
+            await self._reconciler.report_bug(key, error)
+        except ClusterError as second:
+            log.warning("the failure cannot be written to the status: %s", second)
+        except Exception:
+            log.exception("the failure cannot be written to the status")
