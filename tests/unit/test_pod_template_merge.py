@@ -1,9 +1,12 @@
 """What the user writes in podTemplate is merged over the rendered Pod, and wins."""
 
+import contextlib
 import copy
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
 from vllm_operator.rendering.pod_template import merge_pod_template
@@ -97,6 +100,21 @@ def test_tolerations_are_added_once() -> None:
     assert merged_spec({"tolerations": [ours, extra]})["tolerations"] == [ours, extra]
 
 
+def test_ports_are_told_apart_by_number_and_protocol() -> None:
+    ports = [{"containerPort": 9000}, {"containerPort": 9000, "protocol": "UDP"}]
+    assert merged_engine({"ports": ports})["ports"] == ports
+
+
+@pytest.mark.parametrize("field", ["nodeSelector", "overhead"])
+def test_a_field_named_like_a_merged_list_elsewhere_is_left_alone(field: str) -> None:
+    assert merged_spec({field: {"env": "production", "volumes": "fast"}})[field] == {"env": "production", "volumes": "fast"}
+
+
+def test_nulls_that_remove_nothing_disappear() -> None:
+    sidecar = merged_spec({"containers": [{"name": "sidecar", "image": "s:1", "args": None, "env": [{"name": "A", "value": None}]}]})
+    assert sidecar["containers"][1] == {"name": "sidecar", "image": "s:1", "env": [{"name": "A"}]}
+
+
 def test_null_removes_what_is_rendered() -> None:
     assert "securityContext" not in merged_spec({"securityContext": None})
     assert "fsGroup" not in merged_spec({"securityContext": {"fsGroup": None}})["securityContext"]
@@ -117,7 +135,7 @@ def test_neither_side_is_changed() -> None:
         ({"spec": []}, "podTemplate.spec must be an object with fields, not list"),
         ({"metadata": {"name": "x"}}, "podTemplate.metadata holds name"),
         ({"metadata": {"labels": {"a": 1}}}, 'put it in quotes: "1"'),
-        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "belongs to the operator"),
+        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "is how the operator finds the Pods"),
         ({"spec": {"containers": {"name": "vllm"}}}, "podTemplate.spec.containers must be a list"),
         ({"spec": {"containers": ["vllm"]}}, r"podTemplate.spec.containers\[0\] needs a name"),
         ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] needs a name"),
@@ -125,6 +143,8 @@ def test_neither_side_is_changed() -> None:
         ({"spec": {"containers": [{"name": "vllm", "env": [{"value": "x"}]}]}}, r"containers\[0\].env\[0\] needs a name"),
         ({"spec": {"containers": [{"name": "vllm", "volumeMounts": [{"name": "a"}]}]}}, r"volumeMounts\[0\] needs a mountPath"),
         ({"spec": {"volumes": [None]}}, r"volumes\[0\] needs a name"),
+        ({"spec": {"containers": [{"name": "vllm", "resources": []}]}}, r"containers\[0\].resources must be an object"),
+        ({"spec": {"initContainers": [{"name": "a", "env": {}}]}}, r"initContainers\[0\].env must be a list"),
     ],
 )
 def test_what_cannot_be_merged_is_refused_with_the_field(template: dict[str, Any], want_message: str) -> None:
@@ -132,3 +152,20 @@ def test_what_cannot_be_merged_is_refused_with_the_field(template: dict[str, Any
         check_pod_template(template)
     with pytest.raises(PodTemplateError, match=want_message):
         merge_pod_template(RENDERED, template)
+
+
+NAMES = st.sampled_from(
+    ["metadata", "spec", "labels", "containers", "env", "name", "value", "vllm", "ports", "resources", "limits", "volumes", "tolerations"]
+)
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 9) | st.sampled_from(["vllm", "cache", "HOME"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=3) | st.fixed_dictionaries({"spec": st.dictionaries(NAMES, VALUES, max_size=4)}))
+def test_any_template_is_merged_or_refused_and_merging_twice_is_merging_once(template: dict[str, Any]) -> None:
+    with contextlib.suppress(PodTemplateError):
+        once = merge_pod_template(RENDERED, template)
+        assert merge_pod_template(once, template) == once

@@ -5,28 +5,58 @@ else about Pods the API server knows better, and its answer reaches the user as 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels by which a Deployment and a Service find the Pods."""
-MERGE_KEYS: Mapping[str, str] = {
-    "containers": "name",
-    "initContainers": "name",
-    "volumes": "name",
-    "env": "name",
-    "volumeMounts": "mountPath",
-    "ports": "containerPort",
-    "imagePullSecrets": "name",
-    "resourceClaims": "name",
-    "claims": "name",
-}
-"""Lists of a Pod that are merged entry by entry, and what tells the entries apart. Other lists are replaced."""
 
 
 class PodTemplateError(ValueError):
     """`spec.podTemplate` cannot be merged. The message says which field, and what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How an object is merged.
+
+    `lists` are merged entry by entry, by the fields that tell the entries apart; other lists are replaced.
+    `entries` are the shapes of entries that are themselves merged, where others are replaced as a whole.
+    `objects` are the shapes of objects inside. `added_to` are lists that only grow.
+    """
+
+    lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    entries: Mapping[str, "Shape"] = field(default_factory=dict)
+    objects: Mapping[str, "Shape"] = field(default_factory=dict)
+    added_to: frozenset[str] = frozenset()
+
+
+PLAIN = Shape()
+_CONTAINER = Shape(
+    lists={"env": ("name",), "volumeMounts": ("mountPath",), "ports": ("containerPort", "protocol")},
+    objects={"resources": Shape(lists={"claims": ("name",)})},
+)
+_POD = Shape(
+    lists={
+        "containers": ("name",),
+        "initContainers": ("name",),
+        "volumes": ("name",),
+        "imagePullSecrets": ("name",),
+        "resourceClaims": ("name",),
+    },
+    entries={"containers": _CONTAINER, "initContainers": _CONTAINER},
+    added_to=frozenset({"tolerations"}),
+)
+POD_TEMPLATE = Shape(objects={"spec": _POD})
+"""How a Pod template is merged."""
+_DEFAULTS: Mapping[str, str] = {"protocol": "TCP"}
+
+
+def identify(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
+    """What tells an entry of a list from the others."""
+    return tuple(str(entry.get(key, _DEFAULTS.get(key))) for key in keys)
 
 
 def check_pod_template(template: Mapping[str, Any] | None) -> None:
@@ -43,43 +73,43 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
             f"podTemplate holds {', '.join(map(str, unknown))}; only metadata and spec are read there, as in the template of a Deployment"
         )
     _check_metadata(_mapping(template.get("metadata"), "podTemplate.metadata"))
-    _check_value(_mapping(template.get("spec"), "podTemplate.spec"), "podTemplate.spec")
+    _check_object(template, "podTemplate", POD_TEMPLATE)
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
     unknown = sorted(set(metadata) - {"labels", "annotations"})
     if unknown:
         raise PodTemplateError(f"podTemplate.metadata holds {', '.join(unknown)}; only labels and annotations can be set on the Pods")
-    for field in ("labels", "annotations"):
-        for name, value in _mapping(metadata.get(field), f"podTemplate.metadata.{field}").items():
+    for part in ("labels", "annotations"):
+        for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
             if value is not None and not isinstance(value, str):
-                raise PodTemplateError(f'podTemplate.metadata.{field}: the value of {name} must be a text; put it in quotes: "{value}"')
-            if field == "labels" and name in SELECTOR_LABELS:
+                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a text; put it in quotes: "{value}"')
+            if part == "labels" and name in SELECTOR_LABELS:
                 raise PodTemplateError(
-                    f"podTemplate.metadata.labels: {name} belongs to the operator, which finds the Pods by it; remove it"
+                    f"podTemplate.metadata.labels: {name} is how the operator finds the Pods; remove it"
                 )
 
 
-def _check_value(value: Any, path: str) -> None:
-    if isinstance(value, Mapping):
-        for name, entry in value.items():
-            if name in MERGE_KEYS and entry is not None and not path.endswith("requests"):
-                _check_list(entry, f"{path}.{name}", MERGE_KEYS[name])
-            else:
-                _check_value(entry, f"{path}.{name}")
+def _check_object(value: Any, path: str, shape: Shape) -> None:
+    fields = _mapping(value, path)
+    for name, inner in shape.objects.items():
+        _check_object(fields.get(name), f"{path}.{name}", inner)
+    for name, keys in shape.lists.items():
+        _check_list(fields.get(name), f"{path}.{name}", keys, shape.entries.get(name, PLAIN))
 
 
-def _check_list(entries: Any, path: str, key: str) -> None:
-    if not isinstance(entries, list):
-        raise PodTemplateError(f"{path} must be a list, each entry with its {key}")
-    seen: set[Any] = set()
-    for index, entry in enumerate(entries):
-        if not isinstance(entry, Mapping) or not isinstance(entry.get(key), str | int):
-            raise PodTemplateError(f"{path}[{index}] needs a {key}: entries are merged with the operator's own by it")
-        if entry[key] in seen:
-            raise PodTemplateError(f"{path} holds {key} {entry[key]} twice; keep one of them")
-        seen.add(entry[key])
-        _check_value(entry, f"{path}[{index}]")
+def _check_list(entries: Any, path: str, keys: tuple[str, ...], shape: Shape) -> None:
+    if not isinstance(entries, list | None):
+        raise PodTemplateError(f"{path} must be a list, each entry with its {keys[0]}")
+    seen: set[tuple[str, ...]] = set()
+    for index, entry in enumerate(entries or ()):
+        if not isinstance(entry, Mapping) or not isinstance(entry.get(keys[0]), str | int):
+            raise PodTemplateError(f"{path}[{index}] needs a {keys[0]}: entries are merged with the operator's own by it")
+        identity = identify(entry, keys)
+        if identity in seen:
+            raise PodTemplateError(f"{path} holds {keys[0]} {entry[keys[0]]} twice; keep one of them")
+        seen.add(identity)
+        _check_object(entry, f"{path}[{index}]", shape)
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:

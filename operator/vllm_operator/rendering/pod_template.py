@@ -1,18 +1,16 @@
 """Merging what the user writes in `spec.podTemplate` over the Pod that the operator renders.
 
-The user wins. Objects are merged field by field; lists of named entries entry by entry, by the key of
-`MERGE_KEYS`; tolerations are added to; all other lists are replaced. A null removes what the operator
-renders. Entries that are one thing out of several (a volume, a variable, a port) are replaced as a whole:
-a merged one would be two things at once, which the API server refuses.
+The user wins. Objects are merged field by field; the lists of containers, volumes, variables and so on
+entry by entry, told apart as Kubernetes does; tolerations are added to; all other lists are replaced. A
+null removes what the operator renders. Entries that are one thing out of several (a volume, a variable, a
+port) are replaced as a whole: a merged one would be two things at once, which the API server refuses.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.planning.pod_template import MERGE_KEYS, check_pod_template
+from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, Shape, check_pod_template, identify
 
-_REPLACED_WHOLE = frozenset({"volumes", "env", "volumeMounts", "ports", "imagePullSecrets", "resourceClaims", "claims"})
-_ADDED_TO = frozenset({"tolerations"})
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or a hook has exactly one of these."""
 
@@ -24,16 +22,16 @@ def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] 
         PodTemplateError: The user's template cannot be merged.
     """
     check_pod_template(template)
-    return _merge_mapping(rendered, template or {})
+    return _merge_object(rendered, template or {}, POD_TEMPLATE)
 
 
-def _merge_mapping(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     merged = {name: value for name, value in ours.items() if not _is_replaced_handler(name, theirs)}
     for name, value in theirs.items():
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merge_field(name, merged.get(name), value)
+            merged[name] = _merge_field(name, merged.get(name), value, shape)
     return merged
 
 
@@ -41,26 +39,36 @@ def _is_replaced_handler(name: str, theirs: Mapping[str, Any]) -> bool:
     return name in _HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in _HANDLERS)
 
 
-def _merge_field(name: str, ours: Any, theirs: Any) -> Any:
-    if isinstance(theirs, Mapping):
-        return _merge_mapping(ours if isinstance(ours, Mapping) else {}, theirs)
+def _merge_field(name: str, ours: Any, theirs: Any, shape: Shape) -> Any:
+    if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
+        return _merge_object(ours, theirs, shape.objects.get(name, PLAIN))
     if isinstance(theirs, list) and isinstance(ours, list):
-        if name in MERGE_KEYS:
-            return _merge_list(name, ours, theirs)
-        if name in _ADDED_TO:
-            return [*ours, *(entry for entry in theirs if entry not in ours)]
-    return theirs
+        if name in shape.lists:
+            return _merge_list(ours, theirs, shape.lists[name], shape.entries.get(name))
+        if name in shape.added_to:
+            return [*ours, *(entry for entry in _without_nulls(theirs) if entry not in ours)]
+    return _without_nulls(theirs)
 
 
-def _merge_list(name: str, ours: list[Any], theirs: list[Any]) -> list[Any]:
-    key = MERGE_KEYS[name]
-    given = {entry[key]: entry for entry in theirs}
-    known = {entry[key] for entry in ours}
-    kept = [_merge_entry(name, entry, given.get(entry[key])) for entry in ours]
-    return kept + [entry for entry in theirs if entry[key] not in known]
+def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_shape: Shape | None) -> list[Any]:
+    """Merge by entry; an entry without a shape of its own is replaced as a whole."""
+    given = {identify(entry, keys): entry for entry in theirs}
+    merged = []
+    for entry in ours:
+        replacement = given.pop(identify(entry, keys), None)
+        if replacement is None:
+            merged.append(entry)
+        elif entry_shape:
+            merged.append(_merge_object(entry, replacement, entry_shape))
+        else:
+            merged.append(_without_nulls(replacement))
+    return [*merged, *map(_without_nulls, given.values())]
 
 
-def _merge_entry(name: str, ours: Any, theirs: Any) -> Any:
-    if theirs is None:
-        return ours
-    return theirs if name in _REPLACED_WHOLE else _merge_mapping(ours, theirs)
+def _without_nulls(value: Any) -> Any:
+    """Leave out what was set to null: there is nothing of ours that it could remove."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
+    if isinstance(value, list):
+        return [_without_nulls(entry) for entry in value]
+    return value
