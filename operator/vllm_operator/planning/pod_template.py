@@ -85,9 +85,7 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
             if value is not None and not isinstance(value, str):
                 raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a text; put it in quotes: "{value}"')
             if part == "labels" and name in SELECTOR_LABELS:
-                raise PodTemplateError(
-                    f"podTemplate.metadata.labels: {name} is how the operator finds the Pods; remove it"
-                )
+                raise PodTemplateError(f"podTemplate.metadata.labels: {name} is how the operator finds the Pods; remove it")
 
 
 def _check_object(value: Any, path: str, shape: Shape) -> None:
