@@ -1,0 +1,86 @@
+"""Nodes and ResourceSlices for tests of what a cluster offers."""
+
+import copy
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from testenv.nodes import gpu_node, node_kinds
+from vllm_operator.catalog.gpus import GPUs, load_gpus
+from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.pools import Inventory
+
+KINDS = tuple(node_kinds())
+
+
+@cache
+def known_gpus() -> GPUs:
+    return load_gpus()
+
+
+@cache
+def _node_of_kind(kind: str) -> dict[str, Any]:
+    return gpu_node(kind)
+
+
+def real_node(
+    kind: str,
+    name: str | None = None,
+    *,
+    labels: Mapping[str, str | None] | None = None,
+    allocatable: Mapping[str, str] | None = None,
+    conditions: list[dict[str, str]] | None = None,
+    cordoned: bool = False,
+) -> dict[str, Any]:
+    """A node as real GPU machines show them, with labels changed, and removed where the value is None."""
+    node = copy.deepcopy(_node_of_kind(kind))
+    node["metadata"]["name"] = name or f"{kind}-0"
+    changed = {**node["metadata"]["labels"], **(labels or {})}
+    node["metadata"]["labels"] = {key: value for key, value in changed.items() if value is not None}
+    node["status"]["allocatable"].update(allocatable or {})
+    if conditions is not None:
+        node["status"]["conditions"] = conditions
+    if cordoned:
+        node["spec"]["unschedulable"] = True
+    return node
+
+
+def bare_node(name: str = "bare", labels: Mapping[str, Any] | None = None, allocatable: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A node with these labels and resources and nothing else."""
+    return {"kind": "Node", "metadata": {"name": name, "labels": dict(labels or {})}, "status": {"allocatable": dict(allocatable or {})}}
+
+
+def device(
+    product: str = "NVIDIA H100 80GB HBM3",
+    *,
+    capability: str = "9.0.0",
+    memory: str | None = "81559Mi",
+    profile: str | None = None,
+    uuid: str | None = None,
+    parent: str | None = None,
+    cuda: str = "13.0.0",
+) -> dict[str, Any]:
+    """A device as NVIDIA's DRA driver publishes it."""
+    attributes = {
+        "type": {"string": "mig" if profile else "gpu"},
+        "productName": {"string": product},
+        "cudaComputeCapability": {"version": capability},
+        "cudaDriverVersion": {"version": cuda},
+        "driverVersion": {"version": "580.105.8"},
+        "profile": {"string": profile},
+        "uuid": {"string": uuid},
+        "parentUUID": {"string": parent},
+    }
+    return {
+        "name": "gpu-0",
+        "attributes": {name: value for name, value in attributes.items() if None not in value.values()},
+        "capacity": {"memory": {"value": memory}} if memory else {},
+    }
+
+
+def resource_slice(node: str, *devices: dict[str, Any], driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    return {"kind": "ResourceSlice", "spec": {"driver": driver, "nodeName": node, "devices": list(devices)}}
+
+
+def inventory_of(*nodes: dict[str, Any], slices: tuple[dict[str, Any], ...] = ()) -> Inventory:
+    return read_inventory(nodes, slices, known_gpus())
