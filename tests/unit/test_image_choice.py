@@ -1,0 +1,105 @@
+"""Which image, for which driver."""
+
+from typing import Any
+
+import pytest
+
+from support.gpus import real_node
+from support.plans import deployment, made, refusal
+from vllm_operator.catalog.images import cuda_of_tag
+
+COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"
+
+
+def labels(cuda: str | None, driver: str | None = None) -> dict[str, str | None]:
+    """Labels of a driver; None removes them."""
+    major, minor = cuda.split(".") if cuda else (None, None)
+    return {
+        "nvidia.com/cuda.runtime-version.major": major,
+        "nvidia.com/cuda.runtime-version.minor": minor,
+        "nvidia.com/cuda.runtime.major": major,
+        "nvidia.com/cuda.runtime.minor": minor,
+        "nvidia.com/cuda.driver-version.full": driver,
+    }
+
+
+@pytest.mark.parametrize(
+    ("version", "cuda", "image", "compatibility"),
+    [
+        ("0.33.0", "13.0", "vllm/vllm-openai:v0.33.0", False),
+        ("0.33.0", "13.2", "vllm/vllm-openai:v0.33.0", False),
+        ("0.33.0", "12.9", "vllm/vllm-openai:v0.33.0-cu129", False),
+        ("0.20.1", "12.8", "vllm/vllm-openai:v0.20.1-cu129", True),
+        ("0.20.1", "12.2", "vllm/vllm-openai:v0.20.1-cu129", True),
+        ("0.19.0", "13.0", "vllm/vllm-openai:v0.19.0", False),
+        ("0.16.0", "12.8", "vllm/vllm-openai:v0.16.0", False),
+        ("0.11.0", "12.8", "vllm/vllm-openai:v0.11.0", False),
+    ],
+)
+def test_the_image_suits_the_driver(version: str, cuda: str, image: str, compatibility: bool) -> None:
+    plan = made(deployment(engine={"version": version}), real_node("h200", labels=labels(cuda)))
+    assert plan.image == image
+    assert any(v.name == COMPATIBILITY and v.value == "1" for v in plan.env) is compatibility
+
+
+def test_an_image_of_the_user_is_taken_or_refused_with_what_can_be_done() -> None:
+    request = deployment(engine={"image": "vllm/vllm-openai:v0.20.1"})
+    reason, message = refusal(request, real_node("h100-sxm-old-driver"))
+    assert reason == "NoMatchingGPU"
+    assert "vllm/vllm-openai:v0.20.1 is built with CUDA 13.0, the driver of the node runs CUDA 12.2" in message
+    for remedy in ("driver to 580 or later", "-cu129", COMPATIBILITY):
+        assert remedy in message
+
+
+@pytest.mark.parametrize(
+    "insistence",
+    [
+        {"annotations": {"vllm-operator.dev/allow-known-bad": "true"}},
+        {"engine": {"image": "vllm/vllm-openai:v0.20.1", "env": [{"name": COMPATIBILITY, "value": "1"}]}},
+    ],
+)
+def test_who_insists_gets_the_image(insistence: dict[str, Any]) -> None:
+    request = deployment(**{"engine": {"image": "vllm/vllm-openai:v0.20.1"}, **insistence})
+    assert made(request, real_node("h100-sxm-old-driver")).image == "vllm/vllm-openai:v0.20.1"
+
+
+def test_cards_without_forward_compatibility_need_a_newer_driver() -> None:
+    reason, message = refusal(deployment(), real_node("rtx-5090", labels=labels("12.4")))
+    assert reason == "NoMatchingGPU"
+    assert "driver" in message
+    assert COMPATIBILITY not in message
+
+
+def test_an_image_without_kernels_for_the_gpu_is_refused() -> None:
+    _, message = refusal(deployment(engine={"version": "0.11.0"}), real_node("gb10"))
+    assert "CUDA 12.8, which has no kernels for sm_121" in message
+
+
+def test_without_any_word_on_the_driver_the_default_image_is_taken_and_noted() -> None:
+    plan = made(deployment(), real_node("gke-h100"))
+    assert plan.image == "vllm/vllm-openai:v0.20.1"
+    assert any("needs one that runs CUDA 13.0" in note for note in plan.notes)
+
+
+def test_the_branch_of_the_driver_tells_enough() -> None:
+    node = real_node("h200", labels=labels(None, "570.133.20"))
+    assert made(deployment(), node).image == "vllm/vllm-openai:v0.20.1-cu129"
+
+
+def test_of_an_image_with_an_unknown_cuda_nothing_is_said() -> None:
+    engine = {"image": "registry.example/inference:7", "version": "0.20.1"}
+    assert made(deployment(engine=engine), real_node("h100-sxm-old-driver")).image == "registry.example/inference:7"
+
+
+@pytest.mark.parametrize(
+    ("image", "want"),
+    [
+        ("vllm/vllm-openai:v0.24.0-cu129", (12, 9)),
+        ("vllm/vllm-openai:cu130-nightly", (13, 0)),
+        ("registry:5000/vllm-openai:v0.24.0", None),
+        ("example/cu129:latest", None),
+        ("example/vllm:cuda12.8-v1", (12, 8)),
+    ],
+)
+def test_tags_name_their_cuda(image: str, want: tuple[int, int] | None) -> None:
+    assert cuda_of_tag(image) == want

@@ -1,0 +1,216 @@
+"""Which GPUs a replica gets, and what is said when it gets none."""
+
+import itertools
+from typing import Any
+
+import pytest
+
+from support.gpus import device, real_node, resource_slice
+from support.plans import deployment, made, planned, refusal
+
+MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+
+
+def requirements(*args: Any, **options: Any) -> dict[str, tuple[str, list[str] | None]]:
+    return {r.key: (r.operator, r.values) for r in made(*args, **options).node_requirements}
+
+
+# The choice.
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "kinds", "want"),
+    [
+        ({}, ("h200", "b200", "gb10"), "sm_100"),
+        ({}, ("gb10", "l40s"), "sm_89"),
+        ({}, ("a100", "rtx-pro-6000", "h100-sxm"), "sm_90"),
+        ({"architectures": ["sm_90", "sm_100"]}, ("b200", "h200"), "sm_90"),
+        ({"architectures": ["sm_100", "sm_90"]}, ("b200", "h200"), "sm_100"),
+        ({"architectures": ["sm_100", "sm_90"]}, ("h200",), "sm_90"),
+        ({"products": ["NVIDIA-L40S"]}, ("b200", "l40s"), "sm_89"),
+        ({"products": ["NVIDIA-A100-SXM4-80GB", "NVIDIA-B200"]}, ("b200", "a100"), "sm_80"),
+        ({"count": 8}, ("l40s", "a100"), "sm_80"),
+    ],
+)
+def test_the_users_order_comes_first_then_what_gpus_can_do(accelerator: dict[str, Any], kinds: tuple[str, ...], want: str) -> None:
+    assert made(deployment(accelerator=accelerator), *map(real_node, kinds)).architecture == want
+
+
+def test_of_equal_architectures_the_one_with_more_memory_is_taken() -> None:
+    assert made(deployment(), real_node("h100-sxm"), real_node("h200")).product == "NVIDIA-H200"
+
+
+def test_an_older_driver_names_leave_out_nvidia() -> None:
+    old = real_node("a100", labels={"nvidia.com/gpu.product": "A100-SXM4-80GB"})
+    plan = made(deployment(accelerator={"products": ["NVIDIA-A100-SXM4-80GB"]}), old)
+    assert plan.product == "A100-SXM4-80GB"
+
+
+def test_the_order_of_nodes_does_not_matter() -> None:
+    nodes = [real_node(kind) for kind in ("h100-sxm", "h200", "b200", "gb10", "nfd-only")]
+    plans = {made(deployment(), *order).model_dump_json() for order in itertools.permutations(nodes)}
+    assert len(plans) == 1
+
+
+def test_known_gpus_are_taken_before_unknown_ones() -> None:
+    assert made(deployment(), real_node("nfd-only"), real_node("gb10")).architecture == "sm_121"
+
+
+# Where the Pods may run.
+
+
+def test_the_affinity_names_the_product_and_the_architecture_of_the_host() -> None:
+    assert requirements(deployment(), real_node("h200")) == {
+        "kubernetes.io/arch": ("In", ["amd64"]),
+        "nvidia.com/gpu.product": ("In", ["NVIDIA-H200"]),
+        "nvidia.com/gpu.slices.gi": ("DoesNotExist", None),
+    }
+
+
+def test_arm_machines_get_pods_for_arm() -> None:
+    assert requirements(deployment(), real_node("gb200"))["kubernetes.io/arch"] == ("In", ["arm64"])
+
+
+def test_without_a_product_the_affinity_names_the_compute_capability() -> None:
+    got = requirements(deployment(), real_node("h200", labels={"nvidia.com/gpu.product": None}))
+    assert got["nvidia.com/gpu.compute.major"] == ("In", ["9"])
+    assert got["nvidia.com/gpu.compute.minor"] == ("In", ["0"])
+
+
+@pytest.mark.parametrize(
+    ("kind", "key", "value"),
+    [
+        ("gke-h100", "cloud.google.com/gke-accelerator", "nvidia-h100-80gb"),
+        ("eks-l40s", "karpenter.k8s.aws/instance-gpu-name", "l40s"),
+        ("aks-a100", "node.kubernetes.io/instance-type", "Standard_NC24ads_A100_v4"),
+        ("coreweave-h100", "gpu.nvidia.com/model", "H100_NVLINK_80GB"),
+    ],
+)
+def test_where_a_cloud_tells_the_gpu_the_affinity_uses_its_label(kind: str, key: str, value: str) -> None:
+    assert requirements(deployment(), real_node(kind))[key] == ("In", [value])
+
+
+def test_nodes_whose_driver_is_too_old_for_the_image_are_kept_out() -> None:
+    old = real_node(
+        "b200", "old", labels={f"nvidia.com/cuda.runtime{v}.{p}": n for v in ("", "-version") for p, n in (("major", "12"), ("minor", "8"))}
+    )
+    got = requirements(deployment(), real_node("b200", "new"), old)
+    assert got["nvidia.com/cuda.runtime-version.major"] == ("In", ["13"])
+
+
+# Slices.
+
+
+def test_a_slice_by_profile_under_both_strategies() -> None:
+    request = deployment(accelerator={"mig": {"profile": "1g.10gb"}})
+    single = made(request, real_node("h100-mig-single"))
+    assert (single.resource, single.count, single.memory_mebibytes) == ("nvidia.com/gpu", 1, 9984)
+    assert requirements(request, real_node("h100-mig-single"))["nvidia.com/gpu.product"] == ("In", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
+    mixed = made(request, real_node("h100-mig-mixed"))
+    assert (mixed.resource, mixed.product) == ("nvidia.com/mig-1g.10gb", "NVIDIA-H100-80GB-HBM3")
+
+
+def test_a_whole_gpu_is_never_a_slice() -> None:
+    reason, message = refusal(deployment(), real_node("h100-mig-single"), real_node("h100-mig-mixed"))
+    assert reason == "NoMatchingGPU"
+    assert "56x NVIDIA H100 80GB (sm_90) MIG slices 1g.10gb" in message
+    assert "spec.accelerator.mig.profile" in message
+
+
+def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
+    _, message = refusal(deployment(accelerator={"mig": {"profile": "7g.80gb"}}), real_node("h100-mig-single"))
+    assert "1 MIG slice 7g.80gb" in message
+    assert "spec.accelerator.mig.profile: 1g.10gb" in message
+
+
+def test_profiles_compare_as_labels_have_to_write_them() -> None:
+    node = real_node("h100-mig-single", labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me"})
+    assert made(deployment(accelerator={"mig": {"profile": "1g.10gb+me"}}), node).count == 1
+
+
+def slices() -> tuple[dict[str, Any], ...]:
+    fixed = device(profile="1g.10gb", memory="9984Mi", uuid=MIG_UUID, parent="GPU-1")
+    return (resource_slice("h100-mig-mixed-0", device(uuid="GPU-1"), fixed),)
+
+
+def test_a_mig_device_is_pinned_through_a_claim() -> None:
+    request = deployment(accelerator={"allocation": "DRA", "mig": {"uuids": [MIG_UUID]}})
+    plan = made(request, real_node("h100-mig-mixed"), slices=slices())
+    assert (plan.resource, plan.count, plan.memory_mebibytes) == ("mig.nvidia.com", 1, 9984)
+    assert [r.key for r in plan.node_requirements] == ["kubernetes.io/arch"]
+
+
+def test_a_uuid_that_no_slice_lists_is_refused() -> None:
+    request = deployment(accelerator={"allocation": "DRA", "mig": {"uuids": ["MIG-gone"]}})
+    _, message = refusal(request, real_node("h100-mig-mixed"), slices=slices())
+    assert "MIG-gone" in message
+    assert "Ask for the profile instead" in message
+
+
+def test_claims_without_the_driver_for_them() -> None:
+    _, message = refusal(deployment(accelerator={"allocation": "DRA"}), real_node("h200"))
+    assert "DRA driver" in message
+
+
+# No match.
+
+
+def test_what_was_asked_what_there_is_and_what_can_be_done() -> None:
+    request = deployment(accelerator={"architectures": ["sm_100"]}, parallelism={"tensor": 4})
+    _, message = refusal(request, real_node("h100-sxm", "a"), real_node("h100-sxm", "b"), real_node("h100-mig-invalid"))
+    assert message == (
+        "No node offers 4 whole GPUs of architecture sm_100 (Blackwell) on one node. "
+        "There is: 2 nodes with 8x NVIDIA H100 80GB (sm_90), "
+        "1 node with NVIDIA H100 80GB (sm_90) not usable now (its MIG layout is not uniform, so no slice is offered; "
+        "MIG is being reconfigured, state pending). "
+        "Add one of these to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "kinds", "want"),
+    [
+        ({"accelerator": {"products": ["NVIDIA-H800"]}}, ("h200",), "nvidia.com/gpu.product"),
+        ({"parallelism": {"tensor": 8}}, ("l40s",), "to 4, or add nodes with 8 GPUs each"),
+        ({}, ("h100-time-sliced",), "name the product with its suffix"),
+        ({"accelerator": {"architectures": ["sm_90"]}}, ("nfd-only",), "vllm-operator.dev/gpu-architecture (for example sm_90)"),
+        ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("h200",), "turn MIG on"),
+    ],
+)
+def test_the_remedy_fits_what_came_nearest(spec: dict[str, Any], kinds: tuple[str, ...], want: str) -> None:
+    reason, message = refusal(deployment(**spec), *map(real_node, kinds))
+    assert reason == "NoMatchingGPU"
+    assert want in message
+
+
+def test_no_gpu_at_all() -> None:
+    assert "GPU operator" in refusal(deployment(), real_node("cpu"))[1]
+    assert "No node" in refusal(deployment())[1]
+
+
+def test_a_node_that_cannot_be_used_now_is_worth_waiting_for() -> None:
+    _, message = refusal(deployment(), real_node("h200", cordoned=True))
+    assert "8x NVIDIA H200 141GB (sm_90) not usable now (it is cordoned)" in message
+    assert "tried again by itself" in message
+
+
+def test_the_list_of_what_there_is_stays_short() -> None:
+    nodes = [
+        real_node("l40s", f"n{n}", allocatable={"nvidia.com/gpu": str(n)}, labels={"nvidia.com/gpu.count": str(n)}) for n in range(1, 40)
+    ]
+    _, message = refusal(deployment(accelerator={"architectures": ["sm_100"]}), *nodes)
+    assert "33 more kinds of nodes" in message
+    assert len(message) < 1000
+
+
+def test_a_shared_gpu_is_taken_when_it_is_named() -> None:
+    plan = made(deployment(accelerator={"products": ["NVIDIA-H100-80GB-HBM3-SHARED"]}), real_node("h100-time-sliced"))
+    assert (plan.architecture, plan.resource) == ("sm_90", "nvidia.com/gpu")
+
+
+def test_unknown_gpus_are_used_and_the_kernels_left_to_vllm() -> None:
+    outcome = planned(deployment(), real_node("nfd-only"))
+    assert outcome.planned.reason == "GPUUnknown"
+    assert outcome.plan is not None
+    assert (outcome.plan.architecture, outcome.plan.backends) == (None, [])
+    assert any("vllm-operator.dev/gpu-architecture" in note for note in outcome.plan.notes)
