@@ -1,4 +1,7 @@
-"""Manifests of many situations, each next to the VLLMDeployment and the plan that they follow from."""
+"""Manifests of many situations, each next to the VLLMDeployment and the plan that they follow from.
+
+A difference here is a rollout of every such deployment when the operator is upgraded: mean it.
+"""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,14 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import Toggle
-from vllm_operator.api.status import Plan
-from vllm_operator.catalog.caches import load_caches
-from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+from support.manifests import CASES, read_case
 from vllm_operator.rendering import render
-
-CASES = sorted(path.parent for path in (Path(__file__).parent / "manifests").glob("*/input.yaml"))
 
 
 class BlockDumper(yaml.SafeDumper):
@@ -25,35 +22,6 @@ class BlockDumper(yaml.SafeDumper):
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-def read_case(folder: Path) -> tuple[VLLMDeployment, Plan]:
-    """Read a VLLMDeployment and its plan; the caches are planned here, as the planner does."""
-    case = yaml.safe_load((folder / "input.yaml").read_text("utf-8"))
-    resource = VLLMDeployment.parse(case["resource"])
-    unplanned = Plan.model_validate({"cacheKey": "", **case["plan"]})
-    caches = plan_caches(resource, unplanned, case.get("cacheGeneration", 0))
-    return resource, unplanned.model_copy(update={"cache_key": caches.key, "env": [*unplanned.env, *caches.env]})
-
-
-def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CachePlan:
-    parallelism, accelerator = resource.spec.parallelism, resource.spec.accelerator
-    return plan_cache(
-        load_caches(),
-        version=plan.engine_version,
-        distribution=plan.distribution,
-        image=plan.image,
-        architecture=plan.architecture,
-        product=plan.product,
-        mig_profile=accelerator.mig.profile if accelerator and accelerator.mig else None,
-        parallel=ParallelShape(
-            tensor=(parallelism and parallelism.tensor) or 1,
-            pipeline=(parallelism and parallelism.pipeline) or 1,
-            data=(parallelism and parallelism.data) or 1,
-            expert=parallelism is not None and parallelism.expert is Toggle.ENABLED,
-        ),
-        generation=generation,
-    )
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)

@@ -28,8 +28,13 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "Namespace": ("v1", "namespaces", False),
     "Node": ("v1", "nodes", False),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
+    "PersistentVolume": ("v1", "persistentvolumes", False),
     "Pod": ("v1", "pods", True),
     "ReplicaSet": ("apps/v1", "replicasets", True),
+    "DeviceClass": ("resource.k8s.io/v1", "deviceclasses", False),
+    "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims", True),
+    "ResourceClaimTemplate": ("resource.k8s.io/v1", "resourceclaimtemplates", True),
+    "ResourceSlice": ("resource.k8s.io/v1", "resourceslices", False),
     "Secret": ("v1", "secrets", True),
     "Service": ("v1", "services", True),
     "ServiceAccount": ("v1", "serviceaccounts", True),
@@ -70,7 +75,8 @@ class Cluster:
         self._ssl = ssl.create_default_context(cafile=str(environment.control_plane.authority))
 
     async def get(self, kind: str, name: str, *, namespace: str | None = None) -> Manifest:
-        return await self.request("GET", self._path(kind, name, namespace))
+        answer: Manifest = await self.request("GET", self._path(kind, name, namespace))
+        return answer
 
     async def list_all(self, kind: str, *, namespace: str | None = None, selector: str = "") -> list[Manifest]:
         found = await self.request("GET", self._path(kind, "", namespace), params={"labelSelector": selector} if selector else None)
@@ -78,16 +84,19 @@ class Cluster:
         return items
 
     async def create(self, manifest: Manifest) -> Manifest:
-        return await self.request("POST", self._path_of(manifest), body=manifest)
+        answer: Manifest = await self.request("POST", self._path_of(manifest), body=manifest)
+        return answer
 
     async def apply(self, manifest: Manifest, *, manager: str = "test", force: bool = True) -> Manifest:
         path = f"{self._path_of(manifest)}/{manifest['metadata']['name']}"
         params = {"fieldManager": manager, "force": str(force).lower()}
-        return await self.request("PATCH", path, body=manifest, content_type=_APPLY, params=params)
+        answer: Manifest = await self.request("PATCH", path, body=manifest, content_type=_APPLY, params=params)
+        return answer
 
     async def patch(self, kind: str, name: str, patch: Manifest, *, subresource: str = "", namespace: str | None = None) -> Manifest:
         path = self._path(kind, name, namespace) + (f"/{subresource}" if subresource else "")
-        return await self.request("PATCH", path, body=patch, content_type=_MERGE)
+        answer: Manifest = await self.request("PATCH", path, body=patch, content_type=_MERGE)
+        return answer
 
     async def annotate(self, kind: str, name: str, **annotations: str | None) -> Manifest:
         """Sets the simulator's annotations, written with underscores: `crash_after="1"`."""
