@@ -1,0 +1,221 @@
+"""From a spec and nodes to a plan: every step, what the user overrides, and how a plan is kept."""
+
+import time
+from typing import Any
+
+import pytest
+
+from support.gpus import KINDS, inventory_of, real_node
+from support.plans import deployment, known, made, planned, refusal
+from vllm_operator.api.status import ChosenBy, Plan
+from vllm_operator.planning.planner import plan
+
+MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+DEEPSEEK = "hf://deepseek-ai/DeepSeek-V3"
+
+
+def args(made_plan: Plan) -> dict[str, str | None]:
+    return {argument.name: argument.value for argument in made_plan.args}
+
+
+def env(made_plan: Plan) -> dict[str, str]:
+    return {variable.name: variable.value for variable in made_plan.env}
+
+
+# The model and the flags that follow from the spec.
+
+
+@pytest.mark.parametrize(
+    ("uri", "model", "want", "served"),
+    [
+        ("hf://meta-llama/Llama-3.1-8B", {}, "meta-llama/Llama-3.1-8B", None),
+        ("hf://meta-llama/Llama-3.1-8B", {"servedName": "llama"}, "meta-llama/Llama-3.1-8B", "llama"),
+        ("pvc://models/llama/8b", {}, "/models/llama/8b", "models/llama/8b"),
+        ("pvc://models/llama/8b/", {"servedName": "llama"}, "/models/llama/8b", "llama"),
+        ("pvc://models", {}, "/models", "models"),
+    ],
+)
+def test_the_model_as_the_engine_takes_it(uri: str, model: dict[str, Any], want: str, served: str | None) -> None:
+    got = made(deployment(uri, model=model), real_node("h200"))
+    assert (got.model, args(got).get("--served-model-name")) == (want, served)
+
+
+def test_parallelism_becomes_flags() -> None:
+    parallelism = {"tensor": 2, "pipeline": 2, "data": 2, "expert": "Enabled"}
+    got = made(deployment(DEEPSEEK, parallelism=parallelism), real_node("h200"))
+    assert got.count == 8
+    flags = args(got)
+    assert [flags[f"--{name}-parallel-size"] for name in ("tensor", "pipeline", "data")] == ["2", "2", "2"]
+    assert "--enable-expert-parallel" in flags
+
+
+def test_all_gpus_that_are_asked_for_are_used() -> None:
+    got = made(deployment(accelerator={"count": 4}), real_node("h200"))
+    assert (got.count, args(got)["--tensor-parallel-size"]) == (4, "4")
+    assert any("parallelism.tensor is not given" in note for note in got.notes)
+
+
+def test_gpus_that_stay_idle_are_noted() -> None:
+    got = made(deployment(accelerator={"count": 4}, parallelism={"tensor": 2}), real_node("h200"))
+    assert any("2 stay idle" in note for note in got.notes)
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason", "want"),
+    [
+        ({"accelerator": {"count": 2}, "parallelism": {"tensor": 4}}, "InvalidSpec", "needs 4 GPUs"),
+        ({"accelerator": {"mig": {"profile": "1g.10gb"}}, "parallelism": {"tensor": 2}}, "InvalidSpec", "no peer-to-peer between slices"),
+        ({"engine": {"image": "vllm/vllm-openai:latest"}}, "VersionUnknown", "spec.engine.version"),
+        ({"podTemplate": {"containers": []}}, "InvalidSpec", "only metadata and spec"),
+    ],
+)
+def test_a_spec_that_cannot_be_used_is_not_accepted(spec: dict[str, Any], reason: str, want: str) -> None:
+    got, message = refusal(deployment(**spec), real_node("h200"))
+    assert got == reason
+    assert want in message
+    outcome = planned(deployment(**spec), real_node("h200"))
+    assert outcome.planned.reason == "NotAccepted"
+    assert want in outcome.planned.message
+
+
+# What is known to fail.
+
+
+def visible(value: str | None) -> dict[str, Any]:
+    source = {"value": value} if value is not None else {"valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['gpu']"}}}
+    return {
+        "engine": {"version": "0.20.1", "env": [{"name": "CUDA_VISIBLE_DEVICES", **source}]},
+        "accelerator": {"mig": {"profile": "1g.10gb"}},
+    }
+
+
+def test_a_mig_uuid_that_the_version_crashes_on_is_refused() -> None:
+    reason, message = refusal(deployment(**visible(MIG_UUID)), real_node("h100-mig-single"))
+    assert reason == "KnownBad"
+    assert "CUDA_VISIBLE_DEVICES" in message
+    assert "vllm-operator.dev/allow-known-bad" in message
+
+
+def test_who_insists_gets_the_mig_uuid_and_a_note() -> None:
+    request = deployment(annotations={"vllm-operator.dev/allow-known-bad": "true"}, **visible(MIG_UUID))
+    got = made(request, real_node("h100-mig-single"))
+    assert "CUDA_VISIBLE_DEVICES" not in env(got)
+    assert any("CUDA_VISIBLE_DEVICES" in note for note in got.notes)
+
+
+@pytest.mark.parametrize("value", ["0", "0,1", None])
+def test_indices_and_values_from_elsewhere_are_not_refused(value: str | None) -> None:
+    assert made(deployment(**visible(value)), real_node("h100-mig-single")).count == 1
+
+
+# The user wins.
+
+
+def test_a_variable_of_the_user_beats_ours_and_the_plan_says_so() -> None:
+    request = deployment(
+        engine={"version": "0.20.1", "env": [{"name": "HF_HOME", "value": "/mine"}, {"name": "TRITON_CACHE_DIR", "value": "/cache/triton"}]}
+    )
+    got = made(request, real_node("h200"))
+    assert not {"HF_HOME", "TRITON_CACHE_DIR"} & env(got).keys()
+    notes = [note for note in got.notes if note.startswith("You set")]
+    assert len(notes) == 1
+    assert "HF_HOME to '/mine'" in notes[0]
+
+
+def test_the_pod_template_beats_ours_too() -> None:
+    template = {"spec": {"containers": [{"name": "vllm", "env": [{"name": "HF_HOME", "value": "/mine"}]}]}}
+    assert "HF_HOME" not in env(made(deployment(podTemplate=template), real_node("h200")))
+
+
+def test_names_that_the_version_does_not_know_are_noted() -> None:
+    engine = {"version": "0.33.0", "env": [{"name": "VLLM_USE_V1", "value": "1"}], "args": [{"name": "no-such-flag"}]}
+    notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)
+    assert "does not know the variable VLLM_USE_V1" in notes
+    assert "does not know the flag --no-such-flag" in notes
+
+
+def test_a_forced_backend_is_the_users_choice() -> None:
+    got = made(deployment("hf://Qwen/Qwen3-30B-A3B", backends={"moe": "TRITON"}, engine={"version": "0.24.0"}), real_node("h200"))
+    moe = next(choice for choice in got.backends if choice.component == "MoE")
+    assert (moe.backend, moe.chosen_by) == ("TRITON", ChosenBy.USER)
+
+
+# Nothing restarts unasked.
+
+
+def test_a_plan_in_force_stays_as_it_is() -> None:
+    pinned = made(deployment(), real_node("h200"))
+    outcome = planned(deployment(), real_node("h200"), pinned=pinned)
+    assert outcome.plan == pinned
+    assert (outcome.planned.reason, outcome.drift) == ("Resolved", ())
+
+
+def test_what_would_be_chosen_otherwise_today_is_told() -> None:
+    fresh = made(deployment(), real_node("h200"))
+    pinned = fresh.model_copy(update={"catalog_version": "old", "image": "vllm/vllm-openai:v0.19.0", "env": fresh.env[1:]})
+    outcome = planned(deployment(), real_node("h200"), pinned=pinned)
+    assert outcome.plan == pinned
+    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "ResolvedDifferently")
+    assert "The image would be vllm/vllm-openai:v0.20.1-cu129, not vllm/vllm-openai:v0.19.0." in outcome.drift
+    assert "vllm-operator.dev/replan" in outcome.planned.message
+
+
+def test_a_new_catalog_that_decides_alike_is_not_worth_a_word() -> None:
+    pinned = made(deployment(), real_node("h200")).model_copy(update={"catalog_version": "old"})
+    assert planned(deployment(), real_node("h200"), pinned=pinned).drift == ()
+
+
+def test_a_plan_in_force_survives_nodes_that_go_away() -> None:
+    pinned = made(deployment(), real_node("h200"))
+    outcome = planned(deployment(), real_node("h200", cordoned=True), pinned=pinned)
+    assert outcome.plan == pinned
+    assert "it is cordoned" in outcome.drift[0]
+
+
+@pytest.mark.parametrize("change", [{"generation": 2}, {"annotations": {"vllm-operator.dev/replan": "now"}}])
+def test_a_changed_spec_or_a_wish_brings_a_new_plan(change: dict[str, Any]) -> None:
+    pinned = made(deployment(), real_node("h200")).model_copy(update={"image": "old"})
+    outcome = planned(deployment(**change), real_node("h200"), pinned=pinned)
+    assert outcome.plan is not None
+    assert outcome.plan.image == "vllm/vllm-openai:v0.20.1-cu129"
+    assert outcome.plan.replan_token == (change.get("annotations") or {}).get("vllm-operator.dev/replan")
+
+
+def test_a_changed_spec_does_not_move_the_replicas_to_another_gpu() -> None:
+    pinned = made(deployment(), real_node("h200"))
+    nodes = (real_node("h200"), real_node("b200"))
+    assert made(deployment(generation=2), *nodes, pinned=pinned).product == "NVIDIA-H200"
+    asked = deployment(generation=2, annotations={"vllm-operator.dev/replan": "1"})
+    assert made(asked, *nodes, pinned=pinned).product == "NVIDIA-B200"
+
+
+def test_a_damaged_cache_is_left_behind_without_a_new_plan() -> None:
+    pinned = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
+    fresh = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), cache_generation=1)
+    kept = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=pinned, cache_generation=1)
+    assert kept.cache_key == fresh.cache_key != pinned.cache_key
+    assert (
+        planned(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=kept, cache_generation=1).plan
+        == kept
+    )
+
+
+# Messages, stability, speed.
+
+
+def test_the_message_says_it_in_one_line() -> None:
+    outcome = planned(deployment(DEEPSEEK, parallelism={"tensor": 8}), real_node("h200"))
+    assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1: ")
+    sliced = planned(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
+    assert "1 MIG slice 1g.10gb per replica" in sliced.planned.message
+
+
+def test_planning_takes_a_few_milliseconds() -> None:
+    inventory = inventory_of(*map(real_node, KINDS))
+    resource = deployment(DEEPSEEK, parallelism={"tensor": 8})
+    plan(resource, inventory, known())
+    started = time.perf_counter()
+    for _ in range(20):
+        plan(resource, inventory, known())
+    # Ten times what it takes on one core, for machines that do other things meanwhile.
+    assert (time.perf_counter() - started) / 20 < 0.05
