@@ -1,0 +1,162 @@
+"""`vllm-operator plan`: exit status, what programs get, what people read, and bad input."""
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.gpus import real_node
+from vllm_operator.__main__ import main
+
+SPEC = {"model": {"uri": "hf://deepseek-ai/DeepSeek-V3"}, "engine": {"version": "0.20.1"}, "parallelism": {"tensor": 8}}
+
+
+def manifest(name: str = "demo", **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": {"name": name}, "spec": {**SPEC, **spec}}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Any:
+    """Write objects to files; the function returns the path."""
+
+    def write(name: str, *objects: Any) -> str:
+        path = tmp_path / name
+        path.write_text(objects[0] if isinstance(objects[0], str) else yaml.safe_dump_all(objects), "utf-8")
+        return str(path)
+
+    return write
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["plan", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
+def test_programs_get_plan_conditions_and_manifests(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("h200")), "-o", "json")
+    content = json.loads(out)
+    assert (status, err, list(content)) == (0, "", ["plan", "conditions", "manifests"])
+    assert content["plan"]["architecture"] == "sm_90"
+    assert [(c["type"], c["status"], c["reason"]) for c in content["conditions"]] == [
+        ("Accepted", "True", "Valid"),
+        ("Planned", "True", "Resolved"),
+    ]
+    assert [m["kind"] for m in content["manifests"]] == ["PersistentVolumeClaim", "Service", "Deployment"]
+
+
+def test_yaml_says_the_same_as_json(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("h200")), "-o")
+    assert json.loads(run(capsys, *arguments, "json")[1]) == yaml.safe_load(run(capsys, *arguments, "yaml")[1])
+
+
+def test_a_refusal_has_no_plan_and_says_why(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")), "-o", "json")
+    content = json.loads(out)
+    assert (status, content["plan"], content["manifests"]) == (1, None, [])
+    assert content["conditions"][1]["reason"] == "NoMatchingGPU"
+
+
+def test_without_nodes_no_gpu_is_known(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()))
+    assert status == 1
+    assert "Not planned: NoMatchingGPU" in out
+
+
+def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    nodes = files("nodes.yaml", real_node("h200"), real_node("nfd-only"))
+    status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", nodes)
+    assert status == 0
+    for part in (
+        "NVIDIA H200 141GB (sm_90)",
+        "COMPONENT",
+        "Source:",
+        "--tensor-parallel-size 8",
+        "VLLM_CACHE_ROOT=",
+        "The cache key is made of",
+    ):
+        assert part in out
+    assert all(len(line) <= 140 for line in out.splitlines())
+
+
+def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")))
+    assert status == 1
+    assert "1 node with 4x NVIDIA L40S (sm_89)" in out
+
+
+@pytest.mark.parametrize("wrap", ["List", "NodeList", "documents", "json"])
+def test_nodes_come_in_every_form_that_kubectl_writes(files: Any, capsys: pytest.CaptureFixture[str], wrap: str) -> None:
+    node = real_node("h200")
+    forms = {
+        "List": [{"apiVersion": "v1", "kind": "List", "items": [{"kind": "StorageClass", "metadata": {"name": "x"}}, node]}],
+        "NodeList": [
+            {"apiVersion": "v1", "kind": "NodeList", "items": [{k: v for k, v in node.items() if k not in ("kind", "apiVersion")}]}
+        ],
+        "documents": [node, None, {"kind": "Pod", "metadata": {"name": "x"}}],
+        "json": [json.dumps({"apiVersion": "v1", "kind": "List", "items": [node]})],
+    }
+    status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", *forms[wrap]), "-o", "json")
+    assert (status, json.loads(out)["plan"]["product"]) == (0, "NVIDIA-H200")
+
+
+def test_standard_input_is_a_dash(files: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Input:
+        buffer = io.BytesIO(yaml.safe_dump(manifest()).encode())
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    assert run(capsys, "-f", "-", "--nodes", files("nodes.yaml", real_node("h200")))[0] == 0
+
+
+def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path, nodes = files("cr.yaml", manifest("one"), manifest("two")), files("nodes.yaml", real_node("h200"))
+    status, _, err = run(capsys, "-f", path, "--nodes", nodes)
+    assert status == 2
+    assert "one, two" in err
+    assert "--name" in err
+    assert run(capsys, "-f", path, "--nodes", nodes, "--name", "two")[0] == 0
+    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "--name", "three")[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "want"),
+    [
+        ("a: b: c", "line 1, column 5: this is not valid YAML"),
+        ("kind: Pod", "holds no VLLMDeployment"),
+        ("just words", "is a text, not a Kubernetes object"),
+        ("", "holds no VLLMDeployment"),
+        ("\0", "not valid YAML"),
+        (yaml.safe_dump(manifest(acelerator={})), "did you mean accelerator?"),
+        (yaml.safe_dump(manifest(accelerator={"mig": {"uuids": ["MIG-1"]}})), "only with allocation: DRA"),
+        (yaml.safe_dump(manifest(cache={"claimName": "a", "volume": {}})), "not both"),
+        (yaml.safe_dump(manifest(replicas="two")), "spec.replicas"),
+        (yaml.safe_dump({**manifest(), "apiVersion": "vllm-operator.dev/v2"}), "must be vllm-operator.dev/v1alpha1"),
+    ],
+)
+def test_bad_input_is_named(files: Any, capsys: pytest.CaptureFixture[str], content: str, want: str) -> None:
+    status, out, err = run(capsys, "-f", files("cr.yaml", content))
+    assert (status, out) == (2, "")
+    assert want in err
+    assert "Traceback" not in err
+
+
+def test_files_that_are_not_there_or_not_text(files: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, _, err = run(capsys, "-f", str(tmp_path / "none.yaml"))
+    assert (status, "No such file" in err) == (2, True)
+    binary = tmp_path / "binary"
+    binary.write_bytes(b"\xff\xfe\x00")
+    assert "not a text file" in run(capsys, "-f", str(binary))[2]
+    assert "Is a directory" in run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", str(tmp_path))[2]
+
+
+def test_only_one_file_can_be_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Input:
+        buffer = io.BytesIO(yaml.safe_dump(manifest()).encode())
+
+    monkeypatch.setattr(sys, "stdin", Input())
+    status, _, err = run(capsys, "-f", "-", "--nodes", "-")
+    assert (status, "only one of" in err) == (2, True)
