@@ -1,11 +1,15 @@
 """A small blocking client: what setting up an environment needs of the Kubernetes API, with the standard library only."""
 
+import http.client
 import json
 import ssl
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 _SERVER_SIDE_APPLY = "application/apply-patch+yaml"
 
@@ -41,20 +45,43 @@ class ApiClient:
             ApiError: the server answered with an error.
             OSError: the server did not answer.
         """
-        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type, "Accept": "application/json"}
         data = None if body is None else json.dumps(body).encode()
+        with self._open(method, path, data, content_type, timeout=10.0) as response:
+            text = response.read()
+        return json.loads(text) if text.startswith(b"{") else text.decode()
+
+    def stream(self, path: str) -> Iterator[bytes]:
+        """Yields the lines of an answer as they come, such as those of a watch; stops when the server ends it.
+
+        Raises:
+            ApiError: the server answered with an error.
+            OSError: the server did not answer, or the connection broke.
+        """
+        with self._open("GET", path, None, "application/json", timeout=None) as response:
+            try:
+                yield from response
+            except http.client.HTTPException as error:
+                raise ConnectionError(f"the answer broke off: {error}") from error
+
+    def _open(self, method: str, path: str, data: bytes | None, content_type: str, *, timeout: float | None) -> Any:
+        headers = {"Authorization": f"Bearer {self._token}", "Content-Type": content_type, "Accept": "application/json"}
         request = urllib.request.Request(self._server + path, data=data, headers=headers, method=method)
         try:
-            with self._opener.open(request, timeout=10) as response:
-                text = response.read()
+            return self._opener.open(request, timeout=timeout)
         except urllib.error.HTTPError as error:
             raise ApiError(error.code, error.read().decode(errors="replace")) from None
-        return json.loads(text) if text.startswith(b"{") else text.decode()
 
     def apply(self, manifest: dict[str, Any]) -> Any:
         """Applies a manifest, cluster-wide or namespaced, server-side."""
         path = f"{resource_path(manifest)}/{manifest['metadata']['name']}?fieldManager=testenv&force=true"
         return self.request("PATCH", path, manifest, content_type=_SERVER_SIDE_APPLY)
+
+
+def client_of(kubeconfig: Path) -> ApiClient:
+    """Returns a client for the cluster of a kubeconfig that a control plane of ours wrote."""
+    config = yaml.safe_load(kubeconfig.read_text())
+    cluster = config["clusters"][0]["cluster"]
+    return ApiClient(cluster["server"], Path(cluster["certificate-authority"]), config["users"][0]["user"]["token"])
 
 
 def resource_path(manifest: dict[str, Any]) -> str:

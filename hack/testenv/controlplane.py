@@ -128,7 +128,7 @@ class ControlPlane:
         """Starts a stopped component again, on the same port and data, and waits until it is ready."""
         command, ready = self._component(name)
         self.processes.start(name, command)
-        self._await_ready(name, ready)
+        self.await_ready(name, ready)
 
     def client(self) -> ApiClient:
         """A client that acts as a cluster administrator."""
@@ -154,13 +154,13 @@ class ControlPlane:
         for name in others:
             self.processes.start(name, self._component(name)[0])
         for name in others:
-            self._await_ready(name, self._component(name)[1])
+            self.await_ready(name, self._component(name)[1])
 
     def _component(self, name: str) -> tuple[Sequence[str], Callable[[], bool]]:
         """The command of a component, and how to see that it is ready."""
         components: dict[str, tuple[Sequence[str], Callable[[], bool]]] = {
             # etcd needs no check of its own: the API server waits for it
-            "etcd": (self._etcd(), lambda: _accepts_connections(self._etcd_port)),
+            "etcd": (self._etcd(), lambda: accepts_connections(self._etcd_port)),
             "kube-apiserver": (self._apiserver(), self.is_ready),
             # It is at work when it has made the account that every Pod of the namespace needs.
             "kube-controller-manager": (
@@ -270,7 +270,12 @@ class ControlPlane:
         path.touch(mode=0o600)
         path.write_text(content)
 
-    def _await_ready(self, name: str, ready: Callable[[], bool]) -> None:
+    def await_ready(self, name: str, ready: Callable[[], bool]) -> None:
+        """Waits until `ready` holds of a process started here.
+
+        Raises:
+            ControlPlaneError: it ended, or takes too long.
+        """
         deadline = time.monotonic() + _READY_WITHIN
         while not ready():
             if not self.processes.is_alive(name):
@@ -302,7 +307,8 @@ def free_ports(count: int) -> list[int]:
     raise ControlPlaneError("There is no free port left between 20000 and 32000.")
 
 
-def _accepts_connections(port: int) -> bool:
+def accepts_connections(port: int) -> bool:
+    """Whether somebody listens on the port."""
     with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
         return True
     return False

@@ -53,7 +53,7 @@ class LogWriter:
     def __init__(self, path: Path, *, stream: Stream = "stderr") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        path.touch()
         self._stream = stream
         self._gathered = b""
 
@@ -70,12 +70,7 @@ class LogWriter:
         """The container ends: writes what is left, and marks the run as over, so that followers see the end of the stream."""
         self._put([(self._gathered, "P")] if self._gathered else [], at)
         self._gathered = b""
-        self._file.close()
         self._path.with_suffix(".exit").touch()
-
-    def close(self) -> None:
-        """Closes the file; the run is not over."""
-        self._file.close()
 
     @staticmethod
     def _pieces(line: bytes, last: str) -> list[tuple[bytes, str]]:
@@ -85,4 +80,7 @@ class LogWriter:
     def _put(self, records: list[tuple[bytes, str]], at: datetime | None) -> None:
         if records:
             stamp = (at or datetime.now(UTC)).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f000Z")
-            self._file.write(b"".join(f"{stamp} {self._stream} {tag} ".encode() + text + b"\n" for text, tag in records))
+            lines = b"".join(f"{stamp} {self._stream} {tag} ".encode() + text + b"\n" for text, tag in records)
+            # opened anew each time: the file may have been rotated, and nobody has to close it
+            with self._path.open("ab") as file:
+                file.write(lines)

@@ -16,7 +16,7 @@ from typing import Any, Self
 import yaml
 
 from testenv.binaries import ensure_binaries
-from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError, free_ports
+from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError, accepts_connections, free_ports
 from testenv.nodes import gpu_node
 from testenv.stages import load_stages
 
@@ -101,10 +101,11 @@ class Environment:
     def start_log_endpoint(self) -> None:
         """Starts the log endpoint, on the same port as before if it ran before."""
         plane = self.control_plane
-        command = [sys.executable, "-m", "testenv.logs", "--root", self.log_root, "--port", self._log_port]
+        command = [sys.executable, "-m", "testenv.logs", "--root", self.log_root, "--port", self._log_port, "--kubeconfig", self.kubeconfig]
         certificate = ["--certificate", plane.authority, "--key", plane.authority_key]
         hack = str(Path(__file__).parent.parent)
         plane.processes.start("log-endpoint", [str(part) for part in [*command, *certificate]], environment={"PYTHONPATH": hack})
+        plane.await_ready("log-endpoint", lambda: accepts_connections(self._log_port))
 
     def stop_log_endpoint(self, *, kill: bool = False) -> None:
         """Stops it: open log streams end at once, although their containers run on."""

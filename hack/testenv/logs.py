@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import os
 import ssl
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -26,6 +27,8 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import parse_qs, urlsplit
 
+from testenv.api import client_of
+from testenv.containers import ContainerWatch
 from testenv.cri import Record, parse_record
 
 # How often an open stream looks for more, in seconds. A real kubelet is told by the kernel and takes a millisecond.
@@ -180,7 +183,7 @@ async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncI
     """Yields the stream of one run, as far as the request goes."""
     formatter = _Formatter(request)
     with contextlib.ExitStack() as open_files:
-        file = open_files.enter_context(logs.path(run).open("rb"))
+        file: BinaryIO = open_files.enter_context(logs.path(run).open("rb"))
         if request.tail_lines is not None:
             _seek_tail(file, request.tail_lines)
         unfinished = b""
@@ -192,11 +195,13 @@ async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncI
             if lines:
                 records = [record for line in lines if (record := parse_record(line))]
                 yield b"".join(formatter.format(record) for record in records)
-            elif over and not data:
-                return
             elif not data:
-                file = _after_rotation(file, logs.path(run), open_files)
-                await asyncio.sleep(_LOOK_EVERY)
+                following = _after_rotation(file, logs.path(run), open_files)
+                if following is file and over:
+                    return
+                if following is file:
+                    await asyncio.sleep(_LOOK_EVERY)
+                file = following
 
 
 def _seek_tail(file: BinaryIO, records: int) -> None:
@@ -286,8 +291,11 @@ def main() -> None:
     parser.add_argument("--certificate", type=Path, required=True)
     parser.add_argument("--key", type=Path, required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--kubeconfig", type=Path, required=True, help="for the API server whose Pods these are")
     arguments = parser.parse_args()
     arguments.root.mkdir(parents=True, exist_ok=True)
+    watch = ContainerWatch(client_of(arguments.kubeconfig), arguments.root)
+    threading.Thread(target=watch.run, daemon=True).start()
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(LogServer(arguments.root).serve(certificate=arguments.certificate, key=arguments.key, port=arguments.port))
 

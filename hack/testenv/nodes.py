@@ -4,6 +4,7 @@ GPU feature discovery writes some forty labels on a Node. They follow from a han
 capability, driver, CUDA, MIG layout), and only those are in the table.
 """
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,7 @@ def gpu_node(kind: str, name: str | None = None) -> dict[str, Any]:
     }
 
 
+@cache
 def _table() -> dict[str, Any]:
     table: dict[str, Any] = yaml.safe_load(_DATA.read_text())
     return table
@@ -76,12 +78,13 @@ def _system_labels(machine: dict[str, Any], name: str) -> dict[str, str]:
 
 
 def _resources(machine: dict[str, Any]) -> dict[str, str]:
-    resources = {"cpu": machine["cpu"], "memory": machine["memory"], "pods": "110", "ephemeral-storage": "1Ti"}
+    resources: dict[str, str] = {"cpu": machine["cpu"], "memory": machine["memory"], "pods": "110", "ephemeral-storage": "1Ti"}
     slices = machine.get("slices", {})
     if machine["count"]:
         resources["nvidia.com/gpu"] = "0" if slices else str(machine["count"])
     resources |= {f"nvidia.com/mig-{profile}": str(part["count"]) for profile, part in slices.items()}
-    return resources | machine.get("allocatable", {})
+    resources |= machine.get("allocatable", {})
+    return resources
 
 
 def _discovered_labels(machine: dict[str, Any]) -> dict[str, str | None]:

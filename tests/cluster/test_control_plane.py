@@ -15,6 +15,7 @@ from testenv import ControlPlane, ControlPlaneError
 pytestmark = pytest.mark.cluster
 
 Nodes = Callable[..., list[str]]
+CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
 
 
 def pod(
@@ -65,6 +66,30 @@ async def test_a_followed_log_brings_lines_as_they_are_written_and_ends_when_the
             log.write(b"\r10%\r20%")
             log.exit()
     assert received == b"first\n\r10%\r20%"
+
+
+async def test_a_crash_ends_the_log_stream_of_its_run(cluster: Cluster, gpu_nodes: Nodes, sim: Simulator) -> None:
+    gpu_nodes("h100-sxm")
+    await cluster.create(pod(path="crash", pull="0", crash_after="hold"))
+    await cluster.wait_for("Pod", "server", lambda seen: first_container(seen).get("state", {}).get("running"))
+    sim.log("server").write(b"last words\n")
+    received = b""
+    async for data in cluster.follow_log("server"):
+        received += data
+        await sim.change("server", crash_after="0")
+    assert received == b"last words\n"
+
+
+async def test_a_recorded_start_is_followed_to_its_end(cluster: Cluster, gpu_nodes: Nodes, sim: Simulator) -> None:
+    gpu_nodes("h100-sxm")
+    await cluster.create(pod(path="ok", pull="0", load="hold"))
+    await cluster.wait_for("Pod", "server", lambda seen: first_container(seen).get("state", {}).get("running"))
+    recording = CORPUS / "llama-bf16-warm.log"
+    playing = asyncio.create_task(sim.replay("server", recording, speed=50).play(exits=True))
+    received = b"".join([data async for data in cluster.follow_log("server")])
+    await playing
+    assert received.endswith(b"Application startup complete.\n")
+    assert recording.read_bytes().startswith(received)
 
 
 async def test_a_log_before_the_container_runs_is_refused_in_the_kubelets_words(cluster: Cluster, gpu_nodes: Nodes) -> None:
@@ -177,7 +202,7 @@ async def test_cel_rules_of_a_definition_refuse_what_they_should(cluster: Cluste
     await cluster.wait_for(
         "CustomResourceDefinition",
         name,
-        lambda seen: any(c["type"] == "Established" and c["status"] == "True" for c in seen["status"]["conditions"]),
+        lambda seen: any(c["type"] == "Established" and c["status"] == "True" for c in seen["status"]["conditions"] or []),
     )
     path = f"/apis/test.vllm-operator.dev/v1/namespaces/{cluster.namespace}/ranges"
     body = {"apiVersion": "test.vllm-operator.dev/v1", "kind": "Range", "metadata": {"name": "a"}, "spec": {"least": 2, "most": 1}}

@@ -13,6 +13,7 @@ import yaml
 
 from testenv import Environment
 from testenv.cri import LogWriter
+from testenv.replay import Replay, read_recording
 from testenv.stages import ANNOTATION_PREFIX
 
 Manifest = dict[str, Any]
@@ -229,6 +230,10 @@ class Simulator:
     def log(self, pod: str, *, container: str = "vllm", run: int = 0) -> LogWriter:
         """Opens the log of one run of a container, as the container runtime would."""
         return LogWriter(self._folder(pod, container) / f"{run}.log")
+
+    def replay(self, pod: str, recording: Path, *, speed: float = 20.0, container: str = "vllm", run: int = 0) -> Replay:
+        """Returns a run of a container that prints a recording; `await replay.play(exits=...)` lets it."""
+        return Replay(read_recording(recording), self.log(pod, container=container, run=run), speed=speed)
 
     def fail_logs(self, pod: str, fault: str, *, container: str = "vllm", previous: bool = False) -> None:
         """Lets log requests fail (`500`, `reset`, `hang`, `unavailable`), or work again (``)."""

@@ -1,0 +1,69 @@
+"""Binaries are found where they are, and built once where they are not."""
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from testenv.binaries import BINARIES, BuildError, cache_root, ensure_binaries, find_binary
+
+GO = """\
+#!/bin/sh
+case "$1" in
+  version) echo "go version go1.26.0 linux/amd64" ;;
+  build) while [ "$1" != -o ]; do shift; done; {action} ;;
+esac
+"""
+
+
+def executable(path: Path, text: str = "#!/bin/sh\n") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with an empty cache and nothing on PATH but a shell's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("KUBEBUILDER_ASSETS", raising=False)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_ready_made_ones_come_first(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assets = executable(machine / "assets" / "etcd").parent
+    monkeypatch.setenv("KUBEBUILDER_ASSETS", str(assets))
+    assert find_binary("etcd") == assets / "etcd"
+    assert find_binary("kube-apiserver") is None
+
+
+def test_a_server_from_path_is_not_taken_a_client_is(machine: Path) -> None:
+    executable(machine / "bin" / "etcd")
+    client = executable(machine / "bin" / "kubectl")
+    assert find_binary("etcd") is None
+    assert find_binary("kubectl") == client
+
+
+def test_what_is_missing_is_built_once_and_shown(machine: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    executable(machine / "bin" / "go", GO.format(action='printf "#!/bin/sh\\n" > "$2"; chmod +x "$2"'))
+    first = ensure_binaries(["etcd", "kwok"])
+    assert "building etcd (1 of 2)" in capsys.readouterr().err
+    assert all(path.is_relative_to(cache_root()) for path in first.values())
+    assert ensure_binaries(["etcd", "kwok"]) == first
+    assert capsys.readouterr().err == ""
+
+
+def test_a_failed_build_says_why_and_leaves_nothing(machine: Path) -> None:
+    executable(machine / "bin" / "go", GO.format(action='echo "etcd.go:1: no such thing" >&2; exit 1'))
+    with pytest.raises(BuildError, match=r"^etcd could not be built:\netcd\.go:1: no such thing$"):
+        ensure_binaries(["etcd"])
+    assert find_binary("etcd") is None
+    assert not list(cache_root().rglob(".building-*"))
+
+
+def test_every_binary_has_a_module_that_pins_it() -> None:
+    tools = Path(__file__).parents[2] / "hack" / "testenv" / "tools"
+    for name, binary in BINARIES.items():
+        assert binary.package in (tools / binary.module / "go.mod").read_text(), name
