@@ -60,8 +60,9 @@ demo-stop: $(STAMP) ## End what demo-keep left running
 	@PYTHONPATH=hack $(BIN)/python -m demo --stop
 
 .PHONY: generate
-generate: $(STAMP) ## Rewrite what is generated from the code: the CRD
+generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages
 	$(BIN)/python hack/generate_crds.py
+	$(BIN)/python hack/generate_docs.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI

@@ -71,6 +71,7 @@ class Show:
             return
         self._waiting.remove(situation)
         self._applied_last = self._now
+        self._console.print(f"\n# {situation.title}\n$ kubectl apply -f {situation.manifest.relative_to(ROOT)}", style="bold", highlight=False)
         self._cluster.kubectl("apply", "-f", str(situation.manifest))
         self.histories[situation.name] = History(situation.name)
 
@@ -121,7 +122,7 @@ def show(console: Console, *, keep: bool, speed: float) -> int:
         explain(console, KEPT / "kubeconfig")
         raise DemoError("it runs already, see above")
     with Cluster(KEPT if keep else None, keep=keep, speed=speed) as cluster:
-        cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False))
+        cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False, soft_wrap=True))
         performance = Show(cluster, console, speed=speed)
         performance.run()
         report(console, cluster)

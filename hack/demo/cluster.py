@@ -14,7 +14,7 @@ from testenv.binaries import ensure_binaries
 from testenv.environment import Environment
 
 NAMESPACE = "demo"
-NODES = ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-mixed", "gb10")
+NODES = ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-single", "gb10")
 ROOT = Path(__file__).parent.parent.parent
 MANIFESTS = Path(__file__).parent / "manifests"
 RESOURCES = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{NAMESPACE}/vllmdeployments"

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from demo.history import History
 
-BAR_WIDTH = 14
+BAR_WIDTH = 20
 COLOURS = {"True": "green", "False": "yellow", "Unknown": "dim"}
 SHOWN_BACKENDS = 4
 
@@ -21,13 +21,13 @@ def clock(seconds: float) -> str:
 
 def bar(completed: int, total: int) -> Text:
     """A progress bar."""
-    filled = BAR_WIDTH * completed // total if total else 0
-    return Text.assemble(("█" * filled, "cyan"), ("░" * (BAR_WIDTH - filled), "dim"), f" {completed}/{total}")
+    filled = BAR_WIDTH * completed // total
+    return Text.assemble(("█" * filled, "cyan"), ("░" * (BAR_WIDTH - filled), "dim"), f" {100 * completed // total} %")
 
 
 def draw(histories: Sequence[History], *, now: float, speed: float, title: str) -> RenderableType:
     """The table at this moment."""
-    table = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1, 1, 0))
     table.add_column("VLLMDeployment", ratio=3)
     table.add_column("GPU and backends", ratio=4)
     table.add_column("Start", ratio=5)
