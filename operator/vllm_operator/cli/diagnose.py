@@ -1,0 +1,76 @@
+"""`vllm-operator diagnose LOGFILE|-`: how far a start came, why it crashed, what to do. Needs no cluster."""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable
+from typing import Any, BinaryIO
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import StartupState
+
+_CHUNK = 1 << 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "log", metavar="LOGFILE", help="the log of one vLLM start, from kubectl logs or anywhere else; - reads standard input"
+    )
+    parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the log and print what it tells; 0 if it could be read, 2 if not."""
+    parser = StartupParser(load_startup())
+    try:
+        if arguments.log == "-":
+            size = _read(parser, sys.stdin.buffer)
+        else:
+            with open(arguments.log, "rb") as file:
+                size = _read(parser, file)
+    except OSError as error:
+        print(f"vllm-operator diagnose: {arguments.log} cannot be read: {error.strerror or error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if not size:
+        print(
+            f"vllm-operator diagnose: {'standard input' if arguments.log == '-' else arguments.log} is empty: there is no log to read",
+            file=sys.stderr,
+        )
+        return 2
+    parser.end()
+    state = parser.final_state
+    try:
+        if arguments.output == "json":
+            print(json.dumps(as_json(state)))
+        else:
+            print(page(parser, state, colours=sys.stdout.isatty()))
+        sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stderr.close()  # whoever read it has seen enough; Python would complain at exit
+    return 0
+
+
+def as_json(state: StartupState) -> dict[str, Any]:
+    """What `-o json` prints."""
+    progress, crash = state.progress, state.crash
+    return {
+        "stage": state.stage.value,
+        "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
+        "crash": None
+        if crash is None
+        else {"signature": crash.signature, "cause": crash.cause, "remedy": crash.remedy, "reference": crash.reference, "line": crash.line},
+    }
+
+
+def _read(parser: StartupParser, file: BinaryIO) -> int:
+    size = 0
+    chunks: Iterable[bytes] = iter(lambda: file.read(_CHUNK), b"")
+    for chunk in chunks:
+        size += len(chunk)
+        parser.feed(chunk)
+    return size

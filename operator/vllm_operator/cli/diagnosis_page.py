@@ -1,0 +1,118 @@
+"""The page that `vllm-operator diagnose` shows to a person."""
+
+import textwrap
+from datetime import datetime
+
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+
+_WIDTH = 100
+_NAMES = {
+    Stage.PROCESS_START: "process start",
+    Stage.CONFIGURATION: "configuration",
+    Stage.DISTRIBUTED_INIT: "engine start",
+    Stage.WEIGHT_DOWNLOAD: "weight download",
+    Stage.WEIGHT_LOAD: "weight load",
+    Stage.TORCH_COMPILE: "torch.compile",
+    Stage.MEMORY_PROFILING: "memory profiling",
+    Stage.KERNEL_WARMUP: "kernel warm-up",
+    Stage.AUTOTUNE: "autotune",
+    Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
+    Stage.SERVER_START: "server start",
+    Stage.READY: "ready",
+}
+
+
+def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
+    """Everything that the log tells, top to bottom as the story of the start."""
+    bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
+    parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
+    timeline = _timeline(parser, state)
+    if timeline:
+        parts.append(f"{bold}The start{plain}\n{timeline}")
+    if state.crash is not None:
+        parts += _crash(state.crash, bold, plain)
+    noticed = [notice for notice in parser.notices if state.crash is None or notice.signature != state.crash.signature]
+    if noticed:
+        parts.append(
+            f"{bold}Also in the log{plain}\n"
+            + "\n".join(_indented(f"{each.signature}: {each.cause} {each.remedy or ''}", "  ") for each in noticed)
+        )
+    return "\n\n".join(part for part in parts if part)
+
+
+def _headline(state: StartupState, red: str, green: str) -> str:
+    name = _NAMES.get(state.stage, state.stage.value)
+    if state.crash is not None:
+        return f"{red}Crashed{' while serving' if state.stage is Stage.READY else f' during {name}'}: {state.crash.signature}"
+    if state.stage is Stage.READY:
+        return f"{green}Started: the server became ready"
+    progress = f", {_progress(state.progress)}" if state.progress is not None else ""
+    return f"Not ready yet, and no crash: the log ends during {name}{progress}"
+
+
+def _facts(state: StartupState) -> str:
+    version = f"vLLM {state.engine_version}, " if state.engine_version else ""
+    return _indented(
+        f"{version}{state.lines} lines"
+        + ("" if state.stage is not Stage.PROCESS_START or state.crash else ". Is it the log of a vLLM server?"),
+        "  ",
+    )
+
+
+def _timeline(parser: StartupParser, state: StartupState) -> str:
+    rows = []
+    entered = parser.stages
+    for position, (stage, since) in enumerate(entered):
+        until = entered[position + 1][1] if position + 1 < len(entered) else state.last_line_at
+        last = position + 1 == len(entered)
+        note = f"  {_progress(state.progress)}" if last and state.progress is not None and stage is not Stage.READY else ""
+        took = "" if stage is Stage.READY else _duration(since, until)
+        rows.append(f"  {_clock(since):8}  {_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
+    cache = state.cache
+    if cache.hits or cache.misses or cache.load_failures:
+        failures = f", {cache.load_failures} could not be loaded" if cache.load_failures else ""
+        rows.append(f"  compile cache: {cache.hits} loaded, {cache.misses} built{failures}")
+    if state.observed_backends:
+        rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends), "  "))
+    return "\n".join(rows)
+
+
+def _crash(crash: Crash, bold: str, plain: str) -> list[str]:
+    parts = [f"{bold}What happened{plain}\n" + _indented(crash.cause, "  ")]
+    if crash.remedy:
+        parts.append(f"{bold}What to do{plain}\n" + _indented(crash.remedy, "  "))
+    if crash.reference:
+        parts.append(f"{bold}Read more{plain}\n  {crash.reference}")
+    place = f" (line {crash.line_number})" if crash.line_number else ""
+    lines = (crash.excerpt or crash.line).splitlines()
+    parts.append(f"{bold}The telling lines{plain}{place}\n" + "\n".join(f"  | {line}" for line in lines))
+    return parts
+
+
+def _progress(progress: Progress) -> str:
+    left = f", about {_seconds(progress.eta_seconds)} left" if progress.eta_seconds and progress.completed < progress.total else ""
+    return f"{progress.label} {progress.completed}/{progress.total}{left}"
+
+
+def _clock(time: datetime | None) -> str:
+    return time.strftime("%H:%M:%S") if time is not None else ""
+
+
+def _duration(since: datetime | None, until: datetime | None) -> str:
+    if since is None or until is None:
+        return ""
+    return _seconds(max(0, round((until - since).total_seconds())))
+
+
+def _seconds(seconds: int) -> str:
+    if seconds < 120:
+        return f"{seconds} s"
+    minutes, rest = divmod(seconds, 60)
+    return f"{minutes} min {rest:02} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _indented(text: str, prefix: str) -> str:
+    return textwrap.fill(
+        " ".join(text.split()), _WIDTH, initial_indent=prefix, subsequent_indent=prefix, break_long_words=False, break_on_hyphens=False
+    )

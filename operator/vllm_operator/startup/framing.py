@@ -1,0 +1,196 @@
+r"""From the bytes of a log to lines, and from a line to who wrote it, how urgent it is, when, and what it says.
+
+The same engine log looks different depending on how it was obtained: with the prefix of `kubectl logs --prefix`
+or `--timestamps`, of docker compose, of a CRI log file, as docker's or vLLM's JSON, with the prefixes of Ray or
+torchrun around vLLM's own `(EngineCore pid=7) INFO 11-21 09:32:11 [core.py:77] `. They are taken off here.
+
+A progress bar is one line whose updates are separated by `\r`; `\r` counts as an end of line here, so that a bar
+can be followed while it grows. Line numbers count `\n` only.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+LINE_LIMIT = 8192
+"""Characters of a line that are looked at; of longer ones the beginning and the end."""
+_TAIL_LIMIT = 32768
+_TAIL_KEPT = 2048
+_WRAPPINGS = 6
+
+LEVELS = {"DEBUG": 0, "INFO": 1, "WARNING": 2, "WARN": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
+"""How urgent; lines without a level are raw output."""
+DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
+
+_VLLM = re.compile(
+    r"(?:\((?P<process>[^()\s]{1,60})[^()\n]{0,80}?pid=\d+[^()\n]{0,60}\) ?)*"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
+    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
+)
+_WRAPPED = re.compile(
+    r"(?:"
+    r"(?P<cri>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?P<stream>stdout|stderr) (?P<tag>[FP]) ?"
+    r"|(?P<python>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3}) - (?:[\w.]{1,80} - )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
+    r"(?:[\w./-]{1,80}(?::\d+)? - ){0,2}(?:[\w./]{1,80}: )?"
+    r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t]{1,4}(?!- )"
+    r"|\[pod/[^\]\s]{1,200}\] "
+    r"|\[(?:[\w.-]{1,60}:)?(?:rank|default) ?\d{1,5}\]: ?"
+    r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
+    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
+    r"|[\w.-]{1,80} {1,20}\| "
+    r"|> "
+    r")"
+)
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f]")
+
+
+def quick(raw: str) -> tuple[str, int | None, str | None, str] | None:
+    """Process, level, time and text of a line without wrappings; None if it has to be looked at closely.
+
+    Most lines of most logs are like that, and this is several times as fast as `LineReader.lines`.
+    """
+    if len(raw) > LINE_LIMIT or not raw.isprintable():
+        return None
+    first = raw[0]
+    if first == " ":
+        return "", None, None, raw
+    found = _VLLM.match(raw)
+    if found is None:
+        return None
+    end = found.end()
+    process, level, time = found.group("process", "level", "time")
+    if level is not None:
+        return process or "", LEVELS[level], time, raw[end:]
+    if (end and raw[end : end + 1].isalpha()) or raw[end : end + 1] == " ":
+        return process or "", None, None, raw[end:]
+    if first.isalpha() and _WRAPPED.match(raw) is None:
+        return "", None, None, raw
+    return None
+
+
+@dataclass(slots=True)
+class Line:
+    """One line, taken apart.
+
+    `process` is the process name of vLLM ("Worker_TP0"), empty if unknown. `level` is None for raw output.
+    `time` is the text of the log's own time, as precise as it is there: "2026-11-21T09:06:04.5Z", "11-21 09:06:04".
+    """
+
+    number: int
+    process: str
+    level: int | None
+    time: str | None
+    text: str
+
+
+class LineReader:
+    """Cuts chunks of any size into lines, with a bounded memory."""
+
+    def __init__(self) -> None:
+        """Begin with line 1."""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._tail = ""
+        self._partial: dict[str, str] = {}
+        self.number = 0
+
+    def feed(self, data: bytes | str) -> list[str]:
+        r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
+        text = self._decode(data) if isinstance(data, bytes) else data
+        lines = (self._tail + text).split("\n") if self._tail else text.split("\n")
+        tail = lines.pop()
+        if len(tail) > _TAIL_LIMIT:
+            # A line that does not end: what is there is looked at, and enough is kept to see what comes next.
+            lines.append(tail)
+            tail = tail[-_TAIL_KEPT:] if "\r" in tail else ""
+        self._tail = tail
+        return lines
+
+    @property
+    def tail(self) -> str:
+        """The beginning of a line that has not ended yet."""
+        return self._tail
+
+    def end(self) -> list[str]:
+        """No more is to come: what is left is a line."""
+        tail, self._tail = self._tail + self._decode(b"", True), ""
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        return [tail] if tail else []
+
+    def lines(self, raw: str) -> Iterator[Line]:
+        """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
+        if len(raw) > LINE_LIMIT:
+            raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
+        if "\x1b" in raw or "[0;0m" in raw or "[0m" in raw:
+            raw = _ANSI.sub("", raw)
+        if not raw.isprintable():
+            raw = _CONTROL.sub("", raw)
+        return self._unwrapped(raw)
+
+    def _unwrapped(self, raw: str) -> Iterator[Line]:
+        time: str | None = None
+        level: int | None = None
+        for _ in range(_WRAPPINGS):
+            if raw[:1] == "{":
+                members = _json(raw)
+                if members is not None:
+                    yield from self._from_json(members, time)
+                    return
+            wrapped = _WRAPPED.match(raw)
+            if wrapped is None:
+                found = _VLLM.match(raw)
+                assert found is not None  # every part of it is optional
+                if not found.end() or found.end() == len(raw):
+                    break
+                rest = raw[found.end() :]
+                if found["level"] or not (rest[:1] == "{" or _WRAPPED.match(rest)):
+                    break
+                # A process prefix around something that has a frame of its own.
+                inner = next(self._unwrapped(rest), None)
+                if inner is not None:
+                    yield Line(self.number, inner.process or found["process"], inner.level, inner.time or time, inner.text)
+                return
+            raw = raw[wrapped.end() :]
+            time = wrapped["cri"] or wrapped["python"] or wrapped["iso"] or time
+            if wrapped["level"]:
+                level = LEVELS[wrapped["level"]]
+                break
+            if wrapped["tag"]:
+                stream = wrapped["stream"]
+                raw = (self._partial.pop(stream, "") + raw)[:_TAIL_LIMIT]
+                if wrapped["tag"] == "P":
+                    self._partial[stream] = raw
+                    return
+        yield _line(self.number, raw, time, level)
+
+    def _from_json(self, members: dict[str, object], time: str | None) -> Iterator[Line]:
+        own = next((str(members[key]) for key in ("asctime", "time", "timestamp", "ts", "@timestamp") if members.get(key)), None)
+        text = next((value for key in ("message", "msg", "log", "event", "text") if isinstance(value := members.get(key), str)), None)
+        named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
+        process = str(members.get("vllm_process_name") or "")[:60]
+        detail = next(
+            (value for key in ("exc_info", "exception", "stack_trace", "exc_text") if isinstance(value := members.get(key), str)), ""
+        )
+        level = LEVELS.get(named)
+        for each in (f"{text or ''}\n{detail}" if detail else (text or "")).rstrip("\n").split("\n")[:2000]:
+            inner = _line(self.number, each[:LINE_LIMIT], own or time, level)
+            inner.process = inner.process or process
+            yield inner
+
+
+def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
+    found = _VLLM.match(raw)
+    assert found is not None  # every part of it is optional
+    named = found["level"]
+    return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :])
+
+
+def _json(raw: str) -> dict[str, object] | None:
+    try:
+        members = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    known = ("message", "msg", "log", "event", "text")
+    return members if isinstance(members, dict) and any(isinstance(members.get(key), str) for key in known) else None

@@ -1,0 +1,69 @@
+"""Finding the signatures that a line may belong to, without trying hundreds of regular expressions on it.
+
+Every pattern has an anchor, a piece of text that its lines contain. The longest word of the anchor is the key of
+an index: the words of a line select the few patterns that are tried. Regular expressions are compiled when they
+are first needed, which keeps the command line quick.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+
+from vllm_operator.catalog.signatures import LinePattern, Signature
+
+_WORD = re.compile(r"[A-Za-z]{2,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A line belongs to `signature`. `captures` are the named groups that took part."""
+
+    signature: Signature
+    captures: tuple[tuple[str, str], ...]
+    weak: bool
+    needs_context: bool
+
+
+class SignatureIndex:
+    """All patterns of all signatures, by the longest word of their anchors."""
+
+    def __init__(self, signatures: Iterable[Signature]) -> None:
+        """Index the patterns."""
+        self._by_word: dict[str, list[tuple[int, Signature, LinePattern]]] = {}
+        order = 0
+        for signature in signatures:
+            for pattern in signature.patterns:
+                words = _WORD.findall(pattern.anchor)
+                if not words:
+                    raise ValueError(f"signature {signature.id}: anchor {pattern.anchor!r} contains no word")
+                self._by_word.setdefault(max(words, key=len), []).append((order, signature, pattern))
+                order += 1
+        self._words = frozenset(self._by_word)
+
+    def find(self, text: str, context: Iterable[str] = ()) -> Iterator[Match]:
+        """All signatures that `text` belongs to, each once. `context`: the frames of the traceback it ends."""
+        words = self._words.intersection(_WORD.findall(text))
+        if not words:
+            return
+        seen: set[str] = set()
+        for _, signature, pattern in sorted((entry for word in words for entry in self._by_word[word]), key=lambda entry: entry[0]):
+            if signature.id in seen or pattern.anchor not in text:
+                continue
+            found = compiled(pattern.regex).search(text)
+            if found is None or (pattern.context is not None and not _in_context(pattern.context, context)):
+                continue
+            seen.add(signature.id)
+            captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
+            yield Match(signature, captures, pattern.weak, pattern.context is not None)
+
+
+@lru_cache(maxsize=1024)
+def compiled(regex: str) -> re.Pattern[str]:
+    """Compile a regular expression of the catalog, once."""
+    return re.compile(regex)
+
+
+def _in_context(regex: str, context: Iterable[str]) -> bool:
+    search = compiled(regex).search
+    return any(search(line) for line in context)

@@ -1,0 +1,259 @@
+"""Following the log of one container run.
+
+`StartupParser.feed` takes what a log stream delivers; `state` says what it has told so far. Lines are dispatched
+cheaply: a log record by the first word of its message, raw output by whether it is a bar or may be an error; regular
+expressions are tried only on the few lines that remain.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from functools import lru_cache
+
+from vllm_operator.catalog.stages import LineMeaning
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.startup.crashes import CrashTracker
+from vllm_operator.startup.framing import DEBUG, ERROR, INFO, LINE_LIMIT, WARNING, LineReader, quick
+from vllm_operator.startup.matching import SignatureIndex, compiled
+from vllm_operator.startup.progress import Bars
+from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+from vllm_operator.startup.timeline import Timeline
+from vllm_operator.startup.times import read_time
+
+_ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
+_NOTICES = frozenset({"Using", "No", "Your", "Found", "Unknown", "FlashInfer"})
+_TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
+
+
+@dataclass(frozen=True, slots=True)
+class _Dispatch:
+    """The catalog, prepared for many parsers."""
+
+    words: dict[str, tuple[LineMeaning, ...]]
+    bars: Bars
+    index: SignatureIndex
+
+
+class StartupParser:
+    """Reads the log of one container run. Never raises on any input; keeps a bounded state.
+
+    Not for use by several threads. Parsers of the same knowledge share what is prepared from it.
+    """
+
+    def __init__(self, knowledge: StartupKnowledge) -> None:
+        """Begin with an empty log."""
+        self._dispatch = _prepare(knowledge)
+        self._knowledge = knowledge
+        self._reader = LineReader()
+        self._time: datetime | None = None
+        self._time_text: str | None = None
+        self._known_time: datetime | None = None
+        self._earlier: Crash | None = None
+        self._tail_seen = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._timeline = Timeline()
+        self._crashes = CrashTracker(self._knowledge, self._dispatch.index)
+        self._begun: datetime | None = None
+
+    def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
+        """Take the next part of the log, of any size. `timestamp`: when it was written, if that is known (UTC)."""
+        if timestamp is not None:
+            self._time, self._time_text = timestamp, None
+            if self._begun is None:
+                self._begin_at()
+        reader = self._reader
+        for raw in reader.feed(data):
+            reader.number += 1
+            if raw:
+                self._physical(raw)
+        tail = reader.tail
+        if "\r" in tail:
+            self._growing(tail)
+
+    def end(self) -> None:
+        """The log ends here: a last line without an end counts too."""
+        for raw in self._reader.end():
+            self._reader.number += 1
+            self._physical(raw)
+
+    def _physical(self, raw: str) -> None:
+        if "\r" not in raw:
+            self._raw(raw)
+            return
+        pieces = [piece for piece in raw.split("\r") if piece]
+        # Of the updates of a bar only the last counts.
+        for piece in pieces if len(pieces) <= 4 else (pieces[0], pieces[1], pieces[-2], pieces[-1]):
+            self._raw(piece)
+
+    def _growing(self, tail: str) -> None:
+        pieces = [piece for piece in tail.split("\r")[:-1] if piece]
+        if pieces and "%" in pieces[-1]:
+            self._bar(pieces[-1][-LINE_LIMIT:])
+
+    def _raw(self, raw: str) -> None:
+        framed = quick(raw)
+        if framed is not None:
+            process, level, time, text = framed
+            if time is not None:
+                self._time_text = time
+                if self._begun is None:
+                    self._begin_at()
+            self._logical(process, level, text)
+            return
+        for line in self._reader.lines(raw):
+            if line.time is not None:
+                self._time_text = line.time
+                if self._begun is None:
+                    self._begin_at()
+            self._logical(line.process, line.level, line.text)
+
+    def _logical(self, process: str, level: int | None, text: str) -> None:
+        if level is not None and level < ERROR:
+            self._record(level, text)
+        elif (level is not None or not ("%" in text and self._bar(text))) and text:
+            if level is None and self._banner(text):
+                return
+            self._crashes.error(process, level, text, self._reader.number)
+
+    def _banner(self, text: str) -> bool:
+        # The logo and old tools print lines that belong to the catalog without a level.
+        word = text.lstrip().split(" ", 1)[0]
+        return word in self._dispatch.words and self._meaning(word, text)
+
+    def _record(self, level: int, text: str) -> None:
+        word = text.split(" ", 1)[0]
+        if not word:
+            text = text.lstrip()
+            word = text.split(" ", 1)[0]
+        words = self._dispatch.words
+        if word in words:
+            if self._meaning(word, text):
+                return
+        elif word[:1] == "[" and (tag := _TAG.match(text)):
+            text = text[tag.end() :]
+            self._meaning(text.split(" ", 1)[0], text)
+        elif "=" in word:
+            self._meaning(word.split("=", 1)[0] + "=", text)
+        elif level == INFO and word[:1].isdigit() and _ACCESS.search(text):
+            self._enter(Stage.READY)
+        elif level == INFO and "throughput: " in text:
+            self._meaning("Avg", text)
+        if ((level == WARNING or word in _NOTICES) and level != DEBUG) or (level == DEBUG and word == "No"):
+            self._crashes.record(level, text, self._reader.number)
+
+    def _meaning(self, word: str, text: str) -> bool:
+        for meaning in self._dispatch.words.get(word, ()):
+            found = compiled(meaning.regex).search(text)
+            if found is not None:
+                self._apply(meaning, found)
+                return True
+        return False
+
+    def _apply(self, meaning: LineMeaning, found: re.Match[str]) -> None:
+        groups = found.groupdict()
+        if meaning.banner and (self._timeline.begun or self._crashes.failed):
+            self._restart()
+        if meaning.engine and self._crashes.failed and self._timeline.stage is Stage.READY:
+            self._restart()
+        if meaning.stage is not None:
+            self._enter(Stage(meaning.stage))
+        if (meaning.banner or meaning.engine) and groups.get("version"):
+            self._timeline.version = groups["version"][:40]
+        if meaning.cache is not None:
+            self._timeline.count_cache(meaning.cache)
+        if meaning.component is not None and groups.get("backend"):
+            self._timeline.observe(meaning.component, groups["backend"])
+        if meaning.loaded:
+            self._timeline.loaded = True
+        if meaning.shutdown:
+            self._crashes.stopping(self._reader.number)
+        if meaning.progress is not None:
+            completed, total = int(groups["completed"][:9]), int(groups["total"][:9])
+            self._timeline.count(self._timeline.stage, Progress(min(completed, total), total, meaning.progress), self._now())
+
+    def _enter(self, stage: Stage) -> None:
+        if self._timeline.enter(stage, self._now()):
+            self._crashes.advanced(ready=stage is Stage.READY)
+
+    def _bar(self, text: str) -> bool:
+        read = self._dispatch.bars.read(text)
+        if read is None:
+            return False
+        stage, progress = read
+        self._enter(stage)
+        if progress is not None:
+            self._timeline.count(stage, progress, self._now())
+        return True
+
+    def _restart(self) -> None:
+        self._earlier = self._crashes.crash(ended=True) or self._earlier
+        self._begin()
+
+    def _now(self) -> datetime | None:
+        if self._time_text is not None:
+            if self._time is None:
+                self._known_time = read_time(self._time_text, self._known_time) or self._known_time
+            self._time_text = None
+        if self._time is not None:
+            self._known_time = self._time
+        return self._known_time
+
+    def _begin_at(self) -> None:
+        self._begun = self._now()
+        self._timeline.entered[0] = (Stage.PROCESS_START, self._begun)
+
+    @property
+    def state(self) -> StartupState:
+        """What the log has told so far, while the process may still run."""
+        return self._state(self._crashes.crash(ended=False))
+
+    @property
+    def final_state(self) -> StartupState:
+        """What the log has told if the process ended where the log ends.
+
+        Errors count that a running process may survive. Where the log holds several runs and the last one
+        neither failed nor became ready, the crash is that of the run before.
+        """
+        crash = self._crashes.crash(ended=True)
+        if crash is None and self._timeline.stage is not Stage.READY:
+            crash = self._earlier
+        return self._state(crash)
+
+    @property
+    def stages(self) -> tuple[tuple[Stage, datetime | None], ...]:
+        """The stages of the present run in the order in which they were entered, with their times."""
+        return tuple(self._timeline.entered)
+
+    @property
+    def notices(self) -> tuple[Crash, ...]:
+        """What the log says that is worth knowing and is no crash."""
+        return self._crashes.presented_notices()
+
+    def _state(self, crash: Crash | None) -> StartupState:
+        now = self._now()
+        timeline = self._timeline
+        return StartupState(
+            stage=timeline.stage,
+            progress=timeline.progress,
+            stage_since=timeline.since,
+            started_at=self._begun or timeline.entered[0][1],
+            last_line_at=now,
+            engine_version=timeline.version,
+            crash=crash,
+            cache=timeline.cache,
+            observed_backends=tuple(timeline.backends),
+            lines=self._reader.number,
+        )
+
+
+@lru_cache(maxsize=4)
+def _prepare(knowledge: StartupKnowledge) -> _Dispatch:
+    words: dict[str, list[LineMeaning]] = {}
+    for meaning in knowledge.stages.lines:
+        for word in meaning.words:
+            words.setdefault(word, []).append(meaning)
+    return _Dispatch(
+        {word: tuple(meanings) for word, meanings in words.items()}, Bars(knowledge.stages.bars), SignatureIndex(knowledge.signatures)
+    )

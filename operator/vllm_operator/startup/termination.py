@@ -1,0 +1,104 @@
+"""Why a container ended, from its status and from its log together.
+
+The log knows more where it knows anything, with one exception: a container that the kernel killed for its memory
+writes whatever it was writing, and its children's deaths look like crashes.
+"""
+
+from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.startup.crashes import UNKNOWN
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.redaction import present
+from vllm_operator.startup.state import Crash
+from vllm_operator.startup.wording import render
+
+_OOM = "OomKilledNoLog"
+_BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
+_SIGNALS = {
+    4: "illegal instruction",
+    6: "abort",
+    7: "bus error",
+    8: "arithmetic error",
+    9: "killed",
+    11: "segmentation fault",
+    15: "terminated",
+}
+_LINE_LIMIT = 400
+
+
+def diagnose_termination(
+    knowledge: StartupKnowledge,
+    *,
+    exit_code: int | None,
+    signal: int | None,
+    reason: str | None,
+    message: str | None,
+    log_crash: Crash | None,
+) -> Crash | None:
+    """Say why a container ended; None if it ended well.
+
+    Args:
+        knowledge: The signatures.
+        exit_code: Of the main process, 128 plus the number of a signal that ended it.
+        signal: As the container's status has it.
+        reason: Such as OOMKilled, Error, Completed, StartError.
+        message: The termination message: the last lines of the log, or what the runtime said.
+        log_crash: What the log showed (`StartupParser.final_state.crash`).
+    """
+    by_id = {signature.id: signature for signature in knowledge.signatures}
+    number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
+    said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
+    if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id)):
+        return _from(by_id[_OOM], said)
+    if log_crash is not None and _is_specific(log_crash, by_id):
+        return log_crash
+    from_message = _from_message(knowledge, message)
+    if from_message is not None and (_is_specific(from_message, by_id) or log_crash is None):
+        return from_message
+    named = by_id.get(_BY_EXIT_CODE.get(128 + number if number else -1, ""))
+    if named is not None:
+        return _from(named, said)
+    if log_crash is not None:
+        return log_crash
+    if (exit_code in (0, None) and number is None) or number == 15:
+        return None
+    return _unexplained(said, number, message)
+
+
+def _is_specific(crash: Crash, by_id: dict[str, Signature]) -> bool:
+    signature = by_id.get(crash.signature)
+    return signature is not None and not signature.is_echo
+
+
+def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | None:
+    if not message:
+        return None
+    parser = StartupParser(knowledge)
+    parser.feed(message)
+    parser.end()
+    return parser.final_state.crash
+
+
+def _from(signature: Signature, line: str) -> Crash:
+    return Crash(
+        signature=signature.id,
+        cause=render(signature.cause, ()),
+        remedy=render(signature.remedy, ()),
+        reference=signature.reference,
+        line=line,
+        retryable=signature.retryable,
+        auto_safe=signature.auto_safe,
+    )
+
+
+def _unexplained(said: str, number: int | None, message: str | None) -> Crash:
+    how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
+    text = present(message.strip().rpartition("\n")[2], _LINE_LIMIT) if message and message.strip() else ""
+    return Crash(
+        signature=UNKNOWN,
+        cause=f"The engine {how} ({said}), and its log does not say why.",
+        remedy="Look at the last lines of the log (kubectl logs --previous), at the events of the Pod, and at the memory of the node.",
+        reference=None,
+        line=text or said,
+        excerpt=text,
+    )
