@@ -9,6 +9,7 @@ from vllm_operator.api.spec import Toggle
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+from vllm_operator.planning.pod_template import run_as_user
 
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden" / "manifests").glob("*/input.yaml"))
 
@@ -38,5 +39,6 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
             data=(parallelism and parallelism.data) or 1,
             expert=parallelism is not None and parallelism.expert is Toggle.ENABLED,
         ),
+        user=run_as_user(resource.spec.pod_template),
         generation=generation,
     )

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
+from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
 from vllm_operator.rendering.pod_template import merge_pod_template
 
 RENDERED: dict[str, Any] = {
@@ -126,6 +126,24 @@ def test_neither_side_is_changed() -> None:
     before = copy.deepcopy(theirs)
     merge_pod_template(ours, theirs)
     assert (ours, theirs) == (RENDERED, before)
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({}, None),
+        ({"securityContext": None}, None),
+        ({"securityContext": {"fsGroup": 1}}, None),
+        ({"securityContext": {"runAsUser": 0}}, 0),
+        ({"securityContext": {"runAsUser": 7}, "containers": [{"name": "vllm", "securityContext": {"runAsUser": 8}}]}, 8),
+        ({"securityContext": {"runAsUser": 7}, "containers": [{"name": "sidecar", "securityContext": {"runAsUser": 8}}]}, 7),
+        ({"securityContext": {"runAsUser": "seven"}}, None),
+        ({"securityContext": [], "containers": [None, "vllm"]}, None),
+        (None, None),
+    ],
+)
+def test_the_user_of_the_engine_is_read_where_kubernetes_reads_it(spec: dict[str, Any] | None, want: int | None) -> None:
+    assert run_as_user({"spec": spec}) == want
 
 
 @pytest.mark.parametrize(

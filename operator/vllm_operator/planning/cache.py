@@ -64,6 +64,7 @@ def plan_cache(
     product: str | None = None,
     mig_profile: str | None = None,
     parallel: ParallelShape = ParallelShape(),
+    user: int | None = None,
     generation: int = 0,
 ) -> CachePlan:
     """Derive the cache key and the variables that go with it. Equal arguments give equal results.
@@ -78,6 +79,7 @@ def plan_cache(
         product: GPU product as in the node label; None if not known.
         mig_profile: Profile of a slice; None for whole GPUs.
         parallel: How one replica is spread over its GPUs.
+        user: ID of the user that the engine runs as; None for the image's own.
         generation: Raised each time a damaged cache is left behind.
     """
     version = version.removeprefix("v") if version else None
@@ -89,6 +91,7 @@ def plan_cache(
         _part("product", product, "PyTorch refuses artifacts built on a GPU of another name."),
         _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
         _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
+        *([_part("user", str(user), "What one user has written another may not write.")] if user is not None else []),
         _part("generation", str(generation), "Raised when a damaged cache is left behind."),
     )
     readable = (
@@ -98,6 +101,7 @@ def plan_cache(
         _short_product(product),
         mig_profile or "",
         str(parallel),
+        "" if user is None else f"u{user}",
         f"g{generation}" if generation else "",
     )
     return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))

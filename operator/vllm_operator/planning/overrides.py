@@ -68,7 +68,7 @@ def drop_overridden(
     subjects = {subject_of(flag): (flag, value) for flag, value in overrides.arguments.items()}
     kept_args: list[PlannedArgument] = []
     for argument in args:
-        given = next((subjects[subject] for subject in _subjects(argument.name) if subject in subjects), None)
+        given = next((subjects[subject] for subject in subjects_of(argument.name) if subject in subjects), None)
         if given is None:
             kept_args.append(argument)
         elif given != (argument.name, argument.value):
@@ -101,7 +101,7 @@ def subject_of(flag: str) -> str:
     return stem.replace("_", "-").removeprefix("no-") + dot + field
 
 
-def _subjects(flag: str) -> list[str]:
+def subjects_of(flag: str) -> list[str]:
     """What a flag is about, and what it is a part of: `--kernel-config.moe-backend` is part of `--kernel-config`."""
     parts = subject_of(flag).split(".")
     return [".".join(parts[: length + 1]) for length in range(len(parts))]

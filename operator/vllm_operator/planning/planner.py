@@ -14,17 +14,18 @@ from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATI
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, ModelSpec
 from vllm_operator.api.status import ChosenBy, ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.paths import MODEL_ROOT
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.cache import CachePlan, plan_cache
-from vllm_operator.planning.facts import resolve_facts
+from vllm_operator.planning.facts import Facts, resolve_facts
 from vllm_operator.planning.image import image_options
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.pinning import is_in_force, keep_plan
-from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template
-from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
+from vllm_operator.planning.pools import Inventory, Pool
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.target import Request, Target, choose_target
@@ -34,6 +35,8 @@ PORT = 8000
 """Port on which the engine listens; its probes and the Service expect it there."""
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
+RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
+"""Flags with which the weights on the GPU have another size than the files."""
 ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
@@ -90,10 +93,12 @@ class _Planner:
         if isinstance(shape, Verdict):
             return _not_accepted(shape)
         overrides = read_overrides(spec)
-        target = choose_target(self._request(version, shape, overrides), self.inventory, self.catalog.gpus, self.catalog.images)
+        facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
+        request = self._request(version, shape, facts, overrides)
+        target = choose_target(request, self.inventory, self.catalog.gpus, self.catalog.images)
         if isinstance(target, Verdict):
             return Outcome(ACCEPTED, target, None)
-        decision = self._decide(version, shape, target)
+        decision = self._decide(version, shape, facts, target)
         if decision.refusal is not None:
             return _not_accepted(decision.refusal)
         made = self._assemble(version, shape, target, decision, overrides)
@@ -103,9 +108,10 @@ class _Planner:
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
-    def _request(self, version: ResolvedVersion, shape: Shape, overrides: Overrides) -> Request:
+    def _request(self, version: ResolvedVersion, shape: Shape, facts: Facts, overrides: Overrides) -> Request:
         spec, images = self.resource.spec, self.catalog.images
         variable = images.compatibility_variable
+        resized = any(flag in overrides.arguments for flag in RESIZING_FLAGS)
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=shape.count,
@@ -114,15 +120,15 @@ class _Planner:
             forced=self._insists() or overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
+            weight_bytes=None if facts.weight_bytes is None or resized else facts.weight_bytes // shape.shards,
         )
 
     def _keeps_gpu(self) -> bool:
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         return self.pinned is not None and self.pinned.replan_token == token
 
-    def _decide(self, version: ResolvedVersion, shape: Shape, target: Target) -> BackendDecision:
+    def _decide(self, version: ResolvedVersion, shape: Shape, facts: Facts, target: Target) -> BackendDecision:
         spec, parallel = self.resource.spec, shape.parallel
-        facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
         situation = replace(
             describe_situation(spec, version, facts, target.architecture),
             tensor=parallel.tensor,
@@ -134,15 +140,16 @@ class _Planner:
     def _assemble(self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides) -> Plan:
         cache = self._cache(version, shape, target)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
-        args = [*self._arguments(version, shape), *decision.args]
+        args = [*self._arguments(version, shape, target), *decision.args]
         env, args, overridden = drop_overridden(env, args, overrides)
+        # The more likely it is that somebody has to do something, the further to the front.
         notes = [
-            *version.notes,
-            *shape.notes,
             *target.notes,
             *decision.notes,
-            *overridden,
             *check_names(overrides, version.table),
+            *overridden,
+            *shape.notes,
+            *version.notes,
         ]
         return Plan(
             observed_generation=self.resource.metadata.generation,
@@ -176,10 +183,11 @@ class _Planner:
             product=target.pool.product,
             mig_profile=target.pool.mig_profile,
             parallel=shape.parallel,
+            user=run_as_user(self.resource.spec.pod_template),
             generation=self.cache_generation,
         )
 
-    def _arguments(self, version: ResolvedVersion, shape: Shape) -> list[PlannedArgument]:
+    def _arguments(self, version: ResolvedVersion, shape: Shape, target: Target) -> list[PlannedArgument]:
         """Flags that follow from the spec alone; one that this version does not know is left out."""
         model, parallel = self.resource.spec.model, shape.parallel
         wanted = [
@@ -193,6 +201,7 @@ class _Planner:
         args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
         if parallel.expert:
             args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
+        args += slice_arguments(target.pool, self.catalog.gpus)
         return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 
@@ -211,6 +220,13 @@ def served_name(model: ModelSpec) -> str | None:
         return model.served_name
     scheme, _, rest = model.uri.partition("://")
     return None if scheme == "hf" else rest.rstrip("/")
+
+
+def slice_arguments(pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
+    """Return the flags that a slice needs, because the engine takes it for the whole GPU when it picks its defaults."""
+    if pool.mig_profile is None or pool.memory_mebibytes is None or pool.memory_mebibytes >= gpus.slices.large_memory_mebibytes:
+        return []
+    return [PlannedArgument(name=name, value=value, reason=gpus.slices.because) for name, value in gpus.slices.arguments]
 
 
 def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
@@ -248,22 +264,25 @@ def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, g
         product=pinned.product,
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
         parallel=shape.parallel,
+        user=run_as_user(resource.spec.pod_template),
         generation=generation,
     )
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})
 
 
 def _summary_of(made: Plan, catalog: Catalog) -> str:
-    """One sentence about a plan, for the condition."""
+    """What was decided, for the condition."""
     parts = {part.name: part.value for part in made.cache_key_parts}
     profile = parts.get("migProfile", "none")
-    what = "GPU" if made.count == 1 else "GPUs"
-    if profile != "none":
-        what = f"MIG slice {profile}" if made.count == 1 else f"MIG slices {profile}"
+    what = f"{made.count} GPU" if profile == "none" else f"{made.count} MIG slice"
+    what += ("" if made.count == 1 else "s") + ("" if profile == "none" else f" {profile}")
     where = catalog.gpus.title(made.product, made.architecture)
-    chosen = [choice for choice in made.backends if choice.chosen_by is not ChosenBy.ENGINE]
-    listed = ", ".join(f"{choice.component} {choice.backend}" for choice in chosen)
-    by_engine = "vLLM chooses the kernels itself" if not chosen else listed
-    notes = f" Notes in status.plan.notes: {len(made.notes)}." if made.notes else ""
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
-    return f"Planned for {where}, {made.count} {what} per replica, {engine}: {by_engine}.{notes}"
+    chosen = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is not ChosenBy.ENGINE]
+    expected = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is ChosenBy.ENGINE]
+    kernels = ", ".join(chosen)
+    if expected:
+        kernels += f"{'; ' if chosen else ''}{', '.join(expected)} by vLLM's own choice"
+    note = f" Note: {made.notes[0]}" if made.notes else ""
+    more = f" ({len(made.notes) - 1} more in status.plan.notes)" if len(made.notes) > 1 else ""
+    return f"Planned for {where}, {what} per replica, {engine}: {kernels or 'kernels are left to vLLM'}.{note}{more}"

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME_LABEL
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL
+from vllm_operator.planning.quantities import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels by which a Deployment and a Service find the Pods."""
@@ -74,6 +75,15 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
         )
     _check_metadata(_mapping(template.get("metadata"), "podTemplate.metadata"))
     _check_object(template, "podTemplate", POD_TEMPLATE)
+
+
+def run_as_user(template: Mapping[str, Any] | None) -> int | None:
+    """The user ID that a template gives to the engine; None for the image's own user. Takes any template."""
+    spec = mapping(mapping(template).get("spec"))
+    containers = [mapping(container) for container in sequence(spec.get("containers"))]
+    engine = next((container for container in containers if container.get("name") == CONTAINER), {})
+    users = (mapping(holder.get("securityContext")).get("runAsUser") for holder in (engine, spec))
+    return next((user for user in users if type(user) is int), None)
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
+from vllm_operator.planning.overrides import subject_of, subjects_of
 from vllm_operator.rendering.probes import render_probes
 from vllm_operator.rendering.resource_claim import uses_claims
 from vllm_operator.rendering.volumes import render_mounts
@@ -56,17 +57,20 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:
     """Render flags: the planned ones that the user says nothing about, then the user's in their order."""
     users = tuple(given)
-    subjects = {_subject(argument.name) for argument in users}
-    arguments: list[PlannedArgument | EngineArgument] = [argument for argument in planned if not subjects & _subjects(argument.name)]
+    subjects = {subject_of(argument.name) for argument in users}
+    arguments: list[PlannedArgument | EngineArgument] = [a for a in planned if subjects.isdisjoint(subjects_of(a.name))]
     return [word for argument in (*arguments, *users) for word in _words(argument)]
 
 
 def render_environment(ours: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]) -> list[dict[str, Any]]:
-    """Render variables: ours that the user does not set, then the user's in their order."""
+    """Render variables: ours that the user does not set, then the user's in their order. Of two of ours the first stays."""
     users = tuple(given)
-    names = {variable.name for variable in users}
-    variables: list[PlannedVariable | EnvironmentVariable] = [variable for variable in ours if variable.name not in names]
-    return [_variable(variable) for variable in (*variables, *users)]
+    variables: dict[str, PlannedVariable | EnvironmentVariable] = {}
+    for variable in ours:
+        variables.setdefault(variable.name, variable)
+    for variable in users:
+        variables.pop(variable.name, None)
+    return [_variable(variable) for variable in (*variables.values(), *users)]
 
 
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -96,16 +100,3 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
         return [flag]
     # Anything that starts with a dash would be taken for the next flag.
     return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
-
-
-def _subject(flag: str) -> str:
-    """What a flag is about: `--no-enable-prefix-caching` and `enable_prefix_caching` are about the same."""
-    name, dot, rest = flag.lstrip("-").partition(".")
-    return name.replace("_", "-").removeprefix("no-") + dot + rest
-
-
-def _subjects(flag: str) -> set[str]:
-    """What a flag is about, and what it is a part of: `--kernel-config.moe-backend` is part of `--kernel-config`."""
-    subject = _subject(flag)
-    parts = subject.split(".")
-    return {".".join(parts[: length + 1]) for length in range(len(parts))}

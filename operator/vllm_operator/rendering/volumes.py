@@ -9,6 +9,7 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.rendering.claim import claim_name
 
 CACHE_VOLUME = "cache"
@@ -43,13 +44,19 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the mounts of the engine container."""
     mounts: list[dict[str, Any]] = [
         {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
-        {"name": CACHE_VOLUME, "mountPath": WEIGHTS_ROOT, "subPath": WEIGHTS_SUBPATH},
+        {"name": CACHE_VOLUME, "mountPath": WEIGHTS_ROOT, "subPath": _weights_folder(resource)},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
     ]
     if model_claim(resource):
         mounts.append({"name": _model_volume(resource), "mountPath": MODEL_ROOT, "readOnly": True})
     return mounts
+
+
+def _weights_folder(resource: VLLMDeployment) -> str:
+    """Folder of downloaded weights. Each user has one: what root has written, another user may not add to."""
+    user = run_as_user(resource.spec.pod_template)
+    return WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
 
 
 def _model_volume(resource: VLLMDeployment) -> str:
