@@ -1,9 +1,8 @@
 """The engine container: command, flags, environment.
 
-`vllm serve MODEL` is the same in every version and in nvLLM, while the entry point of the image is not
-(`python3 -m vllm.entrypoints.openai.api_server` up to 0.11, `vllm serve` later, `vllm` in nvLLM); so the
-command is always given. Flags and variables of the plan come first, the user's after them; where both say
-something about the same, only the user's is passed.
+`vllm serve MODEL` is the same in every version and in nvLLM, while the entry point of the image is not (the
+server's module, `vllm serve`, or `vllm` alone); so the command is always given. Flags and variables of the
+plan come first, the user's after them; where both say something about the same, only the user's is passed.
 """
 
 from collections.abc import Iterable
