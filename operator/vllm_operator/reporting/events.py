@@ -11,18 +11,20 @@ from collections.abc import Iterator
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
 from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.cache import last_start
+from vllm_operator.reporting.caches import last_start
 from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.observation import EventDraft
 from vllm_operator.reporting.planned import mismatches
 from vllm_operator.reporting.pods import Phase
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.summary import crash_text
+from vllm_operator.startup.state import Stage
 
 NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """A stage that lasted longer is worth an event."""
+_NO_CLAIM = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND)
 _STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED)
 
 
@@ -31,7 +33,8 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
     return (
         *_planning(scene, status),
         *_apply_error(scene, status),
-        *_long_stage(scene, status),
+        *_claim(scene, status),
+        *_long_stage(scene),
         *_stuck(scene, status),
         *_crash(scene, crashes),
         *_started(scene, status),
@@ -41,7 +44,7 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
 def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     previous, generation = scene.observation.previous, scene.observation.resource.metadata.generation
     for type in (ACCEPTED, PLANNED):
-        condition, before = find_condition(status.conditions, type), find_condition(previous.conditions, type)
+        condition, before = _both(scene, status, type)
         follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
         if condition is None or condition.status is ConditionStatus.TRUE or follows or _told(condition, before):
             continue
@@ -59,18 +62,23 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
 
 
+def _both(scene: Scene, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
+    """A condition as it is going to be written, and as it was written last."""
+    return find_condition(status.conditions, type), find_condition(scene.observation.previous.conditions, type)
+
+
 def _told(condition: Condition, before: Condition | None) -> bool:
     """Whether a refusal was told already: the same reason for the same generation."""
     return before is not None and (before.reason, before.observed_generation) == (condition.reason, condition.observed_generation)
 
 
 def _apply_error(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = (find_condition(s.conditions, READY) for s in (status, scene.observation.previous))
+    now, before = _both(scene, status, READY)
     if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}")
 
 
-def _long_stage(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _long_stage(scene: Scene) -> Iterator[EventDraft]:
     """The stage that the leading Pod has left, if it was long."""
     before = scene.observation.previous.startup
     if before is None or not before.pods or before.stage is None:
@@ -79,8 +87,10 @@ def _long_stage(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDra
     view = next((v for v in scene.pods if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
     if view is None or view.phase not in (Phase.STARTING, Phase.READY) or scene.stage(view) == before.stage:
         return
-    state = scene.state(view)
-    ended = state.stage_since if state is not None else view.ready_at if view.phase is Phase.READY else view.started_at
+    if before.stage == Stage.SCHEDULING:
+        return  # waiting for a node has conditions and a warning of its own
+    state = scene.state(view) if before.stage != Stage.IMAGE_PULL else None
+    ended = state.stage_since if state is not None else view.ready_at if before.stage != Stage.IMAGE_PULL else view.started_at
     began = reading.moment(before.stage_since)
     if ended is None or began is None or (ended - began).total_seconds() < LONG_STAGE_SECONDS:
         return
@@ -90,13 +100,25 @@ def _long_stage(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDra
 
 
 def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = (find_condition(s.conditions, STARTING) for s in (status, scene.observation.previous))
+    now, before = _both(scene, status, STARTING)
     if now is None or now.reason not in _STUCK or not scene.troubled or (before is not None and before.reason == now.reason):
         return
     worst = scene.troubled[0]
     yield EventDraft(
         type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{worst.uid}-{worst.restarts}-{scene.stage(worst)}"
     )
+
+
+def _claim(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(scene, status, CACHE_WARM)
+    if (
+        now is None
+        or now.reason not in (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND)
+        or (before is not None and before.reason == now.reason)
+    ):
+        return
+    uid = reading.text(scene.observation.claim, "metadata", "uid") or scene.observation.claim_name
+    yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")
 
 
 def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:
@@ -109,7 +131,7 @@ def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    now, before = (find_condition(s.conditions, STARTING) for s in (status, scene.observation.previous))
+    now, before = _both(scene, status, STARTING)
     ready = sorted((view for view in scene.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
     if now is None or now.reason != Reason.STARTED or not ready or (before is not None and before.reason == now.reason):
         return
@@ -123,7 +145,7 @@ def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]
         warm=start is not None and start.is_warm,
     )
     yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
-    warm, was = (find_condition(s.conditions, CACHE_WARM) for s in (status, scene.observation.previous))
+    warm, was = _both(scene, status, CACHE_WARM)
     if warm is not None and warm.status is ConditionStatus.TRUE and (was is None or was.status is not ConditionStatus.TRUE):
         yield EventDraft(type=NORMAL, reason="CacheWarm", message=warm.message, key=f"warm-{last.uid}-{last.restarts}")
 

@@ -66,6 +66,7 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
     environment.filters |= {
         "duration": wording.duration,
         "clock": wording.clock,
+        "time": wording.time_of_day,
         "count": wording.count,
         "quote": lambda text, limit=200: wording.clean(text, limit),
         "sentence": wording.sentence,

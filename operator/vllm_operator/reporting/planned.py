@@ -1,6 +1,6 @@
 """Accepted and Planned, and the plan with what the engine's log says about it."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 from vllm_operator.api.status import BackendChoice, ChosenBy, Plan
 from vllm_operator.planning.outcome import Verdict
@@ -38,7 +38,8 @@ def observed_plan(scene: Scene) -> Plan | None:
         return previous if observation.deployment is not None else None
     plan = observation.outcome.plan
     seen = {**_remembered(plan, previous), **_logged(scene)}
-    backends = [_observed(choice, seen.get(choice.component)) for choice in plan.backends]
+    names = {choice.component for choice in plan.backends}
+    backends = [_observed(choice, seen.get(choice.component) or _decoding(choice, names, seen)) for choice in plan.backends]
     return plan.model_copy(update={"backends": backends})
 
 
@@ -47,7 +48,7 @@ def mismatches(plan: Plan | None) -> tuple[str, ...]:
     return tuple(
         f"{choice.component} {choice.observed} instead of {choice.backend}"
         for choice in (plan.backends if plan is not None else ())
-        if choice.observed and choice.chosen_by is not ChosenBy.ENGINE and _bare(choice.observed) != _bare(choice.backend)
+        if choice.observed and choice.chosen_by is not ChosenBy.ENGINE and not agree(choice.observed, choice.backend)
     )
 
 
@@ -69,10 +70,24 @@ def _logged(scene: Scene) -> Mapping[str, str]:
     return {component: backend for state in states for component, backend in state.observed_backends}
 
 
+def _decoding(choice: BackendChoice, planned: Set[str], seen: Mapping[str, str]) -> str | None:
+    """The log calls the decode kernel of an MLA model its attention backend."""
+    return seen.get("Attention") if choice.component == "MLADecode" and "Attention" not in planned else None
+
+
 def _observed(choice: BackendChoice, backend: str | None) -> BackendChoice:
     return choice.model_copy(update={"observed": wording.clean(backend, 128)}) if backend else choice
 
 
+def agree(one: str, other: str) -> bool:
+    """Whether two names mean the same backend, as far as names tell.
+
+    Logs spell and shorten differently from version to version ("vLLM CUTLASS", "TRT-LLM ragged DeepSeek prefill"),
+    so one name may be a part of the other; only whether FlashInfer is named must be the same.
+    """
+    first, second = _bare(one), _bare(other)
+    return (first in second or second in first) and ("flashinfer" in first) == ("flashinfer" in second)
+
+
 def _bare(backend: str) -> str:
-    """A backend's name without case and separators: FLASHINFER_CUTLASS and FlashInfer-Cutlass are the same."""
-    return "".join(c for c in backend.casefold() if c.isalnum())
+    return "".join(c for c in backend.casefold() if c.isalnum()).replace("attention", "attn")

@@ -37,8 +37,8 @@ def held_until(scene: Scene, written: StartupStatus | None) -> datetime | None:
     return updated + timedelta(seconds=HOLD_SECONDS)
 
 
-def describe(scene: Scene, view: PodView) -> str:
-    """Say how far the start of one Pod is, in words without its name."""
+def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
+    """Say how far the start of one Pod is, in words without its name; briefly: without times."""
     state = scene.state(view)
     stage = scene.stage(view)
     words = scene.messages.stage(stage)
@@ -54,8 +54,10 @@ def describe(scene: Scene, view: PodView) -> str:
             what=wording.clean(counted.label, 80) or words,
             completed=counted.completed,
             total=counted.total,
-            eta=_eta(counted),
+            eta=None if briefly else _eta(counted),
         )
+    if briefly:
+        return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
     return scene.messages.say(name, limit=300, what=words, since=since, usual=scene.times.usual.get(stage))

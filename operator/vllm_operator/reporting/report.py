@@ -7,10 +7,12 @@ that speak of them, then the summary, then the events, which are the difference 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 
 from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.reporting import cache, claims, planned, progress, reading, rollout, starting, summary
+from vllm_operator.catalog.stages import load_stages
+from vllm_operator.reporting import caches, claims, planned, progress, reading, rollout, starting, summary
 from vllm_operator.reporting.conditions import set_conditions
 from vllm_operator.reporting.crashes import Crashes, find_crashes
 from vllm_operator.reporting.events import draft_events
@@ -18,6 +20,7 @@ from vllm_operator.reporting.messages import Messages, load_messages
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.patience import StageTimes
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.startup.state import Stage
 
 _SOON = 1.0
 """Seconds. What is due within less is looked at after this long."""
@@ -31,9 +34,11 @@ class Knowledge:
     times: StageTimes
 
 
+@cache
 def load_knowledge() -> Knowledge:
     """Read what ships with the package."""
-    return Knowledge(load_messages(), StageTimes())
+    silent = {Stage(name): silence.seconds for name, silence in load_stages().silence.items()}
+    return Knowledge(load_messages(), StageTimes(silent=silent))
 
 
 def report(observation: Observation, knowledge: Knowledge | None = None) -> Report:
@@ -57,11 +62,11 @@ def report(observation: Observation, knowledge: Knowledge | None = None) -> Repo
 def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLMDeploymentStatus:
     observation = scene.observation
     plan = planned.observed_plan(scene)
-    caches = cache.cache_status(scene, plan)
+    cached = caches.cache_status(scene, plan)
     judged = {
         ACCEPTED: planned.accepted(scene),
         PLANNED: planned.planned(scene, plan),
-        CACHE_WARM: cache.cache_warm(scene, caches),
+        CACHE_WARM: caches.cache_warm(scene, cached),
         STARTING: starting.starting(scene, block),
         CRASHED: summary.crashed(scene, crashes),
         AVAILABLE: summary.available(scene),
@@ -75,7 +80,7 @@ def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLM
         selector=rollout.selector(scene),
         conditions=set_conditions(observation.previous.conditions, judged, generation=generation, now=reading.stamp(observation.now) or ""),
         plan=plan,
-        cache=caches,
+        cache=cached,
         startup=block,
         last_crash=crashes.last,
     )

@@ -1,6 +1,6 @@
 """An observation, read once: what every condition is judged from."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_operator.reporting.messages import Messages
 from vllm_operator.reporting.observation import Observation
@@ -37,7 +37,7 @@ class Scene:
     def read(cls, observation: Observation, messages: Messages, times: StageTimes) -> "Scene":
         """Read an observation. Pods without a name are left out: nothing can be said about them."""
         log = EventLog(observation.pod_events)
-        views = [refine(read_pod(pod), log) for pod in observation.pods]
+        views = [_wait_for_claim(refine(read_pod(pod), log)) for pod in observation.pods]
         scene = cls(observation, messages, times, log, ())
         pods = tuple(sorted((v for v in views if v.name), key=scene._badness))
         return cls(observation, messages, times, log, pods)
@@ -65,7 +65,7 @@ class Scene:
 
     def stage(self, view: PodView) -> Stage:
         """The stage that a Pod on its way is in."""
-        if view.phase in (Phase.UNSCHEDULABLE, Phase.SCHEDULING):
+        if not view.node and view.phase is not Phase.STARTING:
             return Stage.SCHEDULING
         if view.phase is not Phase.STARTING:
             return Stage.IMAGE_PULL
@@ -94,3 +94,9 @@ class Scene:
         progress = state.progress if state is not None else None
         done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
         return (rank, list(Stage).index(self.stage(view)), done, view.name)
+
+
+def _wait_for_claim(view: PodView) -> PodView:
+    """Tell a Pod that waits for its claims from one that finds no room: a new claim is bound a moment later."""
+    waits = view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower()
+    return replace(view, phase=Phase.WAITING_FOR_VOLUME) if waits else view

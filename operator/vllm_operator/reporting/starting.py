@@ -47,7 +47,7 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
     judgement = scene.judgement(view)
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(scene, view)
     if judgement is not None and judgement.stalled:
-        text = scene.messages.stage(scene.stage(view)) if scene.state(view) is None else describe(scene, view)
+        text = describe(scene, view, briefly=True)
         return scene.messages.fit(
             "pod.Stalled", shrink=("text",), pod=view, text=text, since=judgement.since, limit_seconds=judgement.limit
         )

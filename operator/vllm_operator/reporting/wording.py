@@ -5,7 +5,6 @@ are removed, secrets are masked, lengths are bounded.
 """
 
 import re
-import unicodedata
 from datetime import UTC, datetime
 
 MESSAGE_LIMIT = 500
@@ -16,14 +15,16 @@ _SPACES = re.compile(r"\s+")
 _SECRETS = (
     (re.compile(r"(://)[^/\s@:]{1,256}:[^/\s@]{1,256}@"), r"\1***@"),
     (re.compile(r"\b(hf_|ghp_|gho_|glpat-|sk-|nvapi-)[A-Za-z0-9_-]{8,256}"), r"\1***"),
-    (re.compile(r"(?i)\b(bearer|authorization:?|x-amz-signature=|token=|password=|secret=|api[_-]?key=)\s?[^\s&\"',;]{6,512}"), r"\1 ***"),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]{6,2048}"), r"\1 ***"),
+    (re.compile(r"(?i)\b([a-z_-]{0,32}(?:token|password|secret|signature|api[_-]?key)=)[^\s&\"',;]{4,2048}"), r"\1***"),
 )
 
 
 def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Make foreign text one line without control characters and secrets, of at most `limit` characters."""
     text = _ESCAPES.sub("", text[: 16 * limit])
-    text = "".join(" " if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp", "Co", "Cn") else c for c in text)
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() else " " for c in text)
     for pattern, replacement in _SECRETS:
         text = pattern.sub(replacement, text)
     return shorten(_SPACES.sub(" ", text).strip(), limit)
@@ -65,8 +66,13 @@ def rounded(seconds: float) -> int:
 
 
 def clock(when: datetime) -> str:
-    """Say a time of day in UTC, with the date: an on-call may read it a day later."""
+    """Say a time in UTC, with the date: an on-call may read it a day later."""
     return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def time_of_day(when: datetime) -> str:
+    """Say a time of day in UTC, where the date goes without saying."""
+    return when.astimezone(UTC).strftime("%H:%M:%S UTC")
 
 
 def count(number: int, noun: str) -> str:

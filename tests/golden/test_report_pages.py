@@ -1,0 +1,115 @@
+"""The pages that `kubectl describe` shows in the main situations, to be read by people."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from support import observations as o
+from support.describe import describe
+from vllm_operator.api.status import ConditionStatus
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting.observation import EventDraft, Observation
+from vllm_operator.reporting.report import report
+from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
+
+FOLDER = Path(__file__).parent / "reports"
+X1 = ("vllm-a-x1", 0)
+NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 (sm_90). Add sm_90 to spec.accelerator.architectures."
+MIG = Crash(
+    signature="MigUuidNotInteger",
+    cause="CUDA_VISIBLE_DEVICES holds a MIG UUID, and vLLM 0.20.1 reads it as a list of numbers",
+    remedy="remove CUDA_VISIBLE_DEVICES from spec.engine.env; the device plugin gives the Pod its slice",
+    reference="https://github.com/vllm-project/vllm/issues/41851",
+    line="ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'",
+)
+
+
+def at_work(stage: Stage, *, seconds: float, since: float, progress: Progress | None = None) -> Observation:
+    state = StartupState(stage=stage, progress=progress, stage_since=o.at(since), started_at=o.at(0), last_line_at=o.at(seconds - 1))
+    return o.observe(o.starting_pod(since=0), states={X1: state}, now=o.at(seconds))
+
+
+def serving(seconds: float, cache: CacheEvidence) -> Observation:
+    state = StartupState(
+        stage=Stage.READY, stage_since=o.at(seconds), started_at=o.at(0), cache=cache, observed_backends=(("MoE", "DEEPGEMM"),)
+    )
+    return o.observe(o.ready_pod(since=0, ready=seconds), states={X1: state}, now=o.at(seconds))
+
+
+def crash(restarts: int, *, seconds: float) -> Observation:
+    state = StartupState(stage=Stage.CONFIGURATION, started_at=o.at(seconds - 20), crash=MIG)
+    pod = o.crashed_pod(restarts=restarts, seconds=seconds)
+    return o.observe(pod, states={("vllm-a-x1", restarts): state}, now=o.at(seconds + 1))
+
+
+PULLING = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling", seconds=-60),), now=o.at(-20))
+WEIGHTS = at_work(Stage.WEIGHT_LOAD, seconds=40, since=20, progress=Progress(12, 163, "Loading weights", 240))
+DEEP_GEMM = at_work(Stage.KERNEL_WARMUP, seconds=330, since=90, progress=Progress(1436, 1735, "DeepGEMM warm-up", 52))
+GRAPHS = at_work(Stage.CUDA_GRAPH_CAPTURE, seconds=400, since=382, progress=Progress(12, 35, "CUDA graph capture", 20))
+SILENT = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-130), last_line_at=o.at(-120), silent_stage_inferred=True)
+HUNG = replace(at_work(Stage.DISTRIBUTED_INIT, seconds=30, since=28), now=o.at(700))
+
+STORIES: dict[str, tuple[Observation, ...]] = {
+    "compiling": (o.observe(), PULLING, WEIGHTS, DEEP_GEMM),
+    "first-start-serves": (o.observe(), WEIGHTS, DEEP_GEMM, GRAPHS, serving(459, CacheEvidence(misses=31))),
+    "second-start-serves": (o.observe(), serving(35, CacheEvidence(hits=31))),
+    "silent-jit": (
+        o.observe(
+            o.starting_pod(since=-200),
+            states={X1: SILENT},
+        ),
+    ),
+    "stalled": (o.observe(), HUNG),
+    "crash-loop": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(3))),
+    "unknown-crash": (o.observe(o.crashed_pod(message="Traceback (most recent call last):\nRuntimeError: NVLS init failed: rank 3\n")),),
+    "out-of-memory": (o.observe(o.crashed_pod(code=137, reason="OOMKilled")),),
+    "startup-probe-killed": (
+        o.observe(
+            o.crashed_pod(code=137),
+            pod_events=(o.event("Killing", "Container vllm failed startup probe, will be restarted", seconds=-40),),
+        ),
+    ),
+    "recovered": (
+        crash(0, seconds=0),
+        o.observe(o.ready_pod(since=2, ready=40, restarts=1, last=o.terminated(seconds=0)), now=o.at(41)),
+    ),
+    "one-of-four-crashed": (
+        o.observe(*(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3, 4)), o.crashed_pod(), replicas=4, states={X1: StartupState(crash=MIG)}),
+    ),
+    "unschedulable": (o.observe(o.unschedulable_pod()),),
+    "no-such-image": (
+        o.observe(o.pending_pod("ErrImagePull", 'failed to pull and unpack image "docker.io/vllm/vllm-openai:v0.20.1": not found')),
+    ),
+    "no-matching-gpu": (
+        o.observe(outcome=o.outcome(planned=Verdict(ConditionStatus.FALSE, "NoMatchingGPU", NO_GPU), plan=None), deployment=None),
+    ),
+    "claim-not-bound": (
+        o.observe(
+            o.unschedulable_pod(message="0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims."),
+            claim=o.claim("Pending", storage_class="fsat"),
+            pod_events=(
+                o.event(
+                    "ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found', name="vllm-a-cache", kind="PersistentVolumeClaim"
+                ),
+            ),
+        ),
+    ),
+    "scaled-to-zero": (o.observe(replicas=0, deployment=o.deployment(0)),),
+}
+
+
+def page(story: tuple[Observation, ...]) -> str:
+    """Report on each scene with the status of the one before; the last status, and all events."""
+    status, events = story[0].resource.status, list[EventDraft]()
+    for scene in story:
+        written = report(replace(scene, resource=scene.resource.model_copy(update={"status": status})))
+        status = written.status
+        events += written.events
+    return describe(status, events)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
+    golden(FOLDER / f"{name}.txt", page(STORIES[name]))

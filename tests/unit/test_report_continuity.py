@@ -1,0 +1,249 @@
+"""A report is an answer, not a log: it is rewritten only when there is news, and a restart of the operator loses nothing."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support import observations as o
+from vllm_operator.api.conditions import find_condition
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.report import report
+from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+
+
+def counting(done: int, *, eta: int = 60, seconds: float = 0, stage: Stage = Stage.KERNEL_WARMUP) -> StartupState:
+    progress = Progress(done, 1000, "DeepGEMM warm-up", eta)
+    return StartupState(stage=stage, progress=progress, stage_since=o.at(-30), started_at=o.at(-60), last_line_at=o.at(seconds))
+
+
+def on(state: StartupState, *, seconds: float = 0, before: VLLMDeploymentStatus | None = None) -> Observation:
+    return o.observe(o.starting_pod(), states={X1: state}, now=o.at(seconds), resource=o.resource(status=before))
+
+
+PROGRESS = {
+    "one more kernel after 3 s is held back": (counting(105, seconds=3), 3, False),
+    "half of five percent and another estimate are held back": (counting(125, eta=200, seconds=3), 3, False),
+    "five percent are shown at once": (counting(150, seconds=3), 3, True),
+    "little progress is shown after 10 s": (counting(105, seconds=10), 10, True),
+    "no progress is not shown however long it lasts": (counting(100), 300, False),
+    "another stage is shown at once": (replace(counting(100, stage=Stage.CUDA_GRAPH_CAPTURE), progress=None), 1, True),
+    "a bar that starts over is shown at once": (counting(0, seconds=3), 3, True),
+}
+
+
+@pytest.mark.parametrize(("state", "seconds", "want_shown"), PROGRESS.values(), ids=PROGRESS)
+def test_progress_is_written_at_most_every_10_s_or_5_percent(state: StartupState, seconds: float, want_shown: bool) -> None:
+    first = report(on(counting(100)))
+    second = report(on(state, seconds=seconds, before=first.status))
+    assert (second.status != first.status) is want_shown
+
+
+def test_progress_that_is_held_back_is_looked_at_when_it_is_due() -> None:
+    first = report(on(counting(100)))
+    second = report(on(counting(105, seconds=3), seconds=3, before=first.status))
+    assert second.requeue_after_seconds == 7
+    third = report(on(counting(105, seconds=3), seconds=10, before=second.status))
+    assert third.status.startup is not None
+    assert third.status.startup.completed == 105
+
+
+def test_summary_and_startup_tell_the_same_number_while_progress_is_held_back() -> None:
+    first = report(on(counting(100)))
+    second = report(on(counting(105, seconds=3), seconds=3, before=first.status)).status
+    ready = find_condition(second.conditions, "Ready")
+    assert ready is not None
+    assert "100/1000" in ready.message
+
+
+def test_another_pod_that_crashes_is_shown_while_progress_is_held_back() -> None:
+    pods = (o.starting_pod(), o.starting_pod("vllm-a-x2"))
+    observation = o.observe(*pods, replicas=2, states={X1: counting(100)})
+    first = report(observation)
+    changed = o.after(observation, first, seconds=2, pods=(pods[0], o.crashed_pod("vllm-a-x2", reason="OOMKilled")))
+    crashed = find_condition(report(changed).status.conditions, "Crashed")
+    assert crashed is not None
+    assert crashed.reason == "OOMKilled"
+
+
+def test_a_stall_is_looked_for_when_it_is_due() -> None:
+    state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-30), last_line_at=o.at(-100), started_at=o.at(-200))
+    observation = o.observe(o.starting_pod(since=-200), states={X1: state})
+    assert report(observation).requeue_after_seconds == 570
+    stalled = report(replace(observation, now=o.at(570)))
+    starting = find_condition(stalled.status.conditions, "Starting")
+    assert starting is not None
+    assert starting.reason == "Stalled"
+    assert stalled.requeue_after_seconds is None
+
+
+def test_a_stage_that_is_known_to_be_silent_gets_its_time() -> None:
+    state = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-800), started_at=o.at(-850), silent_stage_inferred=True)
+    condition = find_condition(report(o.observe(o.starting_pod(since=-850), states={X1: state})).status.conditions, "Starting")
+    assert condition is not None
+    assert condition.reason == "Progressing"
+
+
+def test_a_log_from_the_future_does_not_grant_patience_for_ever() -> None:
+    state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-700), last_line_at=o.at(86400), started_at=o.at(-700))
+    condition = find_condition(report(o.observe(o.starting_pod(since=-700), states={X1: state})).status.conditions, "Starting")
+    assert condition is not None
+    assert condition.reason == "Stalled"
+
+
+def test_nothing_is_due_once_all_serve() -> None:
+    assert report(o.observe(o.ready_pod())).requeue_after_seconds is None
+
+
+def test_a_condition_keeps_its_transition_time_while_its_status_stays() -> None:
+    first = report(on(counting(100)))
+    second = report(on(counting(900, seconds=60), seconds=60, before=first.status))
+    before, after = (find_condition(s.conditions, "Starting") for s in (first.status, second.status))
+    assert before is not None
+    assert after is not None
+    assert after.message != before.message
+    assert after.last_transition_time == before.last_transition_time == o.stamp(0)
+
+
+def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() -> None:
+    state = StartupState(
+        stage=Stage.READY,
+        stage_since=o.at(-20),
+        started_at=o.at(-55),
+        last_line_at=o.at(-20),
+        cache=CacheEvidence(hits=4),
+        observed_backends=(("MoE", "DEEPGEMM"), ("Attention", "FLASHMLA")),
+    )
+    crash = StartupState(crash=o.DEEP_GEMM_CRASH)
+    pod = o.ready_pod(since=-55, restarts=1, last=o.terminated(seconds=-60))
+    seen = o.observe(pod, states={X1: crash, ("vllm-a-x1", 1): state})
+    first = report(seen)
+    again = report(o.after(seen, first, seconds=3600, startups={}))
+    assert again.status.to_json() == first.status.to_json()
+    assert again.events == ()
+    assert again.status.cache is not None
+    assert again.status.cache.warm_start_seconds == 35
+    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]  # type: ignore[union-attr]
+
+
+def test_a_crash_is_named_once_its_log_is_read_and_told_once() -> None:
+    observation = o.observe(o.crashed_pod(seconds=-1))
+    first = report(observation)
+    assert [e.reason for e in first.events] == ["Planned"]
+    assert first.status.last_crash is None
+    assert first.requeue_after_seconds == 9
+    known = {("uid-vllm-a-x1", 0): StartupState(crash=o.DEEP_GEMM_CRASH)}
+    second_look = o.after(observation, first, seconds=1, startups=known)
+    second = report(second_look)
+    assert [e.reason for e in second.events] == ["MigUuidNotInteger"]
+    assert report(o.after(second_look, second, seconds=1)).events == ()
+
+
+def test_an_unknown_crash_that_is_understood_later_is_renamed_without_another_event() -> None:
+    observation = o.observe(o.crashed_pod())
+    first = report(observation)
+    assert first.status.last_crash is not None
+    assert first.status.last_crash.signature == "Unknown"
+    second = report(o.after(observation, first, startups={("uid-vllm-a-x1", 0): StartupState(crash=o.DEEP_GEMM_CRASH)}))
+    assert second.status.last_crash is not None
+    assert second.status.last_crash.signature == "MigUuidNotInteger"
+    assert second.events == ()
+
+
+def test_a_known_crash_is_not_forgotten_for_a_vaguer_one() -> None:
+    observation = o.observe(o.crashed_pod(code=137), states={X1: StartupState(crash=o.DEEP_GEMM_CRASH)})
+    first = report(observation)
+    second = report(o.after(observation, first, startups={}))
+    assert second.status.last_crash == first.status.last_crash
+
+
+def test_the_last_crash_outlives_its_pod() -> None:
+    observation = o.observe(o.crashed_pod(), states={X1: StartupState(crash=o.DEEP_GEMM_CRASH)})
+    first = report(observation)
+    second = report(o.after(observation, first, pods=(o.ready_pod("vllm-a-x9"),), seconds=60))
+    assert second.status.last_crash == first.status.last_crash
+    crashed = find_condition(second.status.conditions, "Crashed")
+    assert crashed is not None
+    assert (crashed.status, crashed.reason) == ("False", "Recovered")
+    assert "Another Pod serves now." in crashed.message
+
+
+def test_each_crash_of_a_loop_is_told_once_with_a_key_of_its_own() -> None:
+    observation = o.observe()
+    keys = []
+    status = report(observation).status
+    for restarts in range(3):
+        crashed = o.crashed_pod(restarts=restarts, seconds=60 * restarts)
+        for seconds in (20, 40):
+            seen = o.observe(crashed, now=o.at(60 * restarts + seconds), resource=o.resource(status=status))
+            written = report(seen)
+            keys += [e.key for e in written.events]
+            status = written.status
+    assert keys == ["crash-uid-vllm-a-x1-0", "crash-uid-vllm-a-x1-1", "crash-uid-vllm-a-x1-2"]
+
+
+PODS = st.sampled_from(
+    [
+        o.starting_pod,
+        o.ready_pod,
+        o.crashed_pod,
+        o.unschedulable_pod,
+        lambda name: o.pending_pod("ErrImagePull", "manifest unknown", name=name),
+        lambda name: o.pending_pod("ContainerCreating", name=name),
+        lambda name: o.starting_pod(name, restarts=3, last=o.terminated(137, "OOMKilled")),
+        lambda name: o.starting_pod(name, since=-5000),
+        lambda name: o.pod(name, phase="Failed", reason="Evicted", message="low on memory"),
+        lambda name: o.crashed_pod(name, seconds=-3),
+    ]
+)
+PAST = st.integers(-900, 0).map(o.at)
+TEXT = st.text(max_size=1500)
+CRASHES = st.one_of(st.none(), st.builds(Crash, st.text(max_size=150), TEXT, st.none() | TEXT, st.none() | TEXT, TEXT, excerpt=TEXT))
+STATES = st.builds(
+    StartupState,
+    stage=st.sampled_from(Stage),
+    progress=st.none() | st.builds(Progress, st.integers(-5, 2000), st.integers(-5, 2000), st.text(max_size=90), st.none() | st.integers()),
+    stage_since=st.none() | PAST,
+    started_at=st.none() | PAST,
+    last_line_at=st.none() | PAST,
+    silent_stage_inferred=st.booleans(),
+    crash=CRASHES,
+    cache=st.builds(CacheEvidence, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    observed_backends=st.lists(st.tuples(st.sampled_from(["MoE", "Attention"]), st.text(max_size=200)), max_size=3).map(tuple),
+)
+
+
+@st.composite
+def observations(draw: Any) -> Observation:
+    names = [f"vllm-a-x{n}" for n in range(draw(st.integers(0, 5)))]
+    pods = [draw(PODS)(name) for name in names]
+    states = {(name, run): draw(STATES) for name in names for run in draw(st.sets(st.integers(0, 3), max_size=2))}
+    claim = draw(st.sampled_from([None, o.claim(), o.claim("Pending"), o.claim("Lost"), o.claim(modes=["ReadWriteOnce"])]))
+    return o.observe(*pods, replicas=draw(st.integers(0, 5)), states=states, claim=claim)
+
+
+@given(observations())
+def test_the_same_scene_is_written_once_and_within_bounds(observation: Observation) -> None:
+    first = report(observation)
+    VLLMDeploymentStatus.model_validate(first.status.to_json())
+    assert all(len(condition.message) <= 500 for condition in first.status.conditions if condition.type != "Planned")
+    assert all(len(event.message) <= 1023 for event in first.events)
+    again = report(o.after(observation, first))
+    assert again.status.to_json() == first.status.to_json()
+    assert again.events == ()
+
+
+@given(observations(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
+def test_time_alone_changes_a_report_only_where_it_was_said_to(observation: Observation, steps: list[int]) -> None:
+    written = report(observation)
+    for seconds in steps:
+        due = written.requeue_after_seconds
+        later = report(o.after(observation, written, seconds=seconds))
+        if due is None or seconds < due - 1:
+            assert later.status.to_json() == written.status.to_json()
+        observation, written = o.after(observation, written, seconds=seconds), later

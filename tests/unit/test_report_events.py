@@ -1,0 +1,131 @@
+"""The story that events tell, and that nothing is told twice."""
+
+from dataclasses import replace
+
+from support import observations as o
+from vllm_operator.api.status import ConditionStatus
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting.observation import EventDraft, Observation, Report
+from vllm_operator.reporting.report import report
+from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+UID = ("uid-vllm-a-x1", 0)
+
+
+def told(events: tuple[EventDraft, ...]) -> list[tuple[str, str]]:
+    return [(event.type, event.reason) for event in events]
+
+
+def play(*scenes: Observation) -> list[Report]:
+    """Report on scenes in order, each with the status written before it."""
+    written: list[Report] = []
+    for scene in scenes:
+        status = written[-1].status if written else scene.resource.status
+        written.append(report(replace(scene, resource=scene.resource.model_copy(update={"status": status}))))
+    return written
+
+
+def compiling(seconds: float) -> Observation:
+    progress = Progress(900, 1735, "DeepGEMM warm-up")
+    state = StartupState(stage=Stage.KERNEL_WARMUP, progress=progress, stage_since=o.at(0), last_line_at=o.at(seconds))
+    return o.observe(o.starting_pod(), states={X1: state}, now=o.at(seconds))
+
+
+def capturing(seconds: float) -> Observation:
+    state = StartupState(stage=Stage.CUDA_GRAPH_CAPTURE, stage_since=o.at(284), started_at=o.at(-60), last_line_at=o.at(seconds))
+    return o.observe(o.starting_pod(), states={X1: state}, now=o.at(seconds))
+
+
+def ready(seconds: float, cache: CacheEvidence) -> Observation:
+    state = StartupState(stage=Stage.READY, stage_since=o.at(seconds), started_at=o.at(-60), last_line_at=o.at(seconds), cache=cache)
+    return o.observe(o.ready_pod(since=-60, ready=seconds), states={X1: state}, now=o.at(seconds))
+
+
+def test_a_cold_start_is_told_from_plan_to_serving() -> None:
+    story = play(o.observe(), compiling(100), capturing(290), ready(300, CacheEvidence(misses=9)))
+    assert [told(written.events) for written in story] == [
+        [("Normal", "Planned")],
+        [],
+        [("Normal", "StageCompleted")],
+        [("Normal", "Started")],
+    ]
+    assert story[2].events[0].message == "Pod vllm-a-x1: warming up kernels took 4 min 44 s."
+    assert story[3].events[0].message == "The replica serves; the start took 6 min (caches cold)."
+
+
+def test_a_warm_start_says_so() -> None:
+    story = play(o.observe(), ready(-25, CacheEvidence(hits=9)))
+    assert told(story[1].events) == [("Normal", "Started"), ("Normal", "CacheWarm")]
+    assert "the start took 35 s (caches warm)" in story[1].events[0].message
+
+
+def test_a_long_stage_is_told_when_the_pod_serves_right_after_it() -> None:
+    story = play(compiling(200), ready(284, CacheEvidence(misses=9)))
+    assert told(story[1].events) == [("Normal", "StageCompleted"), ("Normal", "Started")]
+
+
+def test_a_short_stage_is_not_told() -> None:
+    brief = replace(compiling(20), startups={UID: StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(-20))})
+    assert told(play(brief, capturing(290))[1].events) == [("Normal", "StageCompleted")]
+    assert told(play(brief, replace(compiling(30)))[1].events) == []
+
+
+def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
+    hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
+    scene = o.observe(o.starting_pod(since=-700), states={X1: hung})
+    story = play(scene, replace(scene, now=o.at(60)), replace(scene, now=o.at(600)))
+    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "Stalled")], [], []]
+    moved_on = replace(scene, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
+    hung_again = replace(moved_on, now=o.at(10 + 900))
+    later = play(scene, replace(moved_on, now=o.at(20)), hung_again)
+    assert told(later[2].events) == [("Warning", "Stalled")]
+    assert later[2].events[0].key != story[0].events[1].key
+
+
+def test_a_refused_spec_is_told_once_per_generation() -> None:
+    refused = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU.")
+    scene = o.observe(outcome=o.outcome(planned=refused, plan=None), deployment=None)
+    story = play(scene, scene)
+    assert [told(written.events) for written in story] == [[("Warning", "NoMatchingGPU")], []]
+
+
+def test_a_spec_that_cannot_be_understood_is_told_once_not_twice() -> None:
+    invalid = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3.")
+    follows = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned.")
+    scene = o.observe(outcome=o.outcome(accepted=invalid, planned=follows, plan=None), deployment=None)
+    assert told(report(scene).events) == [("Warning", "InvalidSpec")]
+
+
+def test_a_refused_child_is_told_once_per_error() -> None:
+    scene = o.observe(apply_error="Deployment vllm-a is forbidden: exceeded quota")
+    story = play(scene, scene, replace(scene, apply_error="Service vllm-a is invalid"))
+    assert [told(written.events) for written in story] == [
+        [("Normal", "Planned"), ("Warning", "ApplyFailed")],
+        [],
+        [("Warning", "ApplyFailed")],
+    ]
+
+
+def test_another_backend_than_planned_is_told_once() -> None:
+    state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "TRITON"),))
+    scene = o.observe(o.starting_pod(), states={X1: state})
+    story = play(scene, scene)
+    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
+    planned = next(c for c in story[1].status.conditions if c.type == "Planned")
+    assert "MoE TRITON instead of DEEPGEMM" in planned.message
+
+
+def test_an_engine_that_chooses_for_itself_is_never_wrong() -> None:
+    state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "FLASHINFER_MLA"),))
+    assert told(report(o.observe(o.starting_pod(), states={X1: state})).events) == [("Normal", "Planned")]
+
+
+def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_it() -> None:
+    first, second = (o.observe(o.pending_pod(reason, "manifest unknown")) for reason in ("ErrImagePull", "ImagePullBackOff"))
+    assert [told(written.events) for written in play(first, second, first)][1:] == [[], []]
+
+
+def test_a_crash_of_several_pods_at_once_is_one_event() -> None:
+    scene = o.observe(*(o.crashed_pod(f"vllm-a-x{n}") for n in range(4)), replicas=4)
+    assert told(report(scene).events) == [("Normal", "Planned"), ("Warning", "UnknownCrash")]
