@@ -12,11 +12,10 @@ from typing import Any
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, ModelSpec
-from vllm_operator.api.status import ChosenBy, ConditionStatus, Plan, PlannedArgument, PlannedVariable
-from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.api.spec import AcceleratorSpec
+from vllm_operator.api.status import ConditionStatus, Plan, PlannedVariable
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.catalog.paths import MODEL_ROOT
+from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.cache import CachePlan, plan_cache
 from vllm_operator.planning.facts import Facts, resolve_facts
@@ -25,14 +24,13 @@ from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.pinning import is_in_force, keep_plan
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
-from vllm_operator.planning.pools import Inventory, Pool
+from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
+from vllm_operator.planning.summary import summarize
 from vllm_operator.planning.target import Request, Target, choose_target
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
 
-PORT = 8000
-"""Port on which the engine listens; its probes and the Service expect it there."""
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
@@ -65,7 +63,7 @@ def plan(
     if pinned is None or not is_in_force(pinned, resource):
         return fresh
     kept = _with_generation(pinned, resource, catalog, cache_generation)
-    return keep_plan(kept, fresh, _summary_of(kept, catalog))
+    return keep_plan(kept, fresh, summarize(kept, catalog.gpus))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +101,7 @@ class _Planner:
             return _not_accepted(decision.refusal)
         made = self._assemble(version, shape, target, decision, overrides)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, _summary_of(made, self.catalog)), made)
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
@@ -140,7 +138,7 @@ class _Planner:
     def _assemble(self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides) -> Plan:
         cache = self._cache(version, shape, target)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
-        args = [*self._arguments(version, shape, target), *decision.args]
+        args = [*engine_arguments(self.resource.spec.model, version, shape.parallel, target.pool, self.catalog.gpus), *decision.args]
         env, args, overridden = drop_overridden(env, args, overrides)
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
@@ -187,47 +185,6 @@ class _Planner:
             generation=self.cache_generation,
         )
 
-    def _arguments(self, version: ResolvedVersion, shape: Shape, target: Target) -> list[PlannedArgument]:
-        """Flags that follow from the spec alone; one that this version does not know is left out."""
-        model, parallel = self.resource.spec.model, shape.parallel
-        wanted = [
-            ("--port", str(PORT), "The probes and the Service expect the engine there."),
-            ("--served-model-name", served_name(model), "Name that clients use."),
-            ("--revision", model.revision, "From spec.model.revision."),
-            ("--tensor-parallel-size", str(parallel.tensor) if parallel.tensor > 1 else None, "GPUs that share each layer."),
-            ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "Groups of layers."),
-            ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "Copies of the model in one Pod."),
-        ]
-        args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
-        if parallel.expert:
-            args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
-        args += slice_arguments(target.pool, self.catalog.gpus)
-        return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
-
-
-def model_argument(model: ModelSpec) -> str:
-    """Return the model as the engine takes it: a name on the hub, or the path where the claim is mounted."""
-    scheme, _, rest = model.uri.partition("://")
-    if scheme == "hf":
-        return rest
-    path = rest.partition("/")[2].strip("/")
-    return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT
-
-
-def served_name(model: ModelSpec) -> str | None:
-    """Return the name to serve under, None where the engine's own choice is right."""
-    if model.served_name is not None:
-        return model.served_name
-    scheme, _, rest = model.uri.partition("://")
-    return None if scheme == "hf" else rest.rstrip("/")
-
-
-def slice_arguments(pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
-    """Return the flags that a slice needs, because the engine takes it for the whole GPU when it picks its defaults."""
-    if pool.mig_profile is None or pool.memory_mebibytes is None or pool.memory_mebibytes >= gpus.slices.large_memory_mebibytes:
-        return []
-    return [PlannedArgument(name=name, value=value, reason=gpus.slices.because) for name, value in gpus.slices.arguments]
-
 
 def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     if not target.fit.compatibility:
@@ -268,21 +225,3 @@ def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, g
         generation=generation,
     )
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})
-
-
-def _summary_of(made: Plan, catalog: Catalog) -> str:
-    """What was decided, for the condition."""
-    parts = {part.name: part.value for part in made.cache_key_parts}
-    profile = parts.get("migProfile", "none")
-    what = f"{made.count} GPU" if profile == "none" else f"{made.count} MIG slice"
-    what += ("" if made.count == 1 else "s") + ("" if profile == "none" else f" {profile}")
-    where = catalog.gpus.title(made.product, made.architecture)
-    engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
-    chosen = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is not ChosenBy.ENGINE]
-    expected = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is ChosenBy.ENGINE]
-    kernels = ", ".join(chosen)
-    if expected:
-        kernels += f"{'; ' if chosen else ''}{', '.join(expected)} by vLLM's own choice"
-    note = f" Note: {made.notes[0]}" if made.notes else ""
-    more = f" ({len(made.notes) - 1} more in status.plan.notes)" if len(made.notes) > 1 else ""
-    return f"Planned for {where}, {what} per replica, {engine}: {kernels or 'kernels are left to vLLM'}.{note}{more}"

@@ -17,6 +17,15 @@ class Shape:
     count: int
     notes: tuple[str, ...] = ()
 
+    @property
+    def shards(self) -> int:
+        """Number of GPUs that one copy of the weights is spread over, as far as it can be spread at all.
+
+        Data-parallel ranks have a copy each, but for experts under expert parallelism.
+        """
+        spread = self.parallel.tensor * self.parallel.pipeline
+        return spread * self.parallel.data if self.parallel.expert else spread
+
 
 def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     """Work out the parallel sizes and the number of GPUs from each other.

@@ -3,12 +3,13 @@
 Pools that cannot serve the request are left out, each with the reason; of the others the first in this order is
 taken, so that the same request and the same cluster always give the same answer:
 
-1. the user's order of architectures, then of products
-2. the GPU in use, if there is one and it still fits
-3. GPUs that are known before GPUs of which nothing is known
-4. the order of architectures in the catalog, the most capable first
-5. a driver that runs the image without reservations
-6. more memory, more nodes, then names
+1. GPUs with room for the weights, where both sizes are known
+2. the user's order of architectures, then of products
+3. the GPU in use, if there is one and it still fits
+4. GPUs that are known before GPUs of which nothing is known
+5. the order of architectures in the catalog, the most capable first
+6. a driver that runs the image without reservations
+7. more memory, more nodes, then names
 
 The node affinity uses labels that the chosen nodes really have.
 """
@@ -25,9 +26,11 @@ from vllm_operator.planning.image import Fit, ImageOption, fit_image
 from vllm_operator.planning.node_labels import SLICES, split_product
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pools import Inventory, Pool, Source
+from vllm_operator.planning.quantities import MEBIBYTE
 from vllm_operator.planning.shortage import Obstacle, Rejection, explain
 
 HOST_LABEL = "kubernetes.io/arch"
+GIBIBYTE = 1024 * MEBIBYTE
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,8 @@ class Request:
     `host_architectures` are those that the image is built for, empty if that is not known. `forced`: the user insists
     on an image that is known not to suit the driver. `compatible`: the engine's version can load the forward
     compatibility package. `preferred` are architecture and product of the GPU in use: kept where they fit, so that a
-    change of the spec that has nothing to do with GPUs does not move the replicas.
+    change of the spec that has nothing to do with GPUs does not move the replicas. `weight_bytes` is the size of the
+    weights that each device has to hold, None if it is not known.
     """
 
     accelerator: AcceleratorSpec
@@ -47,6 +51,7 @@ class Request:
     forced: bool = False
     compatible: bool = False
     preferred: tuple[str | None, str | None] | None = None
+    weight_bytes: int | None = None
 
     @property
     def claims(self) -> bool:
@@ -106,7 +111,7 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
         fit=fit,
         requirements=_requirements(pool, request, inventory, fit),
         title=gpus.title(pool.product, pool.architecture),
-        notes=_notes(pool, fit, inventory),
+        notes=_notes(pool, fit, request, inventory),
     )
 
 
@@ -142,6 +147,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
     wanted = request.accelerator
     architectures = wanted.architectures or []
     return (
+        _is_too_small(pool, request),
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
         request.preferred is not None and request.preferred != (pool.architecture, pool.product),
@@ -190,8 +196,21 @@ def _has_older_siblings(pool: Pool, inventory: Inventory, fit: Fit) -> bool:
     return major is not None and any(other.cuda is not None and other.cuda[0] < major for other in siblings)
 
 
-def _notes(pool: Pool, fit: Fit, inventory: Inventory) -> tuple[str, ...]:
-    notes = [fit.note] if fit.note else []
+def _is_too_small(pool: Pool, request: Request) -> bool:
+    known = request.weight_bytes is not None and pool.memory_mebibytes is not None
+    return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
+
+
+def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[str, ...]:
+    notes = []
+    if _is_too_small(pool, request):
+        notes.append(
+            f"The weights take about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB of each device, which has "
+            f"{(pool.memory_mebibytes or 0) / 1024:.0f} GiB: expect the engine to run out of memory. Raise parallelism.tensor, use larger "
+            "GPUs or a model with smaller numbers; if the size is not right, give spec.model.facts.weightSize."
+        )
+    if fit.note:
+        notes.append(fit.note)
     if pool.architecture is None:
         notes.append(
             "No label tells what the GPUs are, so the choice of kernels is left to vLLM. Run GPU Feature Discovery, "

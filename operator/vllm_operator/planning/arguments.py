@@ -1,0 +1,53 @@
+"""The model, and the flags that follow from the spec and the GPU alone."""
+
+from vllm_operator.api.spec import ModelSpec
+from vllm_operator.api.status import PlannedArgument
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.paths import MODEL_ROOT
+from vllm_operator.planning.cache import ParallelShape
+from vllm_operator.planning.pools import Pool
+from vllm_operator.planning.version import ResolvedVersion
+
+PORT = 8000
+"""Port on which the engine listens; its probes and the Service expect it there."""
+
+
+def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
+    """Return the flags; one that this version does not know is left out."""
+    wanted = [
+        ("--port", str(PORT), "The probes and the Service expect the engine there."),
+        ("--served-model-name", served_name(model), "Name that clients use."),
+        ("--revision", model.revision, "From spec.model.revision."),
+        ("--tensor-parallel-size", str(parallel.tensor) if parallel.tensor > 1 else None, "GPUs that share each layer."),
+        ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "Groups of layers."),
+        ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "Copies of the model in one Pod."),
+    ]
+    args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
+    if parallel.expert:
+        args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
+    args += _slice_arguments(pool, gpus)
+    return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
+
+
+def model_argument(model: ModelSpec) -> str:
+    """Return the model as the engine takes it: a name on the hub, or the path where the claim is mounted."""
+    scheme, _, rest = model.uri.partition("://")
+    if scheme == "hf":
+        return rest
+    path = rest.partition("/")[2].strip("/")
+    return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT
+
+
+def served_name(model: ModelSpec) -> str | None:
+    """Return the name to serve under, None where the engine's own choice is right."""
+    if model.served_name is not None:
+        return model.served_name
+    scheme, _, rest = model.uri.partition("://")
+    return None if scheme == "hf" else rest.rstrip("/")
+
+
+def _slice_arguments(pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
+    """What a slice needs, because the engine takes it for the whole GPU when it picks its defaults."""
+    if pool.mig_profile is None or pool.memory_mebibytes is None or pool.memory_mebibytes >= gpus.slices.large_memory_mebibytes:
+        return []
+    return [PlannedArgument(name=name, value=value, reason=gpus.slices.because) for name, value in gpus.slices.arguments]
