@@ -1,6 +1,7 @@
 """The table of caches: complete, on the volume, and never a variable that a version does not know."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
@@ -105,3 +106,9 @@ WEIGHTS = {"holds": "weights", "variables": {"HF_HOME": "{directory}"}, "default
 def test_a_malformed_table_is_refused(entries: list[object], want_message: str) -> None:
     with pytest.raises(ValueError, match=want_message):
         load_caches({"caches": entries, "weights": WEIGHTS})
+
+
+def test_the_documentation_names_every_variable() -> None:
+    page = (Path(__file__).parent.parent.parent / "docs" / "caches.md").read_text("utf-8")
+    undocumented = [name for name in variables(None, Distribution.NVLLM) if f"`{name}`" not in page]
+    assert undocumented == []
