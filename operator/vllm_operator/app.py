@@ -21,6 +21,7 @@ from kubernetes.aio.client.configuration import Configuration
 from vllm_operator import __version__
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -41,7 +42,7 @@ from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import LogFormat, Settings, SettingsError
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.parser import StartupParser
 
 log = logging.getLogger(__name__)
 
@@ -87,13 +88,6 @@ async def serve(settings: Settings) -> int:
         await client.close()
 
 
-class _NoParser:
-    state = StartupState()
-
-    def feed(self, data: bytes, timestamp: object = None) -> None:
-        pass
-
-
 class Operator:
     """All parts of the operator."""
 
@@ -104,9 +98,10 @@ class Operator:
         self.readiness = Readiness()
         self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
         catalog = load_catalog()
+        startup = load_startup()
         self.followers = Followers(
             client,
-            make_parser=_NoParser,
+            make_parser=partial(StartupParser, startup),
             changed=self.queue.add,
             streams=settings.log_streams,
             settings=FollowerSettings(

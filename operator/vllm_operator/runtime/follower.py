@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Protocol
 
 from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
@@ -26,7 +27,6 @@ LINGER_SECONDS = 2.0
 """How long the last lines of a start are waited for once its Pod is Ready."""
 REST_FACTOR = 2.0
 """A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
-RETRY_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0)
 FORBIDDEN_SECONDS = 60.0
 MAX_APOLOGIES = 5
 
@@ -34,12 +34,19 @@ MAX_APOLOGIES = 5
 class Parser(Protocol):
     """What reads the lines: `vllm_operator.startup` provides it."""
 
-    def feed(self, data: bytes, timestamp: object = None) -> None:
+    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
         """Take a line."""
+
+    def end(self) -> None:
+        """The log is complete."""
 
     @property
     def state(self) -> StartupState:
         """What has been told so far."""
+
+    @property
+    def final_state(self) -> StartupState:
+        """What has been told, once the process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,7 @@ class FollowerSettings:
     turn_seconds: float = 20.0
     interval_seconds: float = 10.0
     step_percent: int = 5
+    retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
 
 
 class Follower:
@@ -99,8 +107,8 @@ class Follower:
 
     @property
     def state(self) -> StartupState | None:
-        """What the log has told, as of the last change that matters; None before anything was read."""
-        if self._published is None:
+        """What the log has told, as of the last change that matters; None where nothing could be read."""
+        if self._published is None or ((self.finished or self._dead) and not self._latest.lines):
             return None
         # whether it is still alive must not be rounded
         return replace(self._published, last_line_at=self._latest.last_line_at, lines=self._latest.lines)
@@ -138,7 +146,8 @@ class Follower:
             self._finish()
 
     def _backoff(self, tries: int) -> float:
-        return RETRY_SECONDS[min(tries, len(RETRY_SECONDS) - 1)] * random.uniform(0.8, 1.2)
+        waits = self._settings.retry_seconds
+        return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)
 
     def _stopping(self) -> bool:
         return self._stop_at is not None and self._clock() >= self._stop_at
@@ -166,13 +175,14 @@ class Follower:
                     if pending.done():
                         piece, pending = pending.result(), None
                         if not piece:
+                            self._lines.check()
                             return
                         await self._take(piece)
                     else:
                         self._catch_up()
                         self._publish()
                         if self._stop_at is not None:
-                            return  # it serves, and has fallen silent
+                            self._stop_at = self._clock()  # it serves, and has fallen silent
                     if self._slots.waiting and self._clock() >= turn_until:
                         return
             finally:
@@ -195,7 +205,7 @@ class Follower:
             self._publish()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
 
-    def _feed(self, line: bytes, moment: object) -> None:
+    def _feed(self, line: bytes, moment: datetime | None) -> None:
         if self._parser is not None:
             self._parser.feed(line, moment)
 
@@ -247,7 +257,10 @@ class Follower:
         rest = self._lines.flush()
         if rest is not None and self._parser is not None:
             self._feed(*rest)
-        if self._parser is not None:
+        if self._parser is not None and self._dead:
+            self._parser.end()
+            self._latest = self._parser.final_state
+        elif self._parser is not None:
             self._latest = self._parser.state
         self._parser = None  # its memory is needed no more
         self.caught_up = self.finished = True

@@ -6,6 +6,7 @@ survive a restart of the operator: logs are read again from their beginning.
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
@@ -23,10 +24,19 @@ Key: TypeAlias = tuple[str, str]
 RunKey: TypeAlias = tuple[str, int]
 
 
+CATCH_UP_SECONDS = 3.0
+"""A log that has not shown what it holds by then is not waited for: it stands in the queue, or its kubelet is silent."""
+
+
 @dataclass(slots=True)
 class _Entry:
     follower: Follower
     task: asyncio.Task[None]
+    since: float
+
+    @property
+    def is_awaited(self) -> bool:
+        return not self.follower.caught_up and time.monotonic() - self.since < CATCH_UP_SECONDS
 
 
 @dataclass(slots=True)
@@ -83,7 +93,7 @@ class Followers:
     def caught_up(self, key: Key) -> bool:
         """Whether every followed log has shown what it holds already; before, a report would go back in time."""
         deployment = self._deployments.get(key)
-        return deployment is None or all(entry.follower.caught_up for entry in deployment.runs.values())
+        return deployment is None or not any(entry.is_awaited for entry in deployment.runs.values())
 
     def forget(self, key: Key) -> None:
         """A VLLMDeployment is gone."""
@@ -116,7 +126,7 @@ class Followers:
             changed=lambda: self._changed(key),
         )
         task = asyncio.create_task(self._guard(follower), name=f"log {run.namespace}/{run.pod} {run.restarts}")
-        deployment.runs[run_key] = _Entry(follower, task)
+        deployment.runs[run_key] = _Entry(follower, task, time.monotonic())
         for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # the present run and the one before tell all
             deployment.runs.pop(old).task.cancel()
 

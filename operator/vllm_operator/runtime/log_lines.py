@@ -71,6 +71,12 @@ class LogLines:
             if not self._skip:
                 yield piece, _time(self._head)
 
+    def check(self) -> None:
+        """The stream has ended. Raises LogUnavailableError if all of it was an apology without a newline."""
+        if self._first and self._tail.startswith(UNAVAILABLE):
+            apology, self._tail = self._tail, b""
+            raise LogUnavailableError(apology[:200].decode("utf-8", "replace"))
+
     def flush(self) -> tuple[bytes, datetime | None] | None:
         """The rest without a newline, when the container has ended; None if there is none."""
         rest, self._tail = self._tail, b""

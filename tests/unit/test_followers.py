@@ -1,0 +1,269 @@
+"""Following logs: how streams end, what is read again, what is worth a look, and who waits for whom."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
+from vllm_operator.cluster.client import POD, Forbidden, Invalid, NotFound, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.runtime.follower import FollowerSettings, is_worth_a_look
+from vllm_operator.runtime.followers import Followers, runs_to_follow
+from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+
+KEY = ("default", "llama")
+FOREVER = 60.0
+
+
+class World:
+    """A fake cluster with followers, and what they have told."""
+
+    def __init__(self, *, streams: int = 10, **settings: Any) -> None:
+        self.cluster = FakeCluster()
+        self.parsers: list[PlainParser] = []
+        self.changes: list[tuple[str, str]] = []
+        self._changed = asyncio.Event()
+        bounds = FollowerSettings(**{"retry_seconds": (0.01,), "interval_seconds": 1000.0, **settings})
+        self.followers = Followers(self.cluster, make_parser=self._make, changed=self._note, streams=streams, settings=bounds)
+
+    def _make(self) -> PlainParser:
+        self.parsers.append(PlainParser())
+        return self.parsers[-1]
+
+    def _note(self, key: tuple[str, str]) -> None:
+        self.changes.append(key)
+        self._changed.set()
+
+    def show(self, manifest: dict[str, Any], *more: dict[str, Any]) -> None:
+        pods = (manifest, *more)
+        for item in pods:
+            self.cluster.put(item)
+        self.followers.sync(KEY, pods)
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                self._changed.clear()
+                try:
+                    async with asyncio.timeout(0.02):
+                        await self._changed.wait()
+                except TimeoutError:
+                    pass
+
+    def texts(self, parser: int = 0) -> list[str]:
+        return self.parsers[parser].texts if len(self.parsers) > parser else []
+
+    def state(self, run: int = 0, name: str = "p") -> StartupState | None:
+        return self.followers.states(KEY).get((f"uid-of-{name}", run))
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    await made.followers.close()
+
+
+@pytest.mark.parametrize(
+    ("manifest", "want"),
+    [
+        (pod(state=CREATING), []),
+        (pod(state=RUNNING), [(0, False)]),
+        (pod(state=TERMINATED), [(0, False)]),
+        (pod(state=RUNNING, restarts=1, last=TERMINATED), [(0, True), (1, False)]),
+        (pod(state=RUNNING, restarts=3, last=TERMINATED), [(2, True), (3, False)]),
+        (pod(state=TERMINATED, restarts=1, last=TERMINATED), [(1, False)]),
+        (pod(state=BACKING_OFF, restarts=2, last=TERMINATED), [(2, False)]),
+        ({"metadata": {"name": "p", "namespace": "default", "uid": "u"}}, []),
+    ],
+)
+def test_which_runs_are_worth_following(manifest: dict[str, Any], want: list[tuple[int, bool]]) -> None:
+    assert [(run.restarts, run.previous) for run in runs_to_follow(manifest)] == want
+
+
+async def test_what_the_log_tells_is_published(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "stage WeightLoad"), FOREVER])
+    world.show(pod(state=RUNNING))
+    assert not world.followers.caught_up(KEY)
+    await world.until(lambda: world.followers.caught_up(KEY))
+    state = world.state()
+    assert state is not None
+    assert (state.stage, state.lines) == (Stage.WEIGHT_LOAD, 1)
+    assert world.changes == [KEY]
+
+
+async def test_a_stream_that_ends_while_the_container_lives_is_resumed_without_loss_or_repetition(world: World) -> None:
+    log = [line(number, f"line {number}") for number in range(1, 8)]
+    world.cluster.script_log("default", "p", log[:3], log[2:3], [Unavailable("reset")], log[2:5], [*log[4:], FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: len(world.texts()) == 7)
+    assert world.texts() == [f"line {number}" for number in range(1, 8)]
+    assert [request.since for request in world.cluster.log_requests] == [
+        None,
+        "2026-11-21T12:00:03Z",
+        "2026-11-21T12:00:03Z",
+        "2026-11-21T12:00:03Z",
+        "2026-11-21T12:00:05Z",
+    ]
+
+
+async def test_the_log_of_a_dead_container_is_read_to_its_end_once_more(world: World) -> None:
+    log = [line(1, "a"), line(2, "b"), line(3, "crash Boom")[:-1]]
+    world.cluster.script_log("default", "p", log[:1], log)
+    world.show(pod(state=RUNNING))
+    world.cluster.put(pod(state=TERMINATED))
+    await world.until(lambda: world.parsers and world.parsers[0].ended)
+    assert world.texts() == ["a", "b", "crash Boom"]
+    assert [request.follow for request in world.cluster.log_requests] == [True, False]
+    state = world.state()
+    assert state is not None
+    assert state.crash is not None
+    assert state.crash.signature == "Boom"
+
+
+async def test_a_container_that_restarted_meanwhile_is_read_as_the_previous_one(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "a")], [line(1, "a"), line(2, "crash Boom")])
+    world.show(pod(state=RUNNING))
+    world.cluster.put(pod(state=RUNNING, restarts=1, last=TERMINATED))
+    await world.until(lambda: world.parsers and world.parsers[0].ended)
+    assert world.texts() == ["a", "crash Boom"]
+    assert [request.previous for request in world.cluster.log_requests] == [False, True]
+
+
+async def test_after_a_restart_of_the_operator_the_crashed_run_and_the_present_one_are_read(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "crash Boom")], [line(5, "stage TorchCompile"), FOREVER])
+    world.show(pod(state=RUNNING, restarts=1, last=TERMINATED))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    before, present = world.state(0), world.state(1)
+    assert before is not None
+    assert before.crash is not None
+    assert present is not None
+    assert present.stage is Stage.TORCH_COMPILE
+
+
+@pytest.mark.parametrize("error", [Invalid("is waiting to start: ContainerCreating"), NotFound("( pods/log p)"), Unavailable("500")])
+async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: Exception) -> None:
+    world.cluster.script_log("default", "p", [error], [error], [line(1, "at last"), FOREVER])  # type: ignore[list-item]
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts() == ["at last"])
+    assert world.followers.caught_up(KEY)
+
+
+async def test_an_apology_of_the_kubelet_is_not_taken_for_the_log(world: World) -> None:
+    world.cluster.script_log("default", "p", *[[b"unable to retrieve container logs for containerd://4f6b"]] * 20)
+    world.show(pod(state=RUNNING, restarts=1, last=TERMINATED), pod("q", state=TERMINATED))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    assert world.state(0) is None
+    assert world.texts() == []
+
+
+async def test_a_missing_permission_stops_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.cluster.fail("stream_log", POD, Forbidden('cannot get resource "pods/log"'), times=1000)
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    assert "pods/log" in caplog.text
+
+
+async def test_a_pod_that_serves_is_not_followed_any_longer(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "stage ServerStart"), 0.05, line(2, "stage Ready"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts())
+    world.show(pod(state=RUNNING, ready=True))
+    await world.until(lambda: world.followers.streams() == (0, 0))
+    state = world.state()
+    assert state is not None
+    assert state.stage is Stage.READY
+    assert len(world.cluster.log_requests) == 1
+
+
+async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts())
+    world.followers.sync(KEY, ())
+    await world.until(lambda: world.followers.streams() == (0, 0))
+    assert world.followers.states(KEY) == {}
+
+
+async def test_more_logs_than_places_take_turns() -> None:
+    world = World(streams=2, turn_seconds=0.05)
+    names = [f"p{number}" for number in range(6)]
+    for name in names:
+        world.cluster.script_log("default", name, *[[line(1, name), FOREVER]] * 50)
+    world.show(*(pod(name, state=RUNNING) for name in names))
+    await world.until(lambda: sum(bool(parser.texts) for parser in world.parsers) == 6)
+    assert world.followers.streams()[0] <= 2
+    assert all(parser.texts == [parser.texts[0]] for parser in world.parsers)
+    await world.followers.close()
+
+
+async def test_a_pod_that_writes_without_end_does_not_delay_the_others(world: World) -> None:
+    flood = b"".join(line(1, f"noise {number} {'x' * 80}") for number in range(500))
+    world.cluster.script_log("default", "loud", [flood] * 2000)
+    world.cluster.script_log("default", "quiet", [line(1, "stage WeightLoad"), 0.3, line(2, "stage TorchCompile"), FOREVER])
+    started = time.monotonic()
+    world.show(pod("loud", state=RUNNING), pod("quiet", state=RUNNING))
+    await world.until(lambda: (state := world.state(name="quiet")) and state.stage is Stage.TORCH_COMPILE)
+    assert time.monotonic() - started < 3
+    assert len(world.cluster.log_requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "want"),
+    [
+        (StartupState(), StartupState(lines=5), False),
+        (StartupState(), StartupState(stage=Stage.WEIGHT_LOAD), True),
+        (StartupState(), StartupState(crash=Crash("A", "b", None, None, "c")), True),
+        (StartupState(progress=Progress(10, 100, "x")), StartupState(progress=Progress(12, 100, "x")), False),
+        (StartupState(progress=Progress(10, 100, "x")), StartupState(progress=Progress(15, 100, "x")), True),
+        (StartupState(progress=Progress(10, 100, "x")), StartupState(progress=Progress(10, 200, "x")), True),
+        (StartupState(), StartupState(progress=Progress(0, 100, "x")), True),
+        (StartupState(progress=Progress(10, 0, "x")), StartupState(progress=Progress(11, 0, "x")), True),
+    ],
+)
+def test_what_is_worth_a_look(old: StartupState, new: StartupState, want: bool) -> None:
+    assert is_worth_a_look(old, new, 5) is want
+
+
+async def test_small_steps_are_told_together(world: World) -> None:
+    steps: list[Any] = [line(1, "stage KernelWarmup"), 0.3]
+    for number in range(100):
+        steps += [line(2 + number // 10, f"progress {number + 1}/1000"), 0.0]
+    world.cluster.script_log("default", "p", [*steps, FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: len(world.texts()) == 101)
+    # the stage, the beginning of the progress, 5 %
+    assert len(world.changes) <= 4
+    state = world.state()
+    assert state is not None
+    assert state.progress is not None
+    assert state.progress.completed >= 50
+    assert state.lines == 101
+
+
+async def test_progress_that_is_too_small_is_told_after_a_while() -> None:
+    world = World(interval_seconds=0.2)
+    world.cluster.script_log("default", "p", [line(1, "progress 1/1000"), 0.3, line(2, "progress 2/1000"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: (state := world.state()) and state.progress and state.progress.completed == 2)
+    await world.followers.close()
+
+
+async def test_a_parser_that_fails_takes_only_its_own_log_with_it(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.cluster.script_log("default", "bad", [line(1, "progress not/numbers"), FOREVER])
+    world.cluster.script_log("default", "good", [line(1, "stage WeightLoad"), FOREVER])
+    world.show(pod("bad", state=RUNNING), pod("good", state=RUNNING))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    assert world.state(name="good") is not None
+    assert "following the log of Pod default/bad failed" in caplog.text
+
+
+async def test_queued_logs_do_not_hold_up_the_report_for_long() -> None:
+    world = World(streams=1, turn_seconds=1000.0)
+    world.cluster.script_log("default", "first", [line(1, "a"), FOREVER])
+    world.show(pod("first", state=RUNNING), pod("second", state=RUNNING))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    await world.followers.close()

@@ -1,0 +1,185 @@
+"""The work queue: client-go's contract, on a clock of the test's own."""
+
+import asyncio
+
+import pytest
+
+from vllm_operator.runtime.queue import QueueClosed, WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def queue(clock: Clock) -> WorkQueue[str]:
+    return WorkQueue(base_seconds=0.25, limit_seconds=15.0, clock=clock, jitter=lambda: 1.0)
+
+
+async def test_a_key_added_many_times_is_handed_out_once(queue: WorkQueue[str]) -> None:
+    for _ in range(100):
+        queue.add("a")
+    assert len(queue) == 1
+    assert await queue.get() == "a"
+    assert len(queue) == 0
+
+
+async def test_keys_come_in_the_order_in_which_they_were_added(queue: WorkQueue[str]) -> None:
+    for key in "abcab":
+        queue.add(key)
+    assert [await queue.get() for _ in range(3)] == ["a", "b", "c"]
+
+
+async def test_a_key_that_is_added_while_it_is_processed_comes_back_after_done_and_not_before(queue: WorkQueue[str]) -> None:
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.add("b")
+    assert await queue.get() == "b"
+    second = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    assert not second.done()
+    queue.done("a")
+    assert await second == "a"
+
+
+async def test_no_two_workers_hold_the_same_key(queue: WorkQueue[str]) -> None:
+    held: set[str] = set()
+    handled: list[str] = []
+
+    async def work() -> None:
+        while True:
+            try:
+                key = await queue.get()
+            except QueueClosed:
+                return
+            assert key not in held
+            held.add(key)
+            await asyncio.sleep(0)
+            if len(handled) < 200:
+                queue.add(key)
+                queue.add(f"{len(handled) % 5}")
+            handled.append(key)
+            held.remove(key)
+            queue.done(key)
+            if not len(queue):
+                queue.close()
+
+    queue.add("0")
+    await asyncio.gather(*(work() for _ in range(4)))
+    assert len(handled) >= 200
+
+
+async def test_a_delayed_key_comes_when_it_is_due(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add_after("b", 5)
+    queue.add("c")
+    assert await queue.get() == "c"
+    assert (len(queue), queue.delayed()) == (0, 2)
+    clock.now += 6
+    assert await queue.get() == "b"
+    clock.now += 5
+    assert await queue.get() == "a"
+
+
+async def test_of_several_delays_the_earliest_counts(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add_after("a", 2)
+    queue.add_after("a", 20)
+    clock.now += 3
+    assert await queue.get() == "a"
+    queue.done("a")
+    clock.now += 60
+    queue.add("end")
+    assert await queue.get() == "end"
+    assert queue.delayed() == 0
+
+
+async def test_a_key_that_is_added_need_not_be_waited_for(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add_after("a", 10)
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.done("a")
+    clock.now += 11
+    queue.add("end")
+    assert await queue.get() == "end"
+
+
+async def test_waits_double_with_each_failure_up_to_the_limit(queue: WorkQueue[str], clock: Clock) -> None:
+    waits = []
+    for _ in range(9):
+        waits.append(queue.add_rate_limited("a"))
+        clock.now += 100
+        assert await queue.get() == "a"
+        queue.done("a")
+    assert waits == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0]
+
+
+async def test_a_success_makes_the_next_failure_the_first_again(queue: WorkQueue[str]) -> None:
+    queue.add_rate_limited("a")
+    queue.add_rate_limited("a")
+    assert queue.failures("a") == 2
+    queue.forget("a")
+    assert queue.add_rate_limited("a") == 0.25
+
+
+async def test_a_failure_may_ask_for_a_longer_or_shorter_wait(queue: WorkQueue[str]) -> None:
+    assert queue.add_rate_limited("a", at_least=5.0) == 5.0
+    for _ in range(20):
+        queue.add_rate_limited("b")
+    assert queue.add_rate_limited("b", at_most=3.0) == 3.0
+
+
+async def test_waits_differ_by_chance(clock: Clock) -> None:
+    queue: WorkQueue[int] = WorkQueue(base_seconds=1.0, clock=clock)
+    waits = {queue.add_rate_limited(key) for key in range(50)}
+    assert len(waits) > 10
+    assert all(0.8 <= wait <= 1.2 for wait in waits)
+
+
+async def test_a_key_that_failed_a_thousand_times_still_has_a_finite_wait(queue: WorkQueue[str]) -> None:
+    assert [queue.add_rate_limited("a") for _ in range(1200)][-1] == 15.0
+
+
+async def test_a_waiting_worker_is_woken_by_a_key_and_by_the_end() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add("a")
+    assert await waiting == "a"
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.close()
+    with pytest.raises(QueueClosed):
+        await waiting
+
+
+async def test_a_delay_in_real_time_wakes_a_waiting_worker() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add_after("a", 0.01)
+    assert await asyncio.wait_for(waiting, 5) == "a"
+
+
+async def test_the_age_of_the_queue_is_that_of_its_oldest_key(queue: WorkQueue[str], clock: Clock) -> None:
+    assert queue.oldest_seconds() == 0.0
+    queue.add("a")
+    clock.now += 3
+    queue.add("b")
+    clock.now += 1
+    assert queue.oldest_seconds() == 4.0
+    await queue.get()
+    clock.now += 2
+    assert (queue.oldest_seconds(), queue.longest_processing_seconds()) == (3.0, 2.0)
+    queue.done("a")
+    assert queue.longest_processing_seconds() == 0.0
