@@ -1,0 +1,109 @@
+"""Plans of whole situations: a VLLMDeployment and nodes in, the plan with its reasons and the manifests out.
+
+Each folder of `cases` is one situation. What is the same everywhere (the variables of the caches and of the log, the
+parts of the cache key) is left out of the recordings; it is tested where it is made.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.gpus import inventory_of, real_node
+from support.plans import known
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.validation import violations
+from vllm_operator.cli.plan import conditions_of
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.planner import plan
+from vllm_operator.rendering.container import LOG_ENVIRONMENT
+from vllm_operator.rendering.manifests import render
+
+CASES = sorted(folder for folder in (Path(__file__).parent / "cases").iterdir() if folder.is_dir())
+
+
+def read_nodes(folder: Path) -> list[dict[str, Any]]:
+    """Nodes in the short form of the cases: the machine, how many of it, and what differs."""
+    nodes = []
+    for entry in yaml.safe_load((folder / "nodes.yaml").read_text("utf-8")):
+        changes = dict(entry)
+        machine, count = changes.pop("machine"), changes.pop("count", 1)
+        nodes += [real_node(machine, f"{machine}-{number}", **changes) for number in range(count)]
+    return nodes
+
+
+def read_resource(folder: Path) -> VLLMDeployment:
+    manifest = yaml.safe_load((folder / "resource.yaml").read_text("utf-8"))
+    assert violations(manifest) == []
+    return VLLMDeployment.parse(manifest)
+
+
+@cache
+def outcome_of(folder: Path) -> Outcome:
+    return plan(read_resource(folder), inventory_of(*read_nodes(folder)), known())
+
+
+def common_variables() -> set[str]:
+    caches = known().caches
+    table = (variable.name for entry in (*caches.compiled, caches.weights) for variable in entry.variables)
+    return {*table, *(variable.name for variable in LOG_ENVIRONMENT)}
+
+
+def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
+    content = outcome.plan.to_json() if outcome.plan else {}
+    for name in ("catalogVersion", "cacheKeyParts", "observedGeneration"):
+        content.pop(name, None)
+    if content:
+        content["env"] = [variable for variable in content["env"] if variable["name"] not in common_variables()]
+    conditions = {c["type"]: f"{c['status']} {c['reason']}: {c['message']}" for c in conditions_of(outcome)}
+    return {"conditions": conditions, "plan": content or None}
+
+
+def recording_of_manifests(resource: VLLMDeployment, outcome: Outcome) -> list[dict[str, Any]]:
+    assert outcome.plan is not None
+    manifests = render(resource, outcome.plan)
+    for manifest in manifests:
+        for container in manifest["spec"].get("template", {}).get("spec", {}).get("containers", ()):
+            container["env"] = [variable for variable in container["env"] if variable["name"] not in common_variables()]
+    return manifests
+
+
+def write(content: Any) -> str:
+    return yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True)
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_the_plan_is_as_recorded(folder: Path, golden: Callable[[Path, str], None]) -> None:
+    golden(folder / "plan.yaml", write(recording_of_plan(outcome_of(folder))))
+
+
+PLANNED = [folder for folder in CASES if outcome_of(folder).plan is not None]
+
+
+@pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
+def test_the_manifests_are_as_recorded(folder: Path, golden: Callable[[Path, str], None]) -> None:
+    manifests = recording_of_manifests(read_resource(folder), outcome_of(folder))
+    golden(folder / "manifests.yaml", "---\n".join(map(write, manifests)))
+
+
+@pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
+def test_nothing_is_emitted_that_the_version_does_not_know(folder: Path) -> None:
+    made = outcome_of(folder).plan
+    assert made is not None
+    assert made.engine_version is not None
+    table = known().versions.resolve(made.engine_version).table
+    assert table is not None
+    assert [argument.name for argument in made.args if not table.knows_flag(argument.name)] == []
+    assert [v.name for v in made.env if v.name.startswith("VLLM_") and not table.knows_variable(v.name)] == []
+
+
+@pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
+def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) -> None:
+    nodes = list(reversed(read_nodes(folder)))
+    for node in nodes:
+        node["metadata"]["labels"] = dict(reversed(node["metadata"]["labels"].items()))
+    again = plan(read_resource(folder), inventory_of(*nodes), known())
+    assert again == outcome_of(folder)
