@@ -1,12 +1,14 @@
 """Run the demo: `make demo`, or `make demo-keep` to leave it running."""
 
 import argparse
+import io
+import re
 import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
@@ -21,13 +23,14 @@ LOOK_EVERY = 0.1
 APPLY_EVERY = 2.5
 """Seconds between two situations, so that a person can read each one as it comes."""
 SETTLED_WITHIN = 120.0
+PICTURE_WIDTH = 130
 KEPT = ROOT / "build" / "demo"
 
 
 class Show:
     """Applies the situations and shows what becomes of them."""
 
-    def __init__(self, cluster: Cluster, console: Console, *, speed: float) -> None:
+    def __init__(self, cluster: Cluster, console: Console, *, speed: float, picture: Console | None) -> None:
         self._cluster = cluster
         self._console = console
         self._speed = speed
@@ -35,6 +38,7 @@ class Show:
         self._lines = Lines(console)
         self._waiting = list(SITUATIONS)
         self._applied_last = -APPLY_EVERY
+        self._picture = picture
         self.histories: dict[str, History] = {}
 
     def run(self) -> None:
@@ -48,17 +52,21 @@ class Show:
             while self._waiting or not all(history.settled_at for history in self.histories.values()):
                 self._apply_next()
                 self._look()
+                self._take_picture()
                 if isinstance(live, Live):
                     live.update(self.table(), refresh=True)
                 else:
-                    self._lines.show(list(self.histories.values()), now=self._now)
+                    self._lines.show(self._in_order(), now=self._now)
                 self._check_operator()
                 time.sleep(LOOK_EVERY)
 
-    def table(self) -> object:
+    def table(self) -> RenderableType:
         """The table at this moment."""
-        title = f"4 situations on {NAMESPACE}, recorded starts at {self._speed:.0f} times their speed, {self._now:.0f} s"
-        return draw(list(self.histories.values()), now=self._now, speed=self._speed, title=title)
+        title = f"{self._now:.0f} s, recorded starts are replayed {self._speed:.0f} times as fast"
+        return draw(self._in_order(), now=self._now, speed=self._speed, title=title)
+
+    def _in_order(self) -> list[History]:
+        return [self.histories[situation.name] for situation in SITUATIONS if situation.name in self.histories]
 
     @property
     def _now(self) -> float:
@@ -71,7 +79,9 @@ class Show:
             return
         self._waiting.remove(situation)
         self._applied_last = self._now
-        self._console.print(f"\n# {situation.title}\n$ kubectl apply -f {situation.manifest.relative_to(ROOT)}", style="bold", highlight=False)
+        self._console.print(
+            f"\n# {situation.title}\n$ kubectl apply -f {situation.manifest.relative_to(ROOT)}", style="bold", highlight=False
+        )
         self._cluster.kubectl("apply", "-f", str(situation.manifest))
         self.histories[situation.name] = History(situation.name)
 
@@ -84,6 +94,13 @@ class Show:
     def _look(self) -> None:
         for resource in self._cluster.resources():
             self.histories[resource["metadata"]["name"]].update(resource, self._now)
+
+    def _take_picture(self) -> None:
+        """Keep one moment for the README: two of the four are done, and the first one compiles."""
+        compiled, total = (self.histories["deepseek"].progress.get("KernelWarmup") or [(0, 1)])[-1]
+        if self._picture is not None and compiled / total > 0.6:
+            self._picture.print(self.table())
+            self._picture = None
 
     def _check_operator(self) -> None:
         words = self._cluster.operator_words()
@@ -99,6 +116,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
+    parser.add_argument("--picture", type=Path, help="write an SVG of what is shown")
     parser.add_argument("--speed", type=float, default=SPEED, help="how much faster than recorded (20)")
     arguments = parser.parse_args()
     console = Console()
@@ -107,7 +125,7 @@ def main() -> int:
         console.print(f"ended: {', '.join(stopped)}" if stopped else "nothing was running")
         return 0
     try:
-        return show(console, keep=arguments.keep, speed=arguments.speed)
+        return show(console, keep=arguments.keep, speed=arguments.speed, picture=arguments.picture)
     except (DemoError, ControlPlaneError) as error:
         console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
         return 1
@@ -115,7 +133,7 @@ def main() -> int:
         return 130
 
 
-def show(console: Console, *, keep: bool, speed: float) -> int:
+def show(console: Console, *, keep: bool, speed: float, picture: Path | None) -> int:
     """Run the demo on a new cluster."""
     began = time.monotonic()
     if keep and ProcessGroup(KEPT).leftovers():
@@ -123,8 +141,13 @@ def show(console: Console, *, keep: bool, speed: float) -> int:
         raise DemoError("it runs already, see above")
     with Cluster(KEPT if keep else None, keep=keep, speed=speed) as cluster:
         cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False, soft_wrap=True))
-        performance = Show(cluster, console, speed=speed)
+        canvas = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO()) if picture else None
+        performance = Show(cluster, console, speed=speed, picture=canvas)
         performance.run()
+        if picture and canvas:
+            canvas.print(performance.table())
+            # the picture brings no fonts from elsewhere
+            picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", canvas.export_svg(title="make demo"), flags=re.DOTALL))
         report(console, cluster)
         complaints = failures(performance.histories)
         for complaint in complaints:

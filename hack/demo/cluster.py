@@ -12,6 +12,7 @@ from typing import Any, Self
 from testenv.api import ApiClient
 from testenv.binaries import ensure_binaries
 from testenv.environment import Environment
+from testenv.nodes import gpu_node
 
 NAMESPACE = "demo"
 NODES = ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-single", "gb10")
@@ -23,6 +24,15 @@ CRD_READY_WITHIN = 15.0
 
 class DemoError(Exception):
     """The demo cannot go on; the message says why."""
+
+
+def gpu_nodes() -> list[dict[str, Any]]:
+    """The nodes, all with the driver of the H200 one: some of the recorded labels are of drivers too old for vLLM 0.20.1."""
+    nodes = [gpu_node(kind) for kind in NODES]
+    driver = {label: value for label, value in gpu_node("h200")["metadata"]["labels"].items() if label.startswith("nvidia.com/cuda.")}
+    for node in nodes:
+        node["metadata"]["labels"] |= driver
+    return nodes
 
 
 class Cluster:
@@ -51,7 +61,7 @@ class Cluster:
         """Bring up the nodes, the CRD and the operator."""
         say(f"control plane {self.client.request('GET', '/version')['gitVersion']} is up")
         self._kubectl = str(ensure_binaries(["kubectl"])["kubectl"])
-        names = self.environment.add_nodes(*NODES)
+        names = self.environment.create_nodes(gpu_nodes())
         say(f"{len(names)} GPU nodes are ready: {', '.join(names)}")
         self.kubectl("apply", "-f", str(ROOT / "crds"), "-f", str(MANIFESTS / "namespace.yaml"))
         self._await_crd()

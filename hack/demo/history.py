@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+BEFORE_THE_ENGINE = ("Scheduling", "ImagePull")
+
 
 @dataclass
 class History:
@@ -15,6 +17,7 @@ class History:
     name: str
     resource: Mapping[str, Any] = field(default_factory=dict)
     applied_at: float | None = None
+    started_at: float | None = None
     settled_at: float | None = None
     stages: list[str] = field(default_factory=list)
     progress: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
@@ -28,6 +31,8 @@ class History:
         stage = startup.get("stage")
         if stage and (not self.stages or self.stages[-1] != stage):
             self.stages.append(stage)
+        if self.started_at is None and stage and stage not in BEFORE_THE_ENGINE:
+            self.started_at = now
         if stage and startup.get("total"):
             steps = self.progress.setdefault(stage, [])
             step = (startup.get("completed", 0), startup["total"])
@@ -61,6 +66,11 @@ class History:
 
     def elapsed(self, now: float) -> float:
         """Seconds since it was applied, until it settled."""
-        if self.applied_at is None:
-            return 0.0
-        return (now if self.settled_at is None else self.settled_at) - self.applied_at
+        return self._until(now) - (now if self.applied_at is None else self.applied_at)
+
+    def replayed(self, now: float, speed: float) -> float | None:
+        """Seconds that the recorded engine took so far; None if no engine was started."""
+        return None if self.started_at is None else (self._until(now) - self.started_at) * speed
+
+    def _until(self, now: float) -> float:
+        return now if self.settled_at is None else self.settled_at

@@ -6,24 +6,25 @@ start of a small model and warm ones from then on.
 """
 
 import argparse
+import asyncio
 import sys
-import threading
-import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from demo.recording import TimedLine, read_recording
 from demo.situations import RECORDINGS, SITUATIONS
 from testenv.api import ApiClient, ApiError
 from testenv.cri import LogWriter
+from testenv.replay import Replay, read_recording
 from testenv.stages import ANNOTATION_PREFIX
 
 INSTANCE = "app.kubernetes.io/instance"
 LOOK_EVERY = 0.1
+BEFORE_FIRST_LINE = 10.0
+"""Seconds in which an engine imports its modules and prints nothing: of the 458.8 s from the start of the process to its
+first answer, the log covers 448."""
 AFTER_LAST_WORDS = 0.8
 """Seconds between the last line of a crashing run and its end: who follows the log reads it before the run is over."""
 
@@ -62,63 +63,55 @@ class Player:
         self._speed = speed
         self._roles = Roles()
         self._cast: dict[str, Role] = {}
-        self._played: set[tuple[str, int]] = set()
+        self._runs: dict[tuple[str, int], asyncio.Task[None]] = {}
 
-    def play(self) -> None:
+    async def play(self) -> None:
         """Run until the process is ended."""
         while True:
             try:
-                for pod in self._client.request("GET", self._pods)["items"]:
-                    self._look_at(pod)
+                for pod in (await self._request("GET", self._pods))["items"]:
+                    await self._look_at(pod)
             except (ApiError, OSError) as error:
                 print(f"the API server does not answer: {error}", file=sys.stderr, flush=True)
-            time.sleep(LOOK_EVERY)
+            await asyncio.sleep(LOOK_EVERY)
 
-    def _look_at(self, pod: dict[str, Any]) -> None:
+    async def _look_at(self, pod: dict[str, Any]) -> None:
         instance = pod["metadata"].get("labels", {}).get(INSTANCE)
         if not instance:
             return
         uid = pod["metadata"]["uid"]
         if uid not in self._cast:
             self._cast[uid] = self._roles.of(instance)
-            self._prepare(pod, self._cast[uid])
+            await self._prepare(pod, self._cast[uid])
         for container in pod["status"].get("containerStatuses", [])[:1]:
             run = (uid, container["restartCount"])
-            if "running" in container["state"] and run not in self._played:
-                self._played.add(run)
-                play = threading.Thread(target=self._play_run, args=(pod, container, self._cast[uid]), daemon=True)
-                play.start()
+            if "running" in container["state"] and run not in self._runs:
+                self._runs[run] = asyncio.create_task(self._play_run(pod, container, self._cast[uid]))
 
-    def _prepare(self, pod: dict[str, Any], role: Role) -> None:
+    async def _prepare(self, pod: dict[str, Any], role: Role) -> None:
         if role.crashes:
-            lasts = read_recording(role.recording)[-1].seconds / self._speed + AFTER_LAST_WORDS
-            self._annotate(pod, {"path": "crash", "crash-after": f"{lasts:.1f}"})
+            lasts = (BEFORE_FIRST_LINE + read_recording(role.recording)[-1].seconds) / self._speed
+            await self._annotate(pod, {"path": "crash", "crash-after": f"{lasts + AFTER_LAST_WORDS:.1f}"})
 
-    def _play_run(self, pod: dict[str, Any], container: dict[str, Any], role: Role) -> None:
+    async def _play_run(self, pod: dict[str, Any], container: dict[str, Any], role: Role) -> None:
         metadata = pod["metadata"]
         folder = self._log_root / metadata["namespace"] / metadata["name"] / container["name"]
         writer = LogWriter(folder / f"{container['restartCount']}.log")
-        for text in paced(read_recording(role.recording), self._speed):
-            writer.write(text)
-        if role.crashes:
-            writer.exit()
-        else:
-            self._annotate(pod, {"load": "0"})
+        await asyncio.sleep(BEFORE_FIRST_LINE / self._speed)
+        await Replay(read_recording(role.recording), writer, speed=self._speed).play(exits=role.crashes)
+        if not role.crashes:
+            await self._annotate(pod, {"load": "0"})
 
-    def _annotate(self, pod: dict[str, Any], annotations: dict[str, str]) -> None:
+    async def _annotate(self, pod: dict[str, Any], annotations: dict[str, str]) -> None:
         patch = {"metadata": {"annotations": {ANNOTATION_PREFIX + name: value for name, value in annotations.items()}}}
+        path = f"{self._pods}/{pod['metadata']['name']}"
         try:
-            self._client.request("PATCH", f"{self._pods}/{pod['metadata']['name']}", patch, content_type="application/merge-patch+json")
+            await self._request("PATCH", path, patch, content_type="application/merge-patch+json")
         except ApiError as error:
             print(f"{pod['metadata']['name']}: {error}", file=sys.stderr, flush=True)  # it was deleted meanwhile
 
-
-def paced(lines: list[TimedLine], speed: float) -> Iterator[bytes]:
-    """Yield each line when it is due."""
-    began = time.monotonic()
-    for line in lines:
-        time.sleep(max(0.0, began + line.seconds / speed - time.monotonic()))
-        yield line.text
+    async def _request(self, *arguments: Any, **options: Any) -> Any:
+        return await asyncio.to_thread(self._client.request, *arguments, **options)
 
 
 def client_of(kubeconfig: Path) -> ApiClient:
@@ -136,7 +129,8 @@ def main() -> int:
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--speed", type=float, required=True)
     arguments = parser.parse_args()
-    Player(client_of(arguments.kubeconfig), arguments.log_root, namespace=arguments.namespace, speed=arguments.speed).play()
+    player = Player(client_of(arguments.kubeconfig), arguments.log_root, namespace=arguments.namespace, speed=arguments.speed)
+    asyncio.run(player.play())
     return 0
 
 

@@ -31,7 +31,7 @@ def draw(histories: Sequence[History], *, now: float, speed: float, title: str) 
     table.add_column("VLLMDeployment", ratio=3)
     table.add_column("GPU and backends", ratio=4)
     table.add_column("Start", ratio=5)
-    table.add_column("Time", ratio=2, justify="right")
+    table.add_column("Time", ratio=2, min_width=10, justify="right")
     table.add_column("Ready", ratio=3)
     for history in histories:
         table.add_row(_model(history), _plan(history), _start(history), _time(history, now, speed), _ready(history))
@@ -72,9 +72,11 @@ def _start(history: History) -> RenderableType:
 
 
 def _time(history: History, now: float, speed: float) -> RenderableType:
-    seconds = history.elapsed(now)
-    real = Text(f"{clock(seconds * speed)} real", style="dim") if history.stages else Text("")
-    return Group(Text(clock(seconds)), real)
+    lines = [Text(clock(history.elapsed(now)))]
+    replayed = history.replayed(now, speed)
+    if replayed is not None:
+        lines.append(Text(f"{clock(replayed)} real", style="dim"))
+    return Group(*lines)
 
 
 def _ready(history: History) -> RenderableType:
@@ -109,17 +111,18 @@ class Lines:
     def show(self, histories: Sequence[History], *, now: float) -> None:
         """Print what is new."""
         for history in histories:
-            line = self._describe(history)
-            if line and self._said.get(history.name) != line:
-                self._said[history.name] = line
+            topic, line = self._describe(history)
+            if topic and self._said.get(history.name) != topic:
+                self._said[history.name] = topic
                 self._console.print(f"{now:6.1f} s  {history.name:<15} {line}", markup=False, highlight=False, soft_wrap=True)
 
-    def _describe(self, history: History) -> str:
+    def _describe(self, history: History) -> tuple[str, str]:
+        """What the line is about (said once), and the line."""
         ready = history.condition("Ready")
         if history.is_settled and ready:
-            return f"{ready['reason']}: {ready['message']}"
+            return ready["reason"], f"{ready['reason']}: {ready['message']}"
         startup = history.status.get("startup") or {}
         if not startup.get("stage"):
-            return ready["reason"] if ready else ""
+            return (ready["reason"],) * 2 if ready else ("", "")
         total, completed = startup.get("total"), startup.get("completed", 0)
-        return f"{startup['stage']} {10 * (10 * completed // total)} % of {total}" if total else str(startup["stage"])
+        return (f"{startup['stage']} {10 * (10 * completed // total)} % of {total}" if total else str(startup["stage"]),) * 2
