@@ -31,7 +31,7 @@ def draw(histories: Sequence[History], *, now: float, speed: float, title: str) 
     table.add_column("VLLMDeployment", ratio=3)
     table.add_column("GPU and backends", ratio=4)
     table.add_column("Start", ratio=5)
-    table.add_column("Time", ratio=2, min_width=10, justify="right")
+    table.add_column("Time", no_wrap=True, justify="right")
     table.add_column("Ready", ratio=3)
     for history in histories:
         table.add_row(_model(history), _plan(history), _start(history), _time(history, now, speed), _ready(history))
