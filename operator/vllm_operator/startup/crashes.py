@@ -15,12 +15,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_operator.catalog.signatures import Severity, Signature
-from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.startup.framing import ERROR, WARNING
+from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.framing import WARNING
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import Part, Traceback, Tracebacks
+from vllm_operator.startup.tracebacks import Part, Tracebacks
 from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
@@ -44,9 +44,9 @@ class Evidence:
     """
 
     signature: Signature | None
-    line: str
+    text: str
     number: int
-    excerpt: str
+    frames: tuple[str, ...] = ()
     captures: tuple[tuple[str, str], ...] = ()
     weak: bool = False
     provisional: bool = False
@@ -62,17 +62,33 @@ class Evidence:
         return (not self.weak, not self.provisional, len(self.captures))
 
 
+class FailureTexts:
+    """The texts of the catalog that say that a process has failed, and that an exception is an echo."""
+
+    def __init__(self, stages: Stages) -> None:
+        """Prepare them for searching."""
+        self._failures = {failure.text: failure for failure in stages.failures}
+        self._failure = re.compile("|".join(re.escape(text) for text in self._failures) or "(?!)")
+        self._echo = re.compile("|".join(re.escape(text) for text in stages.echoes) or "(?!)")
+
+    def find(self, text: str) -> Failure | None:
+        """What the text says of a failure, if it does."""
+        found = self._failure.search(text)
+        return self._failures[found[0]] if found is not None else None
+
+    def is_echo(self, text: str) -> bool:
+        """Whether an exception only reports what failed elsewhere."""
+        return self._echo.search(text) is not None
+
+
 class CrashTracker:
     """Collects evidence and decides which crash it is, if it is one."""
 
-    def __init__(self, knowledge: StartupKnowledge, index: SignatureIndex) -> None:
+    def __init__(self, index: SignatureIndex, failures: FailureTexts) -> None:
         """Begin with no evidence."""
-        stages = knowledge.stages
         self._index = index
-        self._failures = {failure.text: failure for failure in stages.failures}
-        self._failure = re.compile("|".join(re.escape(text) for text in self._failures)) if self._failures else None
-        self._echo = re.compile("|".join(re.escape(text) for text in stages.echoes)) if stages.echoes else None
-        self._tracebacks = Tracebacks()
+        self._failures = failures
+        self.tracebacks = Tracebacks()
         self.notices: dict[str, Evidence] = {}
         self._ready = False
         self._stopping = False
@@ -96,7 +112,7 @@ class CrashTracker:
         if ready:
             self._ready = True
             self._reset()
-            self._tracebacks.forget()
+            self.tracebacks.forget()
         elif not self._failed:
             self._reset()
 
@@ -113,33 +129,31 @@ class CrashTracker:
         """A log record that is no error."""
         for match in self._index.find(text):
             if match.signature.severity is not Severity.FATAL:
-                self.notices.setdefault(match.signature.id, self._seen(match.signature, text, number, None, match.captures))
+                self.notices.setdefault(match.signature.id, self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
-                self._collect(self._seen(match.signature, text, number, None, match.captures, weak=True))
+                self._collect(self._seen(None, match.signature, text, number, match.captures, weak=True))
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
-        """A line of an error record, or raw output."""
-        part = self._tracebacks.take(process, text, raw=level is None)
-        if part is Part.FRAME or part is Part.START or self._stopping:
+        """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
+        part = self.tracebacks.take(process, text, raw=level is None)
+        if part is Part.FRAME or self._stopping:
             return
-        if part is Part.CODE and not text.lstrip().startswith(("raise ", "assert ")):
-            return
-        traceback = self._tracebacks.of(process)
-        if traceback is not None and traceback.harmless and part is not Part.OTHER:
+        traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
+        if traceback is not None and traceback.harmless:
             return
         if level is None and any(word in text for word in _BULK):
             return
         self._look_for_failure(text, number)
-        matched = self._match(text, number, traceback, part)
-        if part is Part.EXCEPTION or (level == ERROR and part is Part.OTHER and _PYDANTIC.match(text)) or _PYDANTIC.match(text):
-            self._exception(text, number, traceback, known=matched)
+        known = self._match(process, text, number, provisional=part is Part.CODE)
+        if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
+            known = self._match_assertion(process, number)
+        if part is Part.EXCEPTION or _PYDANTIC.match(text):
+            self._exception(process, text, number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
     def _look_for_failure(self, text: str, number: int) -> None:
-        found = self._failure.search(text) if self._failure else None
-        if found is not None:
-            failure = self._failures[found[0]]
-            if failure.serving or not self._ready:
-                self._fail(number, death=failure.death)
+        failure = self._failures.find(text)
+        if failure is not None and (failure.serving or not self._ready):
+            self._fail(number, death=failure.death)
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._failed:
@@ -149,21 +163,23 @@ class CrashTracker:
         elif not death:
             self._only_death = False
 
-    def _match(self, text: str, number: int, traceback: Traceback | None, part: Part) -> bool:
-        frames = traceback.frames if traceback is not None else ()
+    def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
         known = False
-        for match in self._index.find(text, (*frames, text)):
-            evidence = self._seen(match.signature, text, number, traceback, match.captures, weak=match.weak, provisional=part is Part.CODE)
-            if match.signature.severity is Severity.FATAL:
+        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text)):
+            signature = match.signature
+            evidence = self._seen(process, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
+            if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
                 self._collect(evidence)
-                known = known or not match.signature.is_echo
-            elif match.signature.id == _TERMINATED:
-                self._collect(evidence)
+                known = known or not (signature.is_echo or provisional)
             else:
-                self.notices.setdefault(match.signature.id, evidence)
-        return known and part is not Part.CODE
+                self.notices.setdefault(signature.id, evidence)
+        return known
 
-    def _exception(self, text: str, number: int, traceback: Traceback | None, *, known: bool) -> None:
+    def _match_assertion(self, process: str, number: int) -> bool:
+        frames = self.tracebacks.frames(process)
+        return bool(frames) and self._match(process, frames[-1].strip(), number)
+
+    def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
         if text.startswith("KeyboardInterrupt"):
             if self._ready:
                 self.stopping(number)
@@ -171,12 +187,12 @@ class CrashTracker:
         if text.startswith(("SystemExit", "asyncio.exceptions.CancelledError")):
             return
         if not known:
-            evidence = self._seen(None, text, number, traceback, ())
-            if self._echo is not None and self._echo.search(text):
+            evidence = self._seen(process, None, text, number, ())
+            if self._failures.is_echo(text):
                 self._echoed = self._echoed or evidence
             else:
                 self._unknown = self._unknown or evidence
-        if traceback is not None and traceback.uncaught and not self._ready:
+        if uncaught and not self._ready:
             self._fail(number)
 
     def _collect(self, evidence: Evidence) -> None:
@@ -213,44 +229,45 @@ class CrashTracker:
 
     def _seen(
         self,
+        process: str | None,
         signature: Signature | None,
         text: str,
         number: int,
-        traceback: Traceback | None,
         captures: tuple[tuple[str, str], ...],
         *,
         weak: bool = False,
         provisional: bool = False,
     ) -> Evidence:
-        line = present(text.strip(), LINE_LIMIT)
-        frames = traceback.frames[-EXCERPT_FRAMES:] if traceback is not None else []
-        excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in frames), line))
-        bounded = tuple((name, present(value, LINE_LIMIT)) for name, value in captures)
-        return Evidence(signature, line, number, excerpt[-EXCERPT_LIMIT:], bounded, weak, provisional)
+        frames = self.tracebacks.frames(process)[-EXCERPT_FRAMES:] if process is not None else ()
+        bounded = tuple((name, value[:LINE_LIMIT]) for name, value in captures)
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, frames, bounded, weak, provisional)
 
 
 def to_crash(evidence: Evidence) -> Crash:
-    """Put evidence into words."""
+    """Put evidence into words, fit to be shown."""
     signature = evidence.signature
+    line = present(evidence.text.strip(), LINE_LIMIT)
+    excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
     if signature is None:
         return Crash(
             signature=UNKNOWN,
-            cause=f"The engine failed with an error that is not known by name: {evidence.line}",
+            cause=f"The engine failed with an error that is not known by name: {line}",
             remedy="Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues.",
             reference=None,
-            line=evidence.line,
+            line=line,
             line_number=evidence.number,
-            excerpt=evidence.excerpt,
+            excerpt=excerpt,
         )
+    captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
     return Crash(
         signature=signature.id,
-        cause=render(signature.cause, evidence.captures),
-        remedy=render(signature.remedy, evidence.captures),
+        cause=render(signature.cause, captures),
+        remedy=render(signature.remedy, captures),
         reference=signature.reference,
-        line=evidence.line,
+        line=line,
         line_number=evidence.number,
-        excerpt=evidence.excerpt,
-        captures=evidence.captures,
+        excerpt=excerpt,
+        captures=captures,
         retryable=signature.retryable,
         auto_safe=signature.auto_safe,
     )

@@ -43,8 +43,21 @@ _WRAPPED = re.compile(
     r"|> "
     r")"
 )
+_UNREMARKABLE = re.compile(
+    r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}\] )?"
+    r"(?:(  File \")|( {4,}[~^][~^ ]*$)|    (?=\S)(?!raise |assert )())"
+)
+"""Lines of tracebacks: a frame (1), a marker under a source line (2), a source line if it follows a frame (3)."""
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
+_INSIDE = re.compile(
+    r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}:\d{1,6}\] "
+)
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f]")
+
+
+FRAME, MARKER, SOURCE = 1, 2, 3
+part_of_traceback = _UNREMARKABLE.match
+"""Match a line that is only a part of a traceback; `lastindex` says which. Misses those with wrappings."""
 
 
 def quick(raw: str) -> tuple[str, int | None, str | None, str] | None:
@@ -69,6 +82,20 @@ def quick(raw: str) -> tuple[str, int | None, str | None, str] | None:
     if first.isalpha() and _WRAPPED.match(raw) is None:
         return "", None, None, raw
     return None
+
+
+def plain(raw: str) -> tuple[str, str]:
+    """Process and text of a line, for a second look at it: JSON and parts of lines are left as they are."""
+    for _ in range(_WRAPPINGS):
+        framed = quick(raw)
+        if framed is not None:
+            return framed[0], framed[3]
+        wrapped = _WRAPPED.match(raw)
+        if wrapped is None:
+            break
+        raw = raw[wrapped.end() :]
+    found = _VLLM.match(raw)
+    return (found["process"] or "", raw[found.end() :]) if found is not None else ("", raw)
 
 
 @dataclass(slots=True)
@@ -140,6 +167,10 @@ class LineReader:
                     return
             wrapped = _WRAPPED.match(raw)
             if wrapped is None:
+                inside = _INSIDE.search(raw, 1, 300)
+                if inside is not None:
+                    raw = raw[inside.start() :]
+                    break
                 found = _VLLM.match(raw)
                 assert found is not None  # every part of it is optional
                 if not found.end() or found.end() == len(raw):

@@ -6,7 +6,7 @@ are first needed, which keeps the command line quick.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,7 +22,6 @@ class Match:
     signature: Signature
     captures: tuple[tuple[str, str], ...]
     weak: bool
-    needs_context: bool
 
 
 class SignatureIndex:
@@ -41,8 +40,8 @@ class SignatureIndex:
                 order += 1
         self._words = frozenset(self._by_word)
 
-    def find(self, text: str, context: Iterable[str] = ()) -> Iterator[Match]:
-        """All signatures that `text` belongs to, each once. `context`: the frames of the traceback it ends."""
+    def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
+        """All signatures that `text` belongs to, each once. `context`: gives the frames of the traceback that it ends."""
         words = self._words.intersection(_WORD.findall(text))
         if not words:
             return
@@ -51,11 +50,11 @@ class SignatureIndex:
             if signature.id in seen or pattern.anchor not in text:
                 continue
             found = compiled(pattern.regex).search(text)
-            if found is None or (pattern.context is not None and not _in_context(pattern.context, context)):
+            if found is None or (pattern.context is not None and not _in_context(pattern.context, context())):
                 continue
             seen.add(signature.id)
             captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
-            yield Match(signature, captures, pattern.weak, pattern.context is not None)
+            yield Match(signature, captures, pattern.weak)
 
 
 @lru_cache(maxsize=1024)

@@ -12,13 +12,26 @@ from functools import lru_cache
 
 from vllm_operator.catalog.stages import LineMeaning
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.startup.crashes import CrashTracker
-from vllm_operator.startup.framing import DEBUG, ERROR, INFO, LINE_LIMIT, WARNING, LineReader, quick
+from vllm_operator.startup.crashes import CrashTracker, FailureTexts
+from vllm_operator.startup.framing import (
+    DEBUG,
+    ERROR,
+    FRAME,
+    INFO,
+    LINE_LIMIT,
+    MARKER,
+    SOURCE,
+    WARNING,
+    LineReader,
+    part_of_traceback,
+    quick,
+)
 from vllm_operator.startup.matching import SignatureIndex, compiled
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
+from vllm_operator.startup.tracebacks import CHARACTERS_KEPT
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
 _NOTICES = frozenset({"Using", "No", "Your", "Found", "Unknown", "FlashInfer"})
@@ -32,6 +45,7 @@ class _Dispatch:
     words: dict[str, tuple[LineMeaning, ...]]
     bars: Bars
     index: SignatureIndex
+    failures: FailureTexts
 
 
 class StartupParser:
@@ -43,7 +57,6 @@ class StartupParser:
     def __init__(self, knowledge: StartupKnowledge) -> None:
         """Begin with an empty log."""
         self._dispatch = _prepare(knowledge)
-        self._knowledge = knowledge
         self._reader = LineReader()
         self._time: datetime | None = None
         self._time_text: str | None = None
@@ -54,7 +67,7 @@ class StartupParser:
 
     def _begin(self) -> None:
         self._timeline = Timeline()
-        self._crashes = CrashTracker(self._knowledge, self._dispatch.index)
+        self._crashes = CrashTracker(self._dispatch.index, self._dispatch.failures)
         self._begun: datetime | None = None
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
@@ -64,10 +77,22 @@ class StartupParser:
             if self._begun is None:
                 self._begin_at()
         reader = self._reader
+        after_frame = False
         for raw in reader.feed(data):
             reader.number += 1
-            if raw:
-                self._physical(raw)
+            if not raw:
+                continue
+            tracebacks = self._crashes.tracebacks
+            tracebacks.recent.append(raw if len(raw) <= CHARACTERS_KEPT else raw[:CHARACTERS_KEPT])
+            found = part_of_traceback(raw)
+            if found is not None:
+                # Most lines of a crash are these; the crash tracker looks back at them when it needs them.
+                part = found.lastindex
+                if part == MARKER or (part == FRAME and not tracebacks.wants_top) or (part == SOURCE and after_frame):
+                    after_frame = part == FRAME
+                    continue
+            after_frame = found is not None and found.lastindex == FRAME
+            self._physical(raw)
         tail = reader.tail
         if "\r" in tail:
             self._growing(tail)
@@ -76,6 +101,7 @@ class StartupParser:
         """The log ends here: a last line without an end counts too."""
         for raw in self._reader.end():
             self._reader.number += 1
+            self._crashes.tracebacks.recent.append(raw[:CHARACTERS_KEPT])
             self._physical(raw)
 
     def _physical(self, raw: str) -> None:
@@ -244,6 +270,7 @@ class StartupParser:
             crash=crash,
             cache=timeline.cache,
             observed_backends=tuple(timeline.backends),
+            entered=tuple(timeline.entered),
             lines=self._reader.number,
         )
 
@@ -255,5 +282,8 @@ def _prepare(knowledge: StartupKnowledge) -> _Dispatch:
         for word in meaning.words:
             words.setdefault(word, []).append(meaning)
     return _Dispatch(
-        {word: tuple(meanings) for word, meanings in words.items()}, Bars(knowledge.stages.bars), SignatureIndex(knowledge.signatures)
+        {word: tuple(meanings) for word, meanings in words.items()},
+        Bars(knowledge.stages.bars),
+        SignatureIndex(knowledge.signatures),
+        FailureTexts(knowledge.stages),
     )

@@ -74,7 +74,8 @@ class StartupState:
 
     `stage_since` and `last_line_at` are the timestamps of the log lines (UTC); `silent_stage_inferred` is
     set while the engine is in work that it does not log (FlashInfer JIT), as far as can be inferred.
-    `observed_backends` pairs a component with the backend that the log names.
+    `observed_backends` pairs a component with the backend that the log names. `entered` are the stages in the
+    order in which they were entered, with their times.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -88,4 +89,5 @@ class StartupState:
     crash: Crash | None = None
     cache: CacheEvidence = CacheEvidence()
     observed_backends: tuple[tuple[str, str], ...] = ()
+    entered: tuple[tuple[Stage, datetime | None], ...] = ()
     lines: int = 0

@@ -2,21 +2,30 @@
 
 A traceback is the line `Traceback (most recent call last):`, frames and their source lines (indented), and the
 exception's own line. Logged tracebacks carry the prefix of a log record on every line, which is taken off before;
-raw ones were printed by Python itself: if their frames begin at the top of a process, it has ended.
+raw ones were printed by Python itself: if they begin at the top of a process, it has ended with them.
+
+Most lines of the log of a crash are frames, so they are not looked at when they come. The latest lines are kept, and
+when an exception ends a traceback its frames are collected backwards.
 """
 
 import re
-from collections import OrderedDict
-from dataclasses import dataclass, field
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
+
+from vllm_operator.startup.framing import plain
 
 FRAMES_KEPT = 24
+LINES_KEPT = 120
+CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8
-_FRAME_LIMIT = 160
 _EXCEPTION = re.compile(
-    r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Closed|Full|Empty|Killed|Signal"
-    r"|IsEnabled|Unavailable|Warning|Invalid\w{0,20})(?::|$| \[repeated)"
+    r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
+    r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
 )
+_NAME = re.compile(r"[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
 _TOP_FRAME = re.compile(
     r"in <module>|multiprocessing/(?:process|spawn|popen_\w+)\.py|in _run_module_as_main|in run_engine_core|in worker_main"
 )
@@ -34,7 +43,6 @@ _HARMLESS = (
 class Part(Enum):
     """What a line is to a traceback."""
 
-    START = auto()
     FRAME = auto()
     CODE = auto()
     EXCEPTION = auto()
@@ -43,85 +51,85 @@ class Part(Enum):
 
 @dataclass(slots=True)
 class Traceback:
-    """The traceback that a process is printing, or printed last.
+    """A traceback that has begun.
 
-    `uncaught`: it reaches from the top of the process to its end. `harmless`: Python says that it goes on.
+    `raw`: printed by Python, not logged. `uncaught`: it reaches from the top of the process. `harmless`: Python
+    says that the process goes on.
     """
 
     raw: bool
     harmless: bool = False
     uncaught: bool = False
-    is_open: bool = True
-    frames: list[str] = field(default_factory=list)
-
-    def add(self, text: str) -> None:
-        """Keep a frame or a source line: the first few and the last ones."""
-        if len(self.frames) >= FRAMES_KEPT:
-            del self.frames[FRAMES_KEPT // 3]
-        self.frames.append(text[:_FRAME_LIMIT])
+    has_top: bool = False
 
 
 class Tracebacks:
-    """The latest traceback of each process, of the few that wrote last."""
+    """The tracebacks that are being written, and the latest lines of the log."""
 
     def __init__(self) -> None:
-        """No traceback so far."""
-        self._latest: OrderedDict[str, Traceback] = OrderedDict()
-        self._after_frame = ""
+        """Nothing so far."""
+        self.recent: deque[str] = deque(maxlen=LINES_KEPT)
+        self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_next = False
-
-    def of(self, process: str) -> Traceback | None:
-        """The traceback that the process is in, or had last."""
-        return self._latest.get(process)
+        self.wants_top = False
+        """Whether the next frame has to be looked at: it tells where the traceback begins."""
 
     def take(self, process: str, text: str, *, raw: bool) -> Part:
-        """Say what the line is to the tracebacks, and remember it."""
-        if text.startswith('  File "'):
-            return self._frame(process, text, raw)
-        indented = text[:4] == "    "
-        if indented:
-            if self._after_frame == (process or "-"):
-                self._after_frame = ""
-                traceback = self._latest.get(process)
-                if traceback is not None:
-                    traceback.add(text)
-                return Part.CODE
-            if not text.strip(" ^~"):
+        """Say what the line, the latest of the log, is to the tracebacks."""
+        if text[:1] == " ":
+            if text.startswith('  File "'):
+                self._frame(process, text)
                 return Part.FRAME
-            if not raw:
-                self._latest.setdefault(process, Traceback(raw)).add(text)
-        elif text.startswith("Traceback (most recent call last)"):
+            if text[:4] == "    " and not text.strip(" ^~"):
+                return Part.FRAME
+            return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
+        if text.startswith("Traceback (most recent call last)"):
             self._start(process, raw)
-            return Part.START
-        elif text.startswith(_HARMLESS):
+            return Part.FRAME
+        if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
-        traceback = self._latest.get(process)
-        if traceback is not None and traceback.is_open and not indented and text[:1] != " ":
-            traceback.is_open = False
+        if _EXCEPTION.match(text) or (_NAME.match(text) and next(self._backwards(process), None) is not None):
             return Part.EXCEPTION
-        return Part.EXCEPTION if _EXCEPTION.match(text) else Part.OTHER
+        return Part.OTHER
+
+    def close(self, process: str) -> Traceback | None:
+        """The traceback that the exception of the process ends, if it was seen to begin."""
+        return self._open.pop(process, None)
+
+    def frames(self, process: str) -> tuple[str, ...]:
+        """The last frames and source lines that the process wrote right before the latest line."""
+        found = list(islice(self._backwards(process), FRAMES_KEPT))
+        return tuple(reversed(found))
 
     def forget(self) -> None:
-        """Forget all of them."""
-        self._latest.clear()
-        self._harmless_next = False
+        """What was begun does not matter any more."""
+        self._open.clear()
+        self._harmless_next = self.wants_top = False
 
     def _start(self, process: str, raw: bool) -> None:
-        self._latest[process] = Traceback(raw, harmless=self._harmless_next)
-        self._latest.move_to_end(process)
+        self._open[process] = Traceback(raw, harmless=self._harmless_next)
+        self._open.move_to_end(process)
         self._harmless_next = False
-        self._after_frame = ""
-        if len(self._latest) > _PROCESSES_KEPT:
-            self._latest.popitem(last=False)
+        self.wants_top = True
+        if len(self._open) > _PROCESSES_KEPT:
+            self._open.popitem(last=False)
 
-    def _frame(self, process: str, text: str, raw: bool) -> Part:
-        traceback = self._latest.get(process)
-        if traceback is None or not traceback.is_open:
-            self._start(process, raw)
-            traceback = self._latest[process]
-        traceback.add(text)
-        if traceback.raw and not traceback.uncaught and _TOP_FRAME.search(text):
-            traceback.uncaught = True
-        self._after_frame = process or "-"
-        return Part.FRAME
+    def _frame(self, process: str, text: str) -> None:
+        traceback = self._open.get(process)
+        if traceback is not None and not traceback.has_top:
+            traceback.has_top = True
+            traceback.uncaught = traceback.raw and _TOP_FRAME.search(text) is not None
+            self.wants_top = any(not each.has_top for each in self._open.values())
+
+    def _backwards(self, process: str) -> Iterator[str]:
+        lines = reversed(self.recent)
+        next(lines, None)
+        for raw in lines:
+            writer, text = plain(raw)
+            if writer != process:
+                continue
+            if not text.startswith(('  File "', "    ")):
+                return
+            if text.strip(" ^~"):
+                yield text

@@ -1,0 +1,60 @@
+"""How fast logs are parsed and how much a parser keeps, on the recorded starts.
+
+    python hack/bench/parser.py [LOG...]
+"""
+
+import sys
+import time
+import tracemalloc
+from pathlib import Path
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+
+CORPUS = Path(__file__).parent.parent.parent / "tests" / "corpus"
+SECONDS = 1.0
+CHUNK = 64 * 1024
+
+
+def measure(parser_of, data: bytes, *, by_line: bool) -> float:
+    """Lines per second of one core."""
+    lines = data.count(b"\n")
+    parts = data.splitlines(keepends=True) if by_line else [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
+    done, begun = 0, time.process_time()
+    while time.process_time() - begun < SECONDS:
+        parser = parser_of()
+        for part in parts:
+            parser.feed(part)
+        done += lines
+    return done / (time.process_time() - begun)
+
+
+def main(paths: list[Path]) -> None:
+    begun = time.perf_counter()
+    knowledge = load_startup()
+    print(f"knowledge read in {(time.perf_counter() - begun) * 1000:.0f} ms\n")
+    print(f"{'log':38} {'lines':>6} {'lines/s':>10} {'line by line':>13} {'kept':>9}")
+    everything = b""
+    for path in paths:
+        data = path.read_bytes()
+        everything += data
+        row(path.stem, knowledge, data)
+    row("all of them", knowledge, everything)
+
+
+def row(name: str, knowledge, data: bytes) -> None:
+    def parser_of() -> StartupParser:
+        return StartupParser(knowledge)
+
+    quick, slow = measure(parser_of, data, by_line=False), measure(parser_of, data, by_line=True)
+    tracemalloc.start()
+    parser = parser_of()
+    before = tracemalloc.get_traced_memory()[0]
+    parser.feed(data)
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    print(f"{name:38} {data.count(10):6} {quick:10,.0f} {slow:13,.0f} {kept / 1024:7.1f} K")
+
+
+if __name__ == "__main__":
+    main([Path(argument) for argument in sys.argv[1:]] or sorted(CORPUS.glob("*.log")))
