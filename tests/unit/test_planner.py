@@ -75,7 +75,7 @@ def test_a_spec_that_cannot_be_used_is_not_accepted(spec: dict[str, Any], reason
     assert want in message
     outcome = planned(deployment(**spec), real_node("h200"))
     assert outcome.planned.reason == "NotAccepted"
-    assert want in outcome.planned.message
+    assert f"not accepted ({reason})" in outcome.planned.message
 
 
 # What is known to fail.
@@ -125,6 +125,24 @@ def test_a_variable_of_the_user_beats_ours_and_the_plan_says_so() -> None:
 def test_the_pod_template_beats_ours_too() -> None:
     template = {"spec": {"containers": [{"name": "vllm", "env": [{"name": "HF_HOME", "value": "/mine"}]}]}}
     assert "HF_HOME" not in env(made(deployment(podTemplate=template), real_node("h200")))
+
+
+def test_the_image_of_the_pod_template_is_the_one_that_runs() -> None:
+    template = {"spec": {"containers": [{"name": "vllm", "image": "registry.example/vllm-openai:v0.24.0", "args": ["--help"]}]}}
+    got = made(deployment(podTemplate=template), real_node("b200"))
+    assert (got.image, got.engine_version) == ("registry.example/vllm-openai:v0.24.0", "0.20.1")
+    assert any("the image tag says 0.24.0" in note for note in got.notes)
+    assert any("replaces the command line" in note for note in got.notes)
+
+
+def test_only_nodes_with_the_labels_of_the_pod_template_count() -> None:
+    def request(value: str) -> Any:
+        return deployment(podTemplate={"spec": {"nodeSelector": {"team": value}}})
+
+    nodes = (real_node("b200", labels={"team": "a"}), real_node("h200", labels={"team": "b"}))
+    assert made(request("b"), *nodes).product == "NVIDIA-H200"
+    assert made(request("a"), *nodes).product == "NVIDIA-B200"
+    assert "spec.podTemplate.spec.nodeSelector" in refusal(request("c"), *nodes)[1]
 
 
 def test_names_that_the_version_does_not_know_are_noted() -> None:

@@ -39,14 +39,19 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
     devices = read_slices(slices)
     notes: set[str] = set()
     pools: list[Pool] = []
+    labels: dict[str, Mapping[str, str]] = {}
     count = 0
     for node in nodes:
         name = text(mapping(mapping(node).get("metadata")).get("name"))
         if name is None:
             continue
         count += 1
-        pools.extend(_Node(name, node, devices.get(name, ()), gpus, notes).pools())
-    return Inventory(pools=_merge(pools), node_count=count, notes=tuple(sorted(notes)[:NOTES_LIMIT]))
+        reader = _Node(name, node, devices.get(name, ()), gpus, notes)
+        found = reader.pools()
+        if found:
+            labels[name] = reader.labels
+        pools.extend(found)
+    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:

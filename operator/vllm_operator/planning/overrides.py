@@ -1,14 +1,14 @@
 """What the user sets on the engine directly, and how it meets the plan: the user's value wins, and the plan says so."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedArgument, PlannedVariable
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
-from vllm_operator.planning.quantities import mapping, sequence
+from vllm_operator.planning.quantities import mapping, sequence, text
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
@@ -19,11 +19,15 @@ UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTI
 class Overrides:
     """The user's variables and flags; a value is None where it is read from elsewhere, or where a flag takes none.
 
-    Flags are spelled `--like-this`.
+    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are what `spec.podTemplate` does to
+    the image, the command line and the choice of nodes.
     """
 
     variables: Mapping[str, str | None]
     arguments: Mapping[str, str | None]
+    image: str | None = None
+    replaces_arguments: bool = False
+    node_selector: Mapping[str, str] = field(default_factory=dict)
 
     def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
         """Variables and flags whose value is written in the spec; a flag without value has the empty text."""
@@ -36,19 +40,20 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
     engine = spec.engine
     variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
     arguments = {} if engine is None else {normalize_flag(a.name): a.value for a in engine.args or ()}
-    return Overrides({**variables, **_pod_template_variables(spec)}, arguments)
-
-
-def _pod_template_variables(spec: VLLMDeploymentSpec) -> dict[str, str | None]:
-    containers = sequence(mapping(mapping(spec.pod_template).get("spec")).get("containers"))
-    entries: Iterable[Any] = (
-        entry
-        for container in containers
-        if mapping(container).get("name") == CONTAINER
-        for entry in sequence(mapping(container).get("env"))
+    pod = mapping(mapping(spec.pod_template).get("spec"))
+    container = next((entry for raw in sequence(pod.get("containers")) if (entry := mapping(raw)).get("name") == CONTAINER), {})
+    return Overrides(
+        variables={**variables, **_variables_of(container)},
+        arguments=arguments,
+        image=text(container.get("image")),
+        replaces_arguments="args" in container or "command" in container,
+        node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items()},
     )
-    found = (mapping(entry) for entry in entries)
-    return {str(e["name"]): None if "valueFrom" in e else str(e.get("value", "")) for e in found if "name" in e}
+
+
+def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
+    entries = (mapping(entry) for entry in sequence(container.get("env")))
+    return {str(e["name"]): None if "valueFrom" in e else str(e.get("value", "")) for e in entries if "name" in e}
 
 
 def drop_overridden(
@@ -79,7 +84,9 @@ def drop_overridden(
 
 
 def check_names(overrides: Overrides, table: VersionTable | None) -> list[str]:
-    """Name variables and flags of the user that this version of vLLM does not know."""
+    """Name variables and flags of the user that this version of vLLM does not know, or that do not reach it."""
+    if overrides.replaces_arguments:
+        return ["spec.podTemplate replaces the command line of the engine: none of the flags of this plan is passed."]
     if table is None:
         return []
     variables = [

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec
 from vllm_operator.api.status import ConditionStatus, Plan, PlannedVariable
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
@@ -84,15 +84,16 @@ class _Planner:
             check_pod_template(spec.pod_template)
         except PodTemplateError as error:
             return _not_accepted(Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}."))
-        version = resolve_version(spec.engine, self.catalog.versions)
+        overrides = read_overrides(spec)
+        engine = _engine_of(spec.engine, overrides)
+        version = resolve_version(engine, self.catalog.versions)
         if isinstance(version, Verdict):
             return _not_accepted(version)
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return _not_accepted(shape)
-        overrides = read_overrides(spec)
         facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
-        request = self._request(version, shape, facts, overrides)
+        request = self._request(engine, version, shape, facts, overrides)
         target = choose_target(request, self.inventory, self.catalog.gpus, self.catalog.images)
         if isinstance(target, Verdict):
             return Outcome(ACCEPTED, target, None)
@@ -106,18 +107,19 @@ class _Planner:
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
-    def _request(self, version: ResolvedVersion, shape: Shape, facts: Facts, overrides: Overrides) -> Request:
+    def _request(self, engine: EngineSpec | None, version: ResolvedVersion, shape: Shape, facts: Facts, overrides: Overrides) -> Request:
         spec, images = self.resource.spec, self.catalog.images
         variable = images.compatibility_variable
         resized = any(flag in overrides.arguments for flag in RESIZING_FLAGS)
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=shape.count,
-            options=image_options(spec.engine, version, images),
+            options=image_options(engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
             forced=self._insists() or overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
+            selector=overrides.node_selector,
             weight_bytes=None if facts.weight_bytes is None or resized else facts.weight_bytes // shape.shards,
         )
 
@@ -148,6 +150,7 @@ class _Planner:
             *overridden,
             *shape.notes,
             *version.notes,
+            *((target.fit.note,) if target.fit.note else ()),
         ]
         return Plan(
             observed_generation=self.resource.metadata.generation,
@@ -186,6 +189,11 @@ class _Planner:
         )
 
 
+def _engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
+    """The engine with the image that will really run."""
+    return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
+
+
 def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     if not target.fit.compatibility:
         return []
@@ -202,8 +210,8 @@ def _distinct(variables: Iterable[PlannedVariable]) -> list[PlannedVariable]:
 
 
 def _not_accepted(verdict: Verdict) -> Outcome:
-    planned = Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, f"Nothing is planned because the spec is not accepted: {verdict.message}")
-    return Outcome(verdict, planned, None)
+    message = f"Nothing is planned, because the spec is not accepted ({verdict.reason}); see the condition Accepted."
+    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
 
 
 def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, generation: int) -> Plan:

@@ -4,7 +4,8 @@ A pool is one kind of device on one kind of node. A node with slices of two MIG 
 node whose devices are offered both by the device plugin and through resource claims to two as well.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 from vllm_operator.catalog.gpus import Version, capability_of
@@ -80,9 +81,11 @@ class Pool:
 class Inventory:
     """All GPUs of a cluster.
 
-    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read.
+    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` are
+    those of the nodes with GPUs, by the name of the node.
     """
 
     pools: tuple[Pool, ...] = ()
     node_count: int = 0
     notes: tuple[str, ...] = ()
+    labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

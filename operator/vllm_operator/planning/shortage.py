@@ -16,19 +16,20 @@ KINDS_LIMIT = 6
 class Obstacle(IntEnum):
     """What stands between a request and a pool; the higher, the nearer the pool comes."""
 
-    ARCHITECTURE = 0
-    UNKNOWN = 1
-    PRODUCT = 2
-    ALLOCATION = 3
-    NOT_SLICED = 4
-    SLICED = 5
-    PROFILE = 6
-    UUID = 7
-    SHARED = 8
-    HOST = 9
-    COUNT = 10
-    PROBLEM = 11
-    IMAGE = 12
+    SELECTOR = 0
+    ARCHITECTURE = 1
+    UNKNOWN = 2
+    PRODUCT = 3
+    ALLOCATION = 4
+    NOT_SLICED = 5
+    SLICED = 6
+    PROFILE = 7
+    UUID = 8
+    SHARED = 9
+    HOST = 10
+    COUNT = 11
+    PROBLEM = 12
+    IMAGE = 13
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,8 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     there = describe([rejection.pool for rejection in rejections], gpus)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
-    return f"No node offers {asked}. There is: {there}. {_remedy(nearest, wanted, count)}"
+    unread = f" {inventory.notes[0]}." if inventory.notes else ""
+    return f"No node offers {asked}. There is: {there}. {_remedy(nearest, wanted, count)}{unread}"
 
 
 def describe(pools: Sequence[Pool], gpus: GPUs) -> str:
@@ -109,6 +111,8 @@ def _no_gpu_at_all(asked: str, inventory: Inventory) -> str:
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int) -> str:
     pool = nearest.pool
     match nearest.obstacle:
+        case Obstacle.SELECTOR:
+            return "No node with a GPU has the labels of spec.podTemplate.spec.nodeSelector: correct them, or leave them out."
         case Obstacle.ARCHITECTURE:
             return "Add one of these to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
         case Obstacle.UNKNOWN:

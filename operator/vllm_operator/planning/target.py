@@ -14,8 +14,8 @@ taken, so that the same request and the same cluster always give the same answer
 The node affinity uses labels that the chosen nodes really have.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
@@ -41,7 +41,8 @@ class Request:
     on an image that is known not to suit the driver. `compatible`: the engine's version can load the forward
     compatibility package. `preferred` are architecture and product of the GPU in use: kept where they fit, so that a
     change of the spec that has nothing to do with GPUs does not move the replicas. `weight_bytes` is the size of the
-    weights that each device has to hold, None if it is not known.
+    weights that each device has to hold, None if it is not known. `selector` are labels that the user wants on the
+    node.
     """
 
     accelerator: AcceleratorSpec
@@ -52,6 +53,7 @@ class Request:
     compatible: bool = False
     preferred: tuple[str | None, str | None] | None = None
     weight_bytes: int | None = None
+    selector: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def claims(self) -> bool:
@@ -92,7 +94,11 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
     """Choose the pool that a replica runs on, or say why there is none and what can be done."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
-    for pool in inventory.pools:
+    for whole in inventory.pools:
+        pool = _selected(whole, request.selector, inventory)
+        if pool is None:
+            rejections.append(Rejection(whole, Obstacle.SELECTOR))
+            continue
         fit = fit_image(request.options, pool, gpus, images, forced=request.forced, compatible=request.compatible)
         rejection = _reject(pool, fit, request, gpus)
         if rejection is None:
@@ -113,6 +119,14 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
         title=gpus.title(pool.product, pool.architecture),
         notes=_notes(pool, fit, request, inventory),
     )
+
+
+def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> Pool | None:
+    """The pool with only those nodes that have the labels of the selector; None if no node has."""
+    if not selector:
+        return pool
+    nodes = tuple(node for node in pool.nodes if selector.items() <= inventory.labels.get(node, {}).items())
+    return replace(pool, nodes=nodes) if nodes else None
 
 
 def _reject(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> Rejection | None:
@@ -202,15 +216,13 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
 
 
 def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[str, ...]:
-    notes = []
+    notes: list[str] = []
     if _is_too_small(pool, request):
         notes.append(
             f"The weights take about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB of each device, which has "
             f"{(pool.memory_mebibytes or 0) / 1024:.0f} GiB: expect the engine to run out of memory. Raise parallelism.tensor, use larger "
             "GPUs or a model with smaller numbers; if the size is not right, give spec.model.facts.weightSize."
         )
-    if fit.note:
-        notes.append(fit.note)
     if pool.architecture is None:
         notes.append(
             "No label tells what the GPUs are, so the choice of kernels is left to vLLM. Run GPU Feature Discovery, "
