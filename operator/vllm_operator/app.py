@@ -19,30 +19,21 @@ import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
-from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.loader import Catalog, load_catalog
-from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.planning.inventory import read_inventory
-from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.planner import plan
-from vllm_operator.planning.pools import Inventory
-from vllm_operator.rendering.manifests import render
-from vllm_operator.reporting.report import load_knowledge, report
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.log_output import configure
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.reconciler import Key, Reconciler, Rooms
+from vllm_operator.runtime.reconciler import Key, Reconciler
+from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import LogFormat, Settings, SettingsError
-from vllm_operator.startup.parser import StartupParser
 
 log = logging.getLogger(__name__)
 
@@ -97,11 +88,10 @@ class Operator:
         self.metrics = Metrics()
         self.readiness = Readiness()
         self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
-        catalog = load_catalog()
-        startup = load_startup()
+        rooms = load_rooms()
         self.followers = Followers(
             client,
-            make_parser=partial(StartupParser, startup),
+            make_parser=rooms.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,
             settings=FollowerSettings(
@@ -112,10 +102,7 @@ class Operator:
                 step_percent=settings.status_step_percent,
             ),
         )
-        inventory: InventoryCache[Inventory] = InventoryCache(
-            client, partial(read_inventory, gpus=catalog.gpus), seconds=settings.node_cache_seconds
-        )
-        rooms = Rooms(plan=partial(_plan, catalog), render=render, report=partial(report, knowledge=load_knowledge()))
+        inventory = InventoryCache(client, rooms.read_inventory, seconds=settings.node_cache_seconds)
         reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics)
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
@@ -178,12 +165,6 @@ class Operator:
         if seconds > self._settings.stuck_seconds:
             return f"a reconciliation has been going on for {seconds:.0f} s"
         return self.workers.dead()
-
-
-def _plan(catalog: Catalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
-    cache = resource.status.cache
-    generation = (cache.generation or 0) if cache else 0
-    return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation)
 
 
 def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:

@@ -94,7 +94,7 @@ class Applier:
             try:
                 now = await self._apply_one(wish, child, result)
             except (Conflict, *_FINAL) as error:
-                if isinstance(error, Conflict) and child is not None:
+                if isinstance(error, Conflict) and not await self._is_foreign(wish):
                     raise
                 result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
                 if child is not None:
@@ -155,6 +155,16 @@ class Applier:
         if left:  # an admission webhook insists: do not fight
             self._accepted[f"{metadata.get('uid')}/additions"] = ("", " ".join(left))
         return self._written("patch", now, wish, result)
+
+    async def _is_foreign(self, wish: Manifest) -> bool:
+        """Whether what exists under the name of a wish is not ours."""
+        metadata = wish["metadata"]
+        try:
+            live = await self._client.get(kind_of(wish), metadata["name"], metadata.get("namespace"))
+        except NotFound:
+            return False
+        theirs = live["metadata"].get("labels") or {}
+        return any(theirs.get(name) != metadata["labels"].get(name) for name in (labels.MANAGED_BY_LABEL, labels.INSTANCE_LABEL))
 
     async def _leaving(self, child: Manifest, owner: Manifest) -> bool:
         """Whether a child is on its way out, or belongs to an earlier object of the same name and must go."""

@@ -66,7 +66,7 @@ class FakeCluster:
         kind, new = kind_of(manifest), copy.deepcopy(manifest)
         old = self._objects.get(self._identity(kind, new))
         fields = {f"f:{key}": fake_fields.fields_of(value, key) for key, value in new.items() if key in ("spec", "data")}
-        entries = [*_entries(old), {"manager": manager, "operation": "Update", "fieldsV1": fields}] if old else []
+        entries = [*_entries(old), {"manager": manager, "operation": "Update", "fieldsV1": fields}]
         return self._store(kind, new, old, entries)
 
     def edit(self, kind: Kind, namespace: str | None, name: str, change: Mapping[str, Any], *, manager: str = "kubectl-edit") -> Manifest:
@@ -122,12 +122,12 @@ class FakeCluster:
         await self._enter("find", kind)
         if kind in self.absent:
             raise NotFound("the server could not find the requested resource")
-        items = [item for item in self.all(kind) if namespace is None or item["metadata"].get("namespace") == namespace]
+        items = [item for key, item in self._objects.items() if key[0] == kind.kind and namespace in (None, key[1])]
         if labels:
             items = [item for item in items if labels.items() <= (item["metadata"].get("labels") or {}).items()]
         for path, value in (fields or {}).items():
             items = [item for item in items if fake_fields.read(item, tuple(f"f:{step}" for step in path.split("."))) == (True, value)]
-        return items
+        return copy.deepcopy(items)
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
@@ -230,7 +230,7 @@ class FakeCluster:
         kept = {path for entry in others for path in fake_fields.leaves(entry["fieldsV1"])} | set(fake_fields.leaves(fields))
         for entry in _entries(live):
             if _is_same(entry, mine):
-                for path in sorted(set(fake_fields.leaves(entry["fieldsV1"])) - kept, key=lambda p: (p[-1] == ".", p)):
+                for path in sorted(set(fake_fields.leaves(entry["fieldsV1"])) - kept, key=lambda p: (p[-1] != ".", p)):
                     fake_fields.remove(new, path)
         merged = fake_fields.merge(new, wish)
         contested = _contested(others, fields, merged, live)

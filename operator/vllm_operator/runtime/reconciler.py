@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import READY, Reason, set_condition
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     CLAIM,
@@ -40,6 +40,7 @@ from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
 
 log = logging.getLogger(__name__)
@@ -69,16 +70,6 @@ class Logs(Protocol):
 
     def forget(self, key: Key) -> None:
         """The VLLMDeployment is gone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rooms:
-    """The pure parts, as functions."""
-
-    plan: Callable[[VLLMDeployment, Inventory], Outcome]
-    """The pinned plan is in the object's status."""
-    render: Callable[[VLLMDeployment, Plan], list[Manifest]]
-    report: Callable[[Observation], Report]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,142 @@
+"""The operator as a process of its own, against the test's control plane, serving the test's namespace only."""
+
+import asyncio
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import aiohttp
+
+Manifest = dict[str, Any]
+
+_PORT = re.compile(rb"probes and metrics on port (\d+)")
+_SERIES = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$", re.MULTILINE)
+
+
+class OperatorProcess:
+    """Starts on entry, is asked to stop on exit; `kill` and `start` in between as often as a test wants."""
+
+    def __init__(self, kubeconfig: Path | str, namespace: str = "", **settings: str) -> None:
+        """`settings` are the operator's, in lower case: `log_level="DEBUG"`."""
+        given = {"http_host": "127.0.0.1", "http_port": "0", **({"namespaces": namespace} if namespace else {}), **settings}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_OPERATOR_", "KUBERNETES_"))}
+        self._environment = inherited | {f"VLLM_OPERATOR_{name.upper()}": value for name, value in given.items()}
+        self._environment["KUBECONFIG"] = str(kubeconfig)
+        self._process: asyncio.subprocess.Process | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._port: asyncio.Future[int] | None = None
+        self._said = asyncio.Event()
+        self.log = ""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._process is not None and self._process.returncode is None:
+            await self.kill()
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
+
+    def set(self, **environment: str | None) -> None:
+        """Change the environment of the next start; None removes a variable."""
+        for name, value in environment.items():
+            self._environment.pop(name, None)
+            if value is not None:
+                self._environment[name] = value
+
+    async def start(self) -> None:
+        """Start, without waiting for anything."""
+        command = [sys.executable, "-m", "vllm_operator", "run"]
+        self._process = await asyncio.create_subprocess_exec(*command, env=self._environment, stderr=asyncio.subprocess.PIPE)
+        self._port = asyncio.get_running_loop().create_future()
+        self._reader = asyncio.create_task(self._read())
+
+    async def _read(self) -> None:
+        assert self.process.stderr is not None
+        assert self._port is not None
+        async for line in self.process.stderr:
+            self.log += line.decode("utf-8", "replace")
+            self._said.set()
+            if (found := _PORT.search(line)) and not self._port.done():
+                self._port.set_result(int(found[1]))
+
+    async def kill(self) -> None:
+        """SIGKILL: no chance to finish anything."""
+        await self._end(signal.SIGKILL)
+
+    async def stop(self) -> int:
+        """SIGTERM; return the exit status."""
+        return await self._end(signal.SIGTERM)
+
+    async def ended(self, *, within: float = 10.0) -> int:
+        """Wait until it ends by itself; return the exit status."""
+        async with asyncio.timeout(within):
+            status = await self.process.wait()
+            assert self._reader is not None
+            await self._reader
+        return status
+
+    async def _end(self, number: signal.Signals) -> int:
+        if self.process.returncode is None:
+            self.process.send_signal(number)
+        return await self.ended()
+
+    async def fetch(self, path: str) -> tuple[int, str]:
+        """GET a path of the operator's HTTP server."""
+        assert self._port is not None
+        async with asyncio.timeout(20):
+            port = await asyncio.shield(self._port)
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+            return response.status, await response.text()
+
+    async def until_ready(self, *, within: float = 20.0) -> None:
+        """Wait until it serves."""
+        await self.until_says("serving", within=within)
+
+    async def until_says(self, words: str, *, times: int = 1, within: float = 20.0) -> None:
+        """Wait until its log holds these words."""
+        try:
+            async with asyncio.timeout(within):
+                while self.log.count(words) < times:
+                    self._said.clear()
+                    await self._said.wait()
+        except TimeoutError:
+            raise AssertionError(f"the operator did not say {words!r} within {within:g} s; it said:\n{self.log}") from None
+
+    async def writes(self) -> int:
+        """How much it has written to the API server since it started."""
+        return int(sum(value for name, _, value in await self._series() if name == "vllm_operator_writes_total"))
+
+    async def reconciles(self) -> Mapping[str, int]:
+        """Reconciliations since it started, by result."""
+        found = [series for series in await self._series() if series[0] == "vllm_operator_reconcile_total"]
+        return {labels.partition('"')[2].rstrip('"'): int(value) for _, labels, value in found}
+
+    async def _series(self) -> list[tuple[str, str, float]]:
+        _, text = await self.fetch("/metrics")
+        return [(name, labels, float(value)) for name, labels, value in _SERIES.findall(text)]
+
+
+def condition(resource: Manifest, type: str) -> Manifest:
+    """A condition of an object; empty if it has none of the type."""
+    conditions = (resource.get("status") or {}).get("conditions") or []
+    return next((found for found in conditions if found["type"] == type), {})
+
+
+def has(type: str, status: str, reason: str = "") -> Any:
+    """A predicate for `wait_for`: the object has this condition."""
+
+    def check(resource: Manifest) -> bool:
+        found = condition(resource, type)
+        return found.get("status") == status and reason in ("", found.get("reason"))
+
+    return check

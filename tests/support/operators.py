@@ -1,0 +1,102 @@
+"""The operator's inside on a cluster in memory: everything real but the API server."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from functools import cache
+from typing import Any
+
+from support.gpus import real_node
+from vllm_operator.api import labels
+from vllm_operator.api.status import Condition, VLLMDeploymentStatus
+from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.reconciler import Reconciler, Result
+from vllm_operator.runtime.rooms import Rooms, load_rooms
+from vllm_operator.startup.state import StartupState
+
+Manifest = dict[str, Any]
+KEY = ("default", "llama")
+
+
+@cache
+def known_rooms() -> Rooms:
+    return load_rooms()
+
+
+def llama(name: str = "llama", **spec: Any) -> Manifest:
+    content = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": "0.20.1"}, "replicas": 1, **spec}
+    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": {"name": name, "namespace": "default"}, "spec": content}
+
+
+@dataclass
+class FakeLogs:
+    """Logs that have told what a test says."""
+
+    told: dict[tuple[str, int], StartupState] = field(default_factory=dict)
+    ready: bool = True
+    forgotten: list[tuple[str, str]] = field(default_factory=list)
+
+    def sync(self, key: tuple[str, str], pods: Sequence[Manifest]) -> None:
+        """Nothing to follow."""
+
+    def states(self, key: tuple[str, str]) -> Mapping[tuple[str, int], StartupState]:
+        return self.told
+
+    def caught_up(self, key: tuple[str, str]) -> bool:
+        return self.ready
+
+    def forget(self, key: tuple[str, str]) -> None:
+        self.forgotten.append(key)
+
+
+class Bench:
+    """A cluster in memory with one GPU node, and reconcilers that can be thrown away as by a restart."""
+
+    def __init__(self, *nodes: Manifest) -> None:
+        self.cluster = FakeCluster()
+        for node in nodes or (real_node("h100-sxm"),):
+            self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
+        self.logs = FakeLogs()
+        self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+        self.rooms = known_rooms()
+        self.restart()
+
+    def restart(self) -> None:
+        """The operator forgets everything."""
+        self.metrics = Metrics()
+        self.inventory = InventoryCache(self.cluster, self.rooms.read_inventory)
+        self.reconciler = Reconciler(
+            self.cluster, self.rooms, inventory=self.inventory, logs=self.logs, metrics=self.metrics, now=lambda: self.now
+        )
+
+    async def settle(self, key: tuple[str, str] = KEY) -> Result:
+        """Reconcile until nothing changes any more."""
+        for _ in range(10):
+            before = len(self.cluster.writes)
+            result = await self.reconciler.reconcile(key)
+            if len(self.cluster.writes) == before:
+                return result
+        raise AssertionError(f"it does not settle: {self.cluster.writes}")
+
+    def resource(self, name: str = "llama") -> Manifest:
+        return next(item for item in self.cluster.all(VLLM_DEPLOYMENT) if item["metadata"]["name"] == name)
+
+    def status(self, name: str = "llama") -> VLLMDeploymentStatus:
+        return VLLMDeploymentStatus.model_validate(self.resource(name).get("status") or {})
+
+    def condition(self, type: str, name: str = "llama") -> Condition:
+        return next(condition for condition in self.status(name).conditions if condition.type == type)
+
+    def deployment(self) -> Manifest:
+        return self.cluster.all(DEPLOYMENT)[0]
+
+    def add_pod(self, name: str = "llama-1", **status: Any) -> Manifest:
+        deployment = self.deployment()
+        metadata = {"name": name, "namespace": "default", "labels": deployment["spec"]["template"]["metadata"]["labels"]}
+        return self.cluster.put({"apiVersion": "v1", "kind": POD.kind, "metadata": metadata, "status": status})
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += timedelta(seconds=seconds)

@@ -1,0 +1,366 @@
+"""The reconciler on a cluster in memory, with the real planner, renderer and reporter."""
+
+import contextlib
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.logs import RUNNING
+from support.operators import KEY, Bench, llama
+from vllm_operator.api import labels
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import (
+    AUTOSCALER,
+    CLAIM,
+    DEPLOYMENT,
+    EVENT,
+    NODE,
+    POD,
+    SERVICE,
+    VLLM_DEPLOYMENT,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Kind,
+    Unavailable,
+)
+from vllm_operator.cluster.fake import Write
+from vllm_operator.planning.pools import Inventory
+from vllm_operator.runtime.queue import WorkQueue
+from vllm_operator.runtime.workers import Workers
+from vllm_operator.startup.state import Stage, StartupState
+
+POD_STATUS: dict[str, Any] = {
+    "phase": "Running",
+    "conditions": [{"type": "Ready", "status": "False"}],
+    "containerStatuses": [{"name": "vllm", "state": RUNNING, "lastState": {}, "restartCount": 0, "ready": False}],
+}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+async def test_a_new_object_becomes_a_claim_a_service_a_deployment_and_a_status(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    result = await bench.reconciler.reconcile(KEY)
+    assert list(dict.fromkeys((write.verb, write.kind) for write in bench.cluster.writes)) == [
+        ("apply", "PersistentVolumeClaim"),
+        ("apply", "Service"),
+        ("apply", "Deployment"),
+        ("create", "Event"),
+        ("apply_status", "VLLMDeployment"),
+    ]
+    assert result.name == "success"
+    assert bench.condition("Planned").reason == "Resolved"
+    assert bench.status().plan is not None
+
+
+async def test_a_second_look_writes_nothing(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    before = list(bench.cluster.writes)
+    await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.writes == before
+
+
+async def test_a_restart_writes_nothing(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    bench.add_pod(**POD_STATUS)
+    await bench.settle()
+    before = list(bench.cluster.writes)
+    bench.restart()
+    await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.writes == before
+
+
+async def test_an_object_that_is_gone_is_forgotten(bench: Bench) -> None:
+    result = await bench.reconciler.reconcile(KEY)
+    assert (result.name, bench.logs.forgotten, bench.cluster.writes) == ("gone", [KEY], [])
+
+
+async def test_an_object_on_its_way_out_is_left_alone(bench: Bench) -> None:
+    manifest = llama()
+    manifest["metadata"]["deletionTimestamp"] = "2026-11-21T12:00:00Z"
+    bench.cluster.put(manifest)
+    assert (await bench.reconciler.reconcile(KEY)).name == "gone"
+    assert bench.cluster.writes == []
+
+
+async def test_a_change_of_the_spec_changes_only_what_follows_from_it(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    bench.cluster.writes.clear()
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 3}})
+    await bench.settle()
+    assert bench.deployment()["spec"]["replicas"] == 3
+    assert {write.kind for write in bench.cluster.writes} - {"Event"} == {"Deployment", "VLLMDeployment"}
+
+
+async def test_a_field_that_is_not_wished_any_more_goes(bench: Bench) -> None:
+    bench.cluster.put(llama(engine={"version": "0.20.1", "env": [{"name": "MINE", "value": "1"}]}))
+    await bench.settle()
+    assert "MINE" in _env(bench)
+    changed = llama()
+    changed["metadata"] |= {"uid": bench.resource()["metadata"]["uid"]}
+    bench.cluster.put({**changed, "status": bench.resource()["status"]})
+    await bench.settle()
+    assert "MINE" not in _env(bench)
+
+
+def _env(bench: Bench) -> set[str]:
+    return {item["name"] for item in bench.deployment()["spec"]["template"]["spec"]["containers"][0]["env"]}
+
+
+def in_container(change: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": {"template": {"spec": {"containers": [{"name": "vllm", **change}]}}}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "change"),
+    [
+        pytest.param(DEPLOYMENT, in_container({"image": "evil"}), id="image"),
+        pytest.param(DEPLOYMENT, {"spec": {"replicas": 7}}, id="replicas"),
+        pytest.param(DEPLOYMENT, in_container({"args": ["--evil"]}), id="args"),
+        pytest.param(DEPLOYMENT, in_container({"env": [{"name": "HOME", "value": "/evil"}]}), id="value of a variable"),
+        pytest.param(DEPLOYMENT, in_container({"env": [{"name": "EVIL", "value": "1"}]}), id="added variable"),
+        pytest.param(DEPLOYMENT, in_container({"startupProbe": {"failureThreshold": 1}}), id="probe"),
+        pytest.param(DEPLOYMENT, in_container({"resources": {"limits": {"nvidia.com/gpu": "8"}}}), id="limits"),
+        pytest.param(DEPLOYMENT, in_container({"command": ["sleep"]}), id="added command"),
+        pytest.param(
+            DEPLOYMENT, {"spec": {"template": {"spec": {"containers": [{"name": "evil", "image": "evil"}]}}}}, id="added container"
+        ),
+        pytest.param(DEPLOYMENT, {"spec": {"strategy": {"type": "Evil"}}}, id="strategy"),
+        pytest.param(SERVICE, {"spec": {"selector": {"evil": "1"}}}, id="selector of the service"),
+        pytest.param(SERVICE, {"spec": {"ports": [{"name": "evil", "port": 1}]}}, id="added port of the service"),
+        pytest.param(
+            DEPLOYMENT, {"metadata": {"labels": {labels.MANAGED_BY_LABEL: "vllm-operator", labels.NAME_LABEL: "evil"}}}, id="label"
+        ),
+    ],
+)
+async def test_drift_in_what_is_ours_is_undone(bench: Bench, kind: Kind, change: dict[str, Any]) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    before = bench.cluster.all(kind)[0]
+    bench.cluster.edit(kind, "default", "llama", change)
+    assert _content(bench.cluster.all(kind)[0]) != _content(before)
+    await bench.settle()
+    assert _content(bench.cluster.all(kind)[0]) == _content(before)
+
+
+def _content(manifest: dict[str, Any]) -> dict[str, Any]:
+    return {"spec": manifest["spec"], "labels": manifest["metadata"]["labels"]}
+
+
+@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE, CLAIM])
+async def test_a_child_that_was_deleted_comes_back(bench: Bench, kind: Kind) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    name = bench.cluster.all(kind)[0]["metadata"]["name"]
+    bench.cluster.remove(kind, "default", name)
+    await bench.settle()
+    assert [item["metadata"]["name"] for item in bench.cluster.all(kind)] == [name]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"metadata": {"labels": {"team": "a"}}}, id="label"),
+        pytest.param({"metadata": {"annotations": {"note": "b"}}}, id="annotation"),
+        pytest.param(
+            {"spec": {"template": {"metadata": {"annotations": {"kubectl.kubernetes.io/restartedAt": "now"}}}}}, id="rollout restart"
+        ),
+        pytest.param({"spec": {"paused": True}}, id="paused rollout"),
+    ],
+)
+async def test_what_others_add_beside_ours_stays(bench: Bench, change: dict[str, Any]) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    bench.cluster.edit(DEPLOYMENT, "default", "llama", change)
+    before = bench.deployment()
+    bench.cluster.writes.clear()
+    await bench.settle()
+    assert bench.deployment() == before
+    assert not [write for write in bench.cluster.writes if write.kind == "Deployment"]
+
+
+async def test_an_autoscaler_on_the_deployment_keeps_its_replicas_until_it_goes(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    target = {"kind": "Deployment", "name": "llama"}
+    metadata = {"name": "hpa", "namespace": "default"}
+    bench.cluster.put(
+        {"apiVersion": AUTOSCALER.api_version, "kind": AUTOSCALER.kind, "metadata": metadata, "spec": {"scaleTargetRef": target}}
+    )
+    bench.cluster.edit(DEPLOYMENT, "default", "llama", {"spec": {"replicas": 5}}, manager="kube-controller-manager")
+    for entry in bench.cluster._objects[("Deployment", "default", "llama")]["metadata"]["managedFields"]:
+        if entry["manager"] == "kube-controller-manager":
+            entry["subresource"] = "scale"
+    await bench.settle()
+    assert bench.deployment()["spec"]["replicas"] == 5
+    bench.cluster.remove(AUTOSCALER, "default", "hpa")
+    await bench.settle()
+    assert bench.deployment()["spec"]["replicas"] == 1
+
+
+async def test_an_object_of_somebody_else_with_our_name_is_not_taken_over(bench: Bench) -> None:
+    metadata = {"name": "llama", "namespace": "default"}
+    bench.cluster.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 9, "template": {}}})
+    bench.cluster.put(llama())
+    await bench.reconciler.reconcile(KEY)
+    assert bench.deployment()["spec"] == {"replicas": 9, "template": {}}
+    ready = bench.condition("Ready")
+    assert ready.reason == "ApplyFailed"
+    assert "is not the operator's" in ready.message
+
+
+async def test_children_of_an_earlier_object_of_the_name_go_first(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    old = bench.deployment()
+    bench.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
+    bench.cluster.put(llama())
+    result = await bench.reconciler.reconcile(KEY)
+    assert (result.name, result.requeue_seconds is not None) == ("waiting", True)
+    await bench.settle()
+    assert bench.deployment()["metadata"]["uid"] != old["metadata"]["uid"]
+
+
+async def test_what_the_api_server_refuses_is_said_in_its_words_and_the_rest_is_applied(bench: Bench) -> None:
+    bench.cluster.fail("apply", SERVICE, Invalid('Service "llama" is invalid: spec.ports[0].port: Invalid value: 0'), times=100)
+    bench.cluster.put(llama())
+    result = await bench.reconciler.reconcile(KEY)
+    assert result.name == "refused"
+    assert "spec.ports[0].port: Invalid value" in bench.condition("Ready").message
+    assert bench.cluster.all(DEPLOYMENT)
+    bench.cluster.heal()
+    await bench.settle()
+    assert bench.condition("Ready").reason != "ApplyFailed"
+
+
+@pytest.mark.parametrize(
+    ("verb", "error"),
+    [
+        *((verb, Unavailable("connection refused")) for verb in ("get", "find", "apply", "create", "apply_status")),
+        *((verb, Conflict("the object has been modified")) for verb in ("apply", "apply_status")),
+    ],
+)
+async def test_a_failure_at_any_call_loses_nothing(bench: Bench, verb: str, error: ClusterError) -> None:
+    bench.cluster.put(llama())
+    healthy = Bench()
+    healthy.cluster.put(llama())
+    await healthy.settle()
+    bench.cluster.fail(verb, None, error)
+    with contextlib.suppress(type(error)):
+        await bench.reconciler.reconcile(KEY)
+    await bench.settle()
+    assert [_names(item) for item in bench.cluster.all(EVENT)] == [_names(item) for item in healthy.cluster.all(EVENT)]
+    assert _content(bench.deployment()) == _content(healthy.deployment())
+    assert bench.status().conditions == healthy.status().conditions
+
+
+def _names(event: dict[str, Any]) -> tuple[str, str]:
+    return event["reason"], event["message"]
+
+
+async def test_an_operator_killed_between_its_writes_duplicates_no_event(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Unavailable("killed"))
+    with pytest.raises(Unavailable):
+        await bench.reconciler.reconcile(KEY)
+    events = len(bench.cluster.all(EVENT))
+    assert events > 0
+    bench.restart()
+    bench.pass_time(30)
+    await bench.settle()
+    assert len(bench.cluster.all(EVENT)) == events
+
+
+async def test_without_the_right_to_list_nodes_the_condition_names_it_and_what_runs_keeps_running(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    before = bench.deployment()
+    bench.restart()
+    bench.cluster.fail("find", NODE, Forbidden("nodes is forbidden", verb="list", resource="nodes"), times=100)
+    await bench.reconciler.reconcile(KEY)
+    assert bench.condition("Planned").reason == "PermissionMissing"
+    assert "may not list nodes" in bench.condition("Planned").message
+    assert bench.deployment() == before
+
+
+async def test_a_spec_that_cannot_be_planned_leaves_running_what_runs(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    before = bench.deployment()
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"accelerator": {"architectures": ["sm_120"]}}})
+    await bench.settle()
+    assert bench.condition("Planned").reason == "NoMatchingGPU"
+    assert bench.deployment() == before
+
+
+async def test_a_spec_that_no_schema_has_checked_ends_in_a_condition(bench: Bench) -> None:
+    bench.cluster.put(llama(replicas="many"))
+    assert (await bench.reconciler.reconcile(KEY)).name == "refused"
+    assert bench.condition("Ready").reason == "InvalidSpec"
+    assert "spec.replicas" in bench.condition("Ready").message
+    writes = len(bench.cluster.writes)
+    await bench.reconciler.reconcile(KEY)
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_nothing_is_reported_before_the_logs_have_shown_what_they_hold(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    bench.add_pod(**POD_STATUS)
+    uid = bench.cluster.all(POD)[0]["metadata"]["uid"]
+    bench.logs.told[(uid, 0)] = StartupState(stage=Stage.TORCH_COMPILE, lines=10)
+    await bench.settle()
+    before = bench.status()
+    assert before.startup is not None
+    assert before.startup.stage == "TorchCompile"
+    bench.restart()
+    bench.logs.told.clear()
+    bench.logs.ready = False
+    result = await bench.reconciler.reconcile(KEY)
+    assert result.requeue_seconds is not None
+    assert bench.status() == before
+
+
+async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(resource: VLLMDeployment, inventory: Inventory) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    good = bench.rooms
+    bench.rooms = replace(good, plan=broken)
+    bench.restart()
+    bench.cluster.put(llama())
+    queue: WorkQueue[tuple[str, str]] = WorkQueue()
+    workers = Workers(queue, bench.reconciler, bench.metrics, number=1, resync_seconds=600)
+    queue.add(KEY)
+    assert await queue.get() == KEY
+    await workers._reconcile(KEY)
+    queue.done(KEY)
+    assert bench.condition("Ready").reason == "OperatorFailed"
+    assert "ZeroDivisionError: a bug" in bench.condition("Ready").message
+    assert "Traceback" in caplog.text
+    assert (queue.failures(KEY), queue.delayed()) == (1, 1)
+    bench.rooms = good
+    bench.restart()
+    await bench.settle()
+    assert bench.condition("Ready").reason != "OperatorFailed"
+
+
+async def test_what_is_not_rendered_any_more_is_deleted_but_never_a_claim(bench: Bench) -> None:
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    await bench.settle()
+    good = bench.rooms
+    bench.rooms = replace(good, render=lambda resource, plan: [m for m in good.render(resource, plan) if m["kind"] == "Deployment"])
+    bench.restart()
+    await bench.settle()
+    assert not bench.cluster.all(SERVICE)
+    assert bench.cluster.all(CLAIM)
+    assert Write("delete", "Service", "llama") in bench.cluster.writes
