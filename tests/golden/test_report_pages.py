@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,15 +27,35 @@ MIG = Crash(
 )
 
 
+DEEP = (("MoE", "DEEPGEMM"),)
+FLASHINFER = (("Attention", "FLASHINFER_MLA"),)
+ENTERED = (
+    (Stage.PROCESS_START, o.at(0)),
+    (Stage.WEIGHT_LOAD, o.at(20)),
+    (Stage.TORCH_COMPILE, o.at(62)),
+    (Stage.KERNEL_WARMUP, o.at(90)),
+    (Stage.CUDA_GRAPH_CAPTURE, o.at(382)),
+    (Stage.READY, o.at(459)),
+)
+
+
+WARM = ((Stage.PROCESS_START, o.at(0)), (Stage.WEIGHT_LOAD, o.at(12)), (Stage.TORCH_COMPILE, o.at(26)), (Stage.READY, o.at(35)))
+
+
+def _until(stage: Stage) -> tuple[tuple[Stage, datetime], ...]:
+    order = list(Stage)
+    return tuple(entry for entry in ENTERED if order.index(entry[0]) <= order.index(stage))
+
+
 def at_work(stage: Stage, *, seconds: float, since: float, progress: Progress | None = None) -> Observation:
-    state = StartupState(stage=stage, progress=progress, stage_since=o.at(since), started_at=o.at(0), last_line_at=o.at(seconds - 1))
+    state = StartupState(
+        stage=stage, progress=progress, stage_since=o.at(since), started_at=o.at(0), last_line_at=o.at(seconds - 1), entered=_until(stage)
+    )
     return o.observe(o.starting_pod(since=0), states={X1: state}, now=o.at(seconds))
 
 
-def serving(seconds: float, cache: CacheEvidence) -> Observation:
-    state = StartupState(
-        stage=Stage.READY, stage_since=o.at(seconds), started_at=o.at(0), cache=cache, observed_backends=(("MoE", "DEEPGEMM"),)
-    )
+def serving(seconds: float, cache: CacheEvidence, entered: tuple[tuple[Stage, datetime], ...] = ENTERED) -> Observation:
+    state = StartupState(stage=Stage.READY, stage_since=o.at(seconds), cache=cache, observed_backends=DEEP, entered=entered)
     return o.observe(o.ready_pod(since=0, ready=seconds), states={X1: state}, now=o.at(seconds))
 
 
@@ -48,13 +69,15 @@ PULLING = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pul
 WEIGHTS = at_work(Stage.WEIGHT_LOAD, seconds=40, since=20, progress=Progress(12, 163, "Loading weights", 240))
 DEEP_GEMM = at_work(Stage.KERNEL_WARMUP, seconds=330, since=90, progress=Progress(1436, 1735, "DeepGEMM warm-up", 52))
 GRAPHS = at_work(Stage.CUDA_GRAPH_CAPTURE, seconds=400, since=382, progress=Progress(12, 35, "CUDA graph capture", 20))
-SILENT = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-130), last_line_at=o.at(-120), silent_stage_inferred=True)
+SILENT = StartupState(
+    stage=Stage.KERNEL_WARMUP, stage_since=o.at(-130), last_line_at=o.at(-120), observed_backends=(("MoE", "FLASHINFER_CUTLASS"),)
+)
 HUNG = replace(at_work(Stage.DISTRIBUTED_INIT, seconds=30, since=28), now=o.at(700))
 
 STORIES: dict[str, tuple[Observation, ...]] = {
     "compiling": (o.observe(), PULLING, WEIGHTS, DEEP_GEMM),
     "first-start-serves": (o.observe(), WEIGHTS, DEEP_GEMM, GRAPHS, serving(459, CacheEvidence(misses=31))),
-    "second-start-serves": (o.observe(), serving(35, CacheEvidence(hits=31))),
+    "second-start-serves": (o.observe(), serving(35, CacheEvidence(hits=31), WARM)),
     "silent-jit": (
         o.observe(
             o.starting_pod(since=-200),

@@ -22,7 +22,8 @@ COMPILING = StartupState(
     last_line_at=o.at(-2),
     cache=CacheEvidence(misses=3),
 )
-SILENT = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-140), last_line_at=o.at(-130), silent_stage_inferred=True)
+FLASHINFER = (("MoE", "FLASHINFER_CUTLASS"),)
+SILENT = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(-140), last_line_at=o.at(-130), observed_backends=FLASHINFER)
 HUNG = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-900), started_at=o.at(-930), last_line_at=o.at(-900))
 REFUSED = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU. The cluster has: 3 nodes with NVIDIA-H200 (sm_90).")
 UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned because the spec was not accepted.")
@@ -126,15 +127,33 @@ SITUATIONS = {
         "UnknownCrash",
         ('"RuntimeError: NVLS init failed"', "kubectl logs vllm-a-x1 --previous"),
     ),
-    "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("nothing was found",)),
+    "an unknown crash without a word": Situation(
+        o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("not known to the operator",)
+    ),
     "a crash whose log is still being read": Situation(
         o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "being read")
     ),
     "killed for memory": Situation(
-        o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)), "Crashed", "True", "OOMKilled", ("resources.limits.memory",)
+        o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)),
+        "Crashed",
+        "True",
+        "OomKilledNoLog",
+        ("resources.limits.memory",),
     ),
-    "a child killed for memory explains what the log says": Situation(
-        o.observe(o.crashed_pod(code=1, reason="OOMKilled"), states={X1: crashed_state()}), "Crashed", "True", "OOMKilled"
+    "a child killed for memory, and nothing in the log but echoes": Situation(
+        o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OomKilledNoLog"
+    ),
+    "a log that explains itself is believed although memory ran out as well": Situation(
+        o.observe(o.crashed_pod(code=1, reason="OOMKilled"), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
+    ),
+    "a crash that the log shows while its container hangs": Situation(
+        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-11))}), "Crashed", "True", "MigUuidNotInteger"
+    ),
+    "a crash that the log shows a moment before the container ends": Situation(
+        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-2))}), "Crashed", "False", "NoCrash"
+    ),
+    "ended without an error": Situation(
+        o.observe(o.crashed_pod(code=0, reason="Completed")), "Crashed", "True", "EndedWithoutError", ("spec.podTemplate",)
     ),
     "ended by its startup probe": Situation(
         o.observe(
@@ -145,7 +164,7 @@ SITUATIONS = {
         "StartupProbeFailed",
         ("deadlineSeconds",),
     ),
-    "killed by nobody knows whom": Situation(o.observe(o.crashed_pod(code=137)), "Crashed", "True", "Killed", ("signal 9",)),
+    "killed by nobody knows whom": Situation(o.observe(o.crashed_pod(code=137)), "Crashed", "True", "UnknownCrash", ("exit code 137",)),
     "evicted": Situation(
         o.observe(o.pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory.")),
         "Crashed",

@@ -68,7 +68,7 @@ def test_another_pod_that_crashes_is_shown_while_progress_is_held_back() -> None
     changed = o.after(observation, first, seconds=2, pods=(pods[0], o.crashed_pod("vllm-a-x2", reason="OOMKilled")))
     crashed = find_condition(report(changed).status.conditions, "Crashed")
     assert crashed is not None
-    assert crashed.reason == "OOMKilled"
+    assert crashed.reason == "OomKilledNoLog"
 
 
 def test_a_stall_is_looked_for_when_it_is_due() -> None:

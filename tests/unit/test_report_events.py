@@ -13,6 +13,14 @@ X1 = ("vllm-a-x1", 0)
 UID = ("uid-vllm-a-x1", 0)
 
 
+ENTERED = (
+    (Stage.WEIGHT_LOAD, o.at(-60)),
+    (Stage.KERNEL_WARMUP, o.at(0)),
+    (Stage.CUDA_GRAPH_CAPTURE, o.at(284)),
+    (Stage.READY, o.at(290)),
+)
+
+
 def told(events: tuple[EventDraft, ...]) -> list[tuple[str, str]]:
     return [(event.type, event.reason) for event in events]
 
@@ -33,12 +41,12 @@ def compiling(seconds: float) -> Observation:
 
 
 def capturing(seconds: float) -> Observation:
-    state = StartupState(stage=Stage.CUDA_GRAPH_CAPTURE, stage_since=o.at(284), started_at=o.at(-60), last_line_at=o.at(seconds))
+    state = StartupState(stage=Stage.CUDA_GRAPH_CAPTURE, stage_since=o.at(284), last_line_at=o.at(seconds), entered=ENTERED[:3])
     return o.observe(o.starting_pod(), states={X1: state}, now=o.at(seconds))
 
 
 def ready(seconds: float, cache: CacheEvidence) -> Observation:
-    state = StartupState(stage=Stage.READY, stage_since=o.at(seconds), started_at=o.at(-60), last_line_at=o.at(seconds), cache=cache)
+    state = StartupState(stage=Stage.READY, stage_since=o.at(seconds), cache=cache, entered=ENTERED)
     return o.observe(o.ready_pod(since=-60, ready=seconds), states={X1: state}, now=o.at(seconds))
 
 

@@ -139,6 +139,14 @@ class CacheState(StrEnum):
     QUARANTINED = "Quarantined"
 
 
+class StageDuration(Model):
+    """How long a stage of a start took with the present cache key."""
+
+    stage: str = Field(max_length=64, description="Stage of the start.")
+    cold_seconds: int | None = Field(default=None, ge=0, description="In the last cold start.")
+    warm_seconds: int | None = Field(default=None, ge=0, description="In the last warm start.")
+
+
 class CacheStatus(Model):
     """The caches."""
 
@@ -148,6 +156,12 @@ class CacheStatus(Model):
     generation: int | None = Field(default=None, ge=0, description="Raised each time a damaged cache is left behind.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")
+    stages: list[StageDuration] | None = Field(
+        default=None,
+        max_length=16,
+        description="How long the longer stages took with this key; tells what to expect of the next start.",
+        json_schema_extra=list_map("stage"),
+    )
 
 
 class PodStartup(Model):

@@ -14,6 +14,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.claims import claim_verdict, is_one_node
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
+from vllm_operator.reporting.durations import learn
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.rollout import is_rolled_out
 from vllm_operator.reporting.scene import Scene
@@ -24,9 +25,19 @@ from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 class Start:
     """A start whose log says something about caches. `seconds` is None until the engine answers."""
 
-    evidence: CacheEvidence
+    state: StartupState
     seconds: int | None
     run: tuple[str, int]
+
+    @property
+    def evidence(self) -> CacheEvidence:
+        """What its log says about caches."""
+        return self.state.cache
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the engine answers and all was loaded, or all was built: a start to learn from."""
+        return self.seconds is not None and (self.is_warm or self.is_cold)
 
     @property
     def is_warm(self) -> bool:
@@ -45,7 +56,7 @@ def last_start(scene: Scene) -> Start | None:
     if not told:
         return None
     view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
-    return Start(state.cache, start_seconds(view, state), view.run)
+    return Start(state, start_seconds(view, state), view.run)
 
 
 def start_seconds(view: PodView, state: StartupState) -> int | None:
@@ -62,6 +73,7 @@ def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
     previous = scene.observation.previous.cache
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
     start = last_start(scene)
+    stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
         state=_state(scene, plan, known),
@@ -69,6 +81,7 @@ def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
         generation=previous.generation if previous is not None else None,
         cold_start_seconds=start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds,
         warm_start_seconds=start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds,
+        stages=stages or None,
     )
 
 

@@ -13,15 +13,16 @@ from datetime import datetime, timedelta
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.pod_events import killed_by_probe
 from vllm_operator.reporting.pods import Phase, PodView, Termination
 from vllm_operator.reporting.scene import Scene
-from vllm_operator.reporting.terminations import diagnose, diagnose_failed_pod, load_rules
-from vllm_operator.startup.state import Crash
+from vllm_operator.reporting.terminations import match_container, match_pod
+from vllm_operator.startup.crashes import UNKNOWN
+from vllm_operator.startup.state import Crash, StartupState
+from vllm_operator.startup.termination import diagnose_termination
 
 SETTLING_SECONDS = 10
 """How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
-UNKNOWN = "Unknown"
-"""Signature of a crash that no known one matches."""
 _STRONG = 2
 _OVER = (Phase.TERMINATING,)
 _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
@@ -79,6 +80,8 @@ def _findings(scene: Scene) -> Iterator[Finding]:
     for view in scene.pods:
         if view.phase is Phase.FAILED:
             yield _failed(scene, view, in_force=missing)
+        elif (settles_at := crash_settles(scene, view)) is not None and settles_at <= scene.observation.now:
+            yield _hung(scene, view)
         elif view.termination is not None and view.phase not in (*_OVER, Phase.CONTAINER_FAILED):
             yield _crashed(scene, view, view.termination)
 
@@ -86,31 +89,41 @@ def _findings(scene: Scene) -> Iterator[Finding]:
 def _failed(scene: Scene, view: PodView, *, in_force: bool) -> Finding:
     time = view.termination.finished_at if view.termination else view.created_at
     code = view.termination.exit_code if view.termination else None
-    status = _status(scene, view, diagnose_failed_pod(view), run=view.restarts, code=code, time=time)
+    status = _status(scene, view, match_pod(scene.knowledge.terminations, view), run=view.restarts, code=code, time=time)
     return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
+
+
+def _hung(scene: Scene, view: PodView) -> Finding:
+    """A crash that the log shows and that has not ended the container."""
+    state = scene.state(view)
+    assert state is not None
+    status = _status(scene, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
+    previous = scene.observation.previous.last_crash
+    if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
+        status = _better(scene, previous, status)
+    return Finding(view=view, run=view.restarts, time=state.last_line_at, in_force=True, settles_at=None, status=status)
 
 
 def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
     state = None if view.container else scene.observation.startups.get((view.uid, ended.run))
-    crash = diagnose(scene, view, ended, state)
+    crash = _diagnose(scene, view, ended, state)
     settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
     status = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
-    if _weight(status.signature) == _STRONG or (settles_at is not None and settles_at <= scene.observation.now):
+    if _weight(scene, status) == _STRONG or (settles_at is not None and settles_at <= scene.observation.now):
         settles_at = None
     previous = scene.observation.previous.last_crash
     if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
         settles_at = None
-        status = previous if _weight(previous.signature) >= _weight(status.signature) else status
+        status = _better(scene, previous, status)
     in_force = view.phase not in _HAS_SERVED
     return Finding(view=view, run=ended.run, time=ended.finished_at, in_force=in_force, settles_at=settles_at, status=status)
 
 
 def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None) -> CrashStatus:
-    messages = scene.messages
     if crash is None or crash.signature == UNKNOWN:
-        line = crash.line if crash is not None else _telling_line(view)
-        cause = messages.say("crash.unknown_cause", line=line)
-        remedy: str | None = messages.say("crash.unknown_remedy", pod=view.name)
+        line = crash.line if crash is not None else ""
+        cause = scene.messages.say("crash.unknown_cause", line=line)
+        remedy: str | None = scene.messages.say("crash.unknown_remedy", pod=view.name)
     else:
         cause, remedy = wording.clean(crash.cause, 1000), crash.remedy and wording.clean(crash.remedy, 1000)
     return CrashStatus(
@@ -126,21 +139,44 @@ def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code:
     )
 
 
-def _weight(signature: str) -> int:
-    """How much a signature says: 0 nothing, 1 little, 2 the cause."""
-    return 0 if signature == UNKNOWN else 1 if signature in load_rules().weak else _STRONG
+def _better(scene: Scene, previous: CrashStatus, found: CrashStatus) -> CrashStatus:
+    """Of two descriptions of one crash the one that says more; what was written stays where they say the same."""
+    before, now = _weight(scene, previous), _weight(scene, found)
+    ended_meanwhile = previous.exit_code is None and found.exit_code is not None
+    return found if now > before or (now == before and ended_meanwhile) else previous
+
+
+def _weight(scene: Scene, crash: CrashStatus) -> int:
+    """How much a description says: 0 nothing, 1 little, 2 the cause."""
+    return 0 if crash.signature == UNKNOWN else 1 if crash.signature in scene.knowledge.weak else _STRONG
+
+
+def _diagnose(scene: Scene, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:
+    """Name the end of a run: by its log and exit code, else by what the kubelet said."""
+    found = diagnose_termination(
+        scene.knowledge.startup,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        reason=ended.reason,
+        message=ended.message,
+        log_crash=state.crash if state is not None else None,
+    )
+    if found is not None and found.signature != UNKNOWN and found.signature not in scene.knowledge.weak:
+        return found
+    return match_container(scene.knowledge.terminations, view, ended, killed_by_probe(view, scene.log) or "") or found
+
+
+def crash_settles(scene: Scene, view: PodView) -> datetime | None:
+    """When a start whose log shows a crash counts as crashed although its container runs on; None if it does not."""
+    state = scene.state(view)
+    if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
+        return None
+    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS)
 
 
 def _excerpt(crash: Crash) -> str | None:
     lines = [wording.clean(line, 400) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
     return "\n".join(line for line in lines if line)[-2000:] or None
-
-
-def _telling_line(view: PodView) -> str:
-    """The innermost error in what the kubelet kept of the log: the last line that names one, else the last line."""
-    kept = view.termination.message if view.termination is not None else ""
-    lines = [line.strip() for line in kept.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "Error" in line or "error:" in line), lines[-1] if lines else "")
 
 
 def reason(signature: str) -> str:

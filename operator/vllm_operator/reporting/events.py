@@ -7,15 +7,17 @@ ended between the event and the status, has the same key both times.
 
 import hashlib
 from collections.abc import Iterator
+from datetime import datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
 from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.caches import last_start
 from vllm_operator.reporting.crashes import Crashes, reason
+from vllm_operator.reporting.durations import completed_stages
 from vllm_operator.reporting.observation import EventDraft
 from vllm_operator.reporting.planned import mismatches
-from vllm_operator.reporting.pods import Phase
+from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.summary import crash_text
 from vllm_operator.startup.state import Stage
@@ -34,7 +36,7 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
         *_planning(scene, status),
         *_apply_error(scene, status),
         *_claim(scene, status),
-        *_long_stage(scene),
+        *_long_stages(scene),
         *_stuck(scene, status),
         *_crash(scene, crashes),
         *_started(scene, status),
@@ -78,25 +80,30 @@ def _apply_error(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDr
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}")
 
 
-def _long_stage(scene: Scene) -> Iterator[EventDraft]:
-    """The stage that the leading Pod has left, if it was long."""
+def _long_stages(scene: Scene) -> Iterator[EventDraft]:
+    """The long stages that the Pod which led the start has left since."""
     before = scene.observation.previous.startup
-    if before is None or not before.pods or before.stage is None:
+    if before is None or not before.pods or before.stage not in list(Stage):
         return
     lead = before.pods[0]
     view = next((v for v in scene.pods if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
-    if view is None or view.phase not in (Phase.STARTING, Phase.READY) or scene.stage(view) == before.stage:
+    if view is None or view.phase not in (Phase.STARTING, Phase.READY):
         return
-    if before.stage == Stage.SCHEDULING:
-        return  # waiting for a node has conditions and a warning of its own
-    state = scene.state(view) if before.stage != Stage.IMAGE_PULL else None
-    ended = state.stage_since if state is not None else view.ready_at if before.stage != Stage.IMAGE_PULL else view.started_at
-    began = reading.moment(before.stage_since)
-    if ended is None or began is None or (ended - began).total_seconds() < LONG_STAGE_SECONDS:
-        return
-    seconds = (ended - began).total_seconds()
-    message = scene.messages.say("event.stage", pod=view.name, what=scene.messages.stage(before.stage), seconds=seconds)
-    yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{before.stage}")
+    for stage, begun, ended in _left(scene, view, Stage(before.stage), reading.moment(before.stage_since)):
+        seconds = (ended - begun).total_seconds()
+        if seconds > LONG_STAGE_SECONDS:
+            message = scene.messages.say("event.stage", pod=view.name, what=scene.messages.stage(stage), seconds=seconds)
+            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{stage}")
+
+
+def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
+    """The stages that a Pod has left since it was in `stage`. Waiting for a node has a warning of its own."""
+    if stage is Stage.IMAGE_PULL and since is not None and view.started_at is not None:
+        yield (stage, since, view.started_at)
+    state = scene.state(view)
+    order = list(Stage)
+    if state is not None:
+        yield from (left for left in completed_stages(state) if order.index(left[0]) >= order.index(stage))
 
 
 def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -5,26 +5,13 @@ the time that the present stage is known to be silent for, where that is longer:
 minutes without a word.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from vllm_operator.reporting.pods import PodView
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.startup.state import StartupState
 
 DEFAULT_STALL_SECONDS = 600
-
-
-@dataclass(frozen=True, slots=True)
-class StageTimes:
-    """What is known of the stages of a start, in seconds.
-
-    `silent` is how long a stage may go without a line in the log in a good start; `usual` how long it usually
-    takes with cold caches.
-    """
-
-    silent: Mapping[Stage, int] = field(default_factory=dict)
-    usual: Mapping[Stage, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +27,13 @@ class Judgement:
     stalled: bool
 
 
-def judge(view: PodView, state: StartupState | None, *, stall_seconds: int | None, times: StageTimes, now: datetime) -> Judgement | None:
-    """Judge a Pod whose engine runs and does not serve yet; None where no sign of life has a time."""
+def judge(
+    view: PodView, state: StartupState | None, *, stall_seconds: int | None, silent_seconds: int | None, now: datetime
+) -> Judgement | None:
+    """Judge a Pod whose engine runs and does not serve yet; None where no sign of life has a time.
+
+    `stall_seconds` is what the user allows, `silent_seconds` what the present stage is known to need.
+    """
     signs = [view.started_at or view.created_at]
     if state is not None:
         signs += [state.last_line_at, state.stage_since, state.started_at]
@@ -49,7 +41,6 @@ def judge(view: PodView, state: StartupState | None, *, stall_seconds: int | Non
     seen = [sign for sign in signs if sign is not None and sign <= now]
     if not seen:
         return None
-    stage = state.stage if state is not None else Stage.PROCESS_START
-    limit = max(stall_seconds or DEFAULT_STALL_SECONDS, times.silent.get(stage, 0))
+    limit = max(stall_seconds or DEFAULT_STALL_SECONDS, silent_seconds or 0)
     deadline = max(seen) + timedelta(seconds=limit)
     return Judgement(since=max(seen), limit=limit, deadline=deadline, stalled=deadline <= now)

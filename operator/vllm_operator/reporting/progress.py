@@ -8,11 +8,11 @@ alone never changes a word of it.
 
 from datetime import datetime, timedelta
 
-from vllm_operator.api.status import PodStartup, StartupStatus
+from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
-from vllm_operator.startup.state import Progress, StartupState
+from vllm_operator.startup.state import Progress, Stage, StartupState
 
 HOLD_SECONDS = 10
 """Small progress is written at most this often."""
@@ -48,19 +48,33 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
         return words
     counted = _progress(state)
     if counted is not None:
-        return scene.messages.say(
-            "startup.counted",
-            limit=300,
-            what=wording.clean(counted.label, 80) or words,
-            completed=counted.completed,
-            total=counted.total,
-            eta=None if briefly else _eta(counted),
-        )
-    if briefly:
+        what = wording.clean(counted.label, 80) or words
+        eta = None if briefly or state.silent_stage_inferred else _eta(counted)
+        words = scene.messages.say("startup.counted", limit=200, what=what, completed=counted.completed, total=counted.total, eta=eta)
+    if briefly or (counted is not None and not state.silent_stage_inferred):
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    return scene.messages.say(name, limit=300, what=words, since=since, usual=scene.times.usual.get(stage))
+    return scene.messages.say(name, limit=400, what=words, since=since, usual=usual_seconds(scene, stage, state))
+
+
+def silence_begins(scene: Scene, view: PodView) -> datetime | None:
+    """When the silence of a start becomes worth a word; None if it is not awaited."""
+    state = scene.state(view)
+    if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
+        return None
+    return state.last_line_at + timedelta(seconds=scene.knowledge.startup.stages.silent_after_seconds)
+
+
+def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
+    """How long a stage took in the last start with this cache key, cold or warm as the present one is; None if unknown."""
+    plan, cache = scene.observation.outcome.plan, scene.observation.previous.cache
+    if plan is None or cache is None or cache.key != plan.cache_key:
+        return None
+    known = next((entry for entry in cache.stages or () if entry.stage == stage), None)
+    is_warm = cache.state is CacheState.WARM and state.cache.misses == 0
+    seconds = known and (known.warm_seconds if is_warm else known.cold_seconds)
+    return wording.rounded(seconds) if seconds else None
 
 
 def _block(scene: Scene) -> StartupStatus | None:

@@ -5,40 +5,20 @@ that speak of them, then the summary, then the events, which are the difference 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from functools import cache
 
 from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.catalog.stages import load_stages
 from vllm_operator.reporting import caches, claims, planned, progress, reading, rollout, starting, summary
 from vllm_operator.reporting.conditions import set_conditions
-from vllm_operator.reporting.crashes import Crashes, find_crashes
+from vllm_operator.reporting.crashes import Crashes, crash_settles, find_crashes
 from vllm_operator.reporting.events import draft_events
-from vllm_operator.reporting.messages import Messages, load_messages
+from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
-from vllm_operator.reporting.patience import StageTimes
 from vllm_operator.reporting.scene import Scene
-from vllm_operator.startup.state import Stage
 
 _SOON = 1.0
 """Seconds. What is due within less is looked at after this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Knowledge:
-    """What reports draw on beside the observation."""
-
-    messages: Messages
-    times: StageTimes
-
-
-@cache
-def load_knowledge() -> Knowledge:
-    """Read what ships with the package."""
-    silent = {Stage(name): silence.seconds for name, silence in load_stages().silence.items()}
-    return Knowledge(load_messages(), StageTimes(silent=silent))
 
 
 def report(observation: Observation, knowledge: Knowledge | None = None) -> Report:
@@ -48,7 +28,7 @@ def report(observation: Observation, knowledge: Knowledge | None = None) -> Repo
     gives that status again and no events.
     """
     known = knowledge or load_knowledge()
-    scene = Scene.read(observation, known.messages, known.times)
+    scene = Scene.read(observation, known)
     crashes = find_crashes(scene)
     block = progress.startup_status(scene)
     status = _status(scene, crashes, block)
@@ -98,5 +78,7 @@ def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> I
     yield claims.binding_deadline(scene)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in scene.starting:
+        yield progress.silence_begins(scene, view)
+        yield crash_settles(scene, view)
         judgement = scene.judgement(view)
         yield judgement.deadline if judgement is not None else None

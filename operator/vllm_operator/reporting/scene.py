@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+from vllm_operator.reporting.knowledge import Knowledge
 from vllm_operator.reporting.messages import Messages
 from vllm_operator.reporting.observation import Observation
-from vllm_operator.reporting.patience import Judgement, StageTimes, judge
+from vllm_operator.reporting.patience import Judgement, judge
 from vllm_operator.reporting.pod_events import EventLog, refine
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
+from vllm_operator.startup.silence import allowed_silence_seconds, infer_silence
 from vllm_operator.startup.state import Stage, StartupState
 
 _ON_THE_WAY = frozenset(
@@ -28,19 +30,23 @@ class Scene:
     """An observation with its Pods read. `pods` are all of them, worst first."""
 
     observation: Observation
-    messages: Messages
-    times: StageTimes
+    knowledge: Knowledge
     log: EventLog
     pods: tuple[PodView, ...]
 
     @classmethod
-    def read(cls, observation: Observation, messages: Messages, times: StageTimes) -> "Scene":
+    def read(cls, observation: Observation, knowledge: Knowledge) -> "Scene":
         """Read an observation. Pods without a name are left out: nothing can be said about them."""
         log = EventLog(observation.pod_events)
         views = [_wait_for_claim(refine(read_pod(pod), log)) for pod in observation.pods]
-        scene = cls(observation, messages, times, log, ())
+        scene = cls(observation, knowledge, log, ())
         pods = tuple(sorted((v for v in views if v.name), key=scene._badness))
-        return cls(observation, messages, times, log, pods)
+        return cls(observation, knowledge, log, pods)
+
+    @property
+    def messages(self) -> Messages:
+        """The sentences."""
+        return self.knowledge.messages
 
     @property
     def serving(self) -> int:
@@ -61,7 +67,10 @@ class Scene:
 
     def state(self, view: PodView) -> StartupState | None:
         """What the log of the present run has told; None if nothing is known."""
-        return None if view.container else self.observation.startups.get(view.run)
+        state = None if view.container else self.observation.startups.get(view.run)
+        if state is None or view.phase is not Phase.STARTING:
+            return state
+        return infer_silence(state, self.observation.now, self.knowledge.startup)
 
     def stage(self, view: PodView) -> Stage:
         """The stage that a Pod on its way is in."""
@@ -78,7 +87,8 @@ class Scene:
             return None
         startup = self.observation.resource.spec.startup
         stall_seconds = startup.stall_seconds if startup else None
-        return judge(view, self.state(view), stall_seconds=stall_seconds, times=self.times, now=self.observation.now)
+        silent_seconds = allowed_silence_seconds(self.stage(view), self.knowledge.startup)
+        return judge(view, self.state(view), stall_seconds=stall_seconds, silent_seconds=silent_seconds, now=self.observation.now)
 
     def stalled(self, view: PodView) -> bool:
         """Whether a start shows no sign of progress."""

@@ -7,17 +7,13 @@ are removed, secrets are masked, lengths are bounded.
 import re
 from datetime import UTC, datetime
 
+from vllm_operator.startup.redaction import redact
+
 MESSAGE_LIMIT = 500
 """Characters of a message of ours, at most."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
 _SPACES = re.compile(r"\s+")
-_SECRETS = (
-    (re.compile(r"(://)[^/\s@:]{1,256}:[^/\s@]{1,256}@"), r"\1***@"),
-    (re.compile(r"\b(hf_|ghp_|gho_|glpat-|sk-|nvapi-)[A-Za-z0-9_-]{8,256}"), r"\1***"),
-    (re.compile(r"(?i)\b(bearer|basic)\s+[^\s\"',;]{6,2048}"), r"\1 ***"),
-    (re.compile(r"(?i)\b([a-z_-]{0,32}(?:token|password|secret|signature|api[_-]?key)=)[^\s&\"',;]{4,2048}"), r"\1***"),
-)
 
 
 def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
@@ -25,9 +21,7 @@ def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
     text = _ESCAPES.sub("", text[: 16 * limit])
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
-    return shorten(_SPACES.sub(" ", text).strip(), limit)
+    return shorten(_SPACES.sub(" ", redact(text)).strip(), limit)
 
 
 def shorten(text: str, limit: int) -> str:

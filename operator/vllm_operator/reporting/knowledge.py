@@ -1,0 +1,29 @@
+"""What reports draw on beside the observation: the messages, and what is known of starts and crashes."""
+
+from dataclasses import dataclass
+from functools import cache
+
+from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.reporting.messages import Messages, load_messages
+from vllm_operator.reporting.terminations import Rules, load_rules
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Knowledge:
+    """Loaded once, shared by all reports."""
+
+    messages: Messages
+    startup: StartupKnowledge
+    terminations: Rules
+    weak: frozenset[str]
+    """Signatures that say little: what comes later may say more."""
+
+
+@cache
+def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
+    """Read what ships with the package. `startup`: what was loaded already for the parsers of logs."""
+    known = startup or load_startup()
+    rules = load_rules()
+    echoes = {signature.id for signature in known.signatures if signature.is_echo}
+    weak = echoes | {rule.id for rule in rules.containers if rule.is_weak}
+    return Knowledge(messages=load_messages(), startup=known, terminations=rules, weak=frozenset(weak))
