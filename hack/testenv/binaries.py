@@ -171,9 +171,9 @@ def _show_progress(process: subprocess.Popen[bytes], label: str) -> None:
         process.terminate()
         process.wait()
         raise
-    end = "\r" if terminal else ""
-    verdict = "failed after" if process.returncode else "done in"
-    print(f"{end}{label}: {verdict} {_duration(time.monotonic() - started)}        ", file=sys.stderr, flush=True)
+    verdict = f"{label}: {'failed after' if process.returncode else 'done in'} {_duration(time.monotonic() - started)}"
+    # what is longer on the living line is overwritten
+    print(f"\r{verdict:{len(label) + 30}}" if terminal else verdict, file=sys.stderr, flush=True)
 
 
 def _duration(seconds: float) -> str:

@@ -6,13 +6,10 @@ account tokens. Clients verify it: nothing here turns verification off.
 """
 
 import contextlib
-import json
-import os
 import random
 import secrets
 import shutil
 import socket
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -99,7 +96,8 @@ class ControlPlane:
         """
         if leftovers := self.processes.leftovers():
             running = ", ".join(f"{name} (pid {identity.pid})" for name, identity in leftovers.items())
-            raise ControlPlaneError(f"A control plane already runs from {self.folder}: {running}. Stop it first.")
+            stop = f"python hack/testenv/__main__.py --folder {self.folder} down"
+            raise ControlPlaneError(f"A control plane already runs from {self.folder}: {running}. `{stop}` stops it.")
         self._binaries = ensure_binaries(CONTROL_PLANE)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -120,6 +118,20 @@ class ControlPlane:
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
 
+    def write_kubeconfig(self, path: Path, *, token: str, user: str = "admin") -> None:
+        """Writes a kubeconfig for the account that a token belongs to."""
+        cluster = {"server": self.server, "certificate-authority": str(self.authority)}
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{"name": "testenv", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": token}}],
+            "contexts": [{"name": "testenv", "context": {"cluster": "testenv", "user": user}}],
+            "current-context": "testenv",
+        }
+        path.touch(mode=0o600)
+        path.write_text(yaml.safe_dump(config))
+
     def stop_component(self, name: str, *, kill: bool = False) -> None:
         """Stops one component, for instance to see what its absence does to others."""
         self.processes.stop(name, kill=kill)
@@ -139,8 +151,9 @@ class ControlPlane:
         return self._answers("/readyz")
 
     def _start_all(self) -> None:
-        for name in ("etcd", "pki"):
+        for name in ("etcd", "pki", "logs"):
             shutil.rmtree(self.folder / name, ignore_errors=True)
+        self.audit_log.unlink(missing_ok=True)
         (self.folder / "pki").mkdir(mode=0o700)
         self._etcd_port, self._port = free_ports(2)
         self.token = secrets.token_hex(16)
@@ -149,7 +162,7 @@ class ControlPlane:
             self._write_private("audit-policy.yaml", yaml.safe_dump(_audit_policy(self._audit_level)))
         for name in ("etcd", "kube-apiserver"):
             self.start_component(name)
-        self._write_private("kubeconfig", yaml.safe_dump(self._kubeconfig()))
+        self.write_kubeconfig(self.kubeconfig, token=self.token)
         others = ("kube-controller-manager", "kube-scheduler")
         for name in others:
             self.processes.start(name, self._component(name)[0])
@@ -254,17 +267,6 @@ class ControlPlane:
             "--profiling=false",
         ]
 
-    def _kubeconfig(self) -> dict[str, object]:
-        cluster = {"server": self.server, "certificate-authority": str(self.authority)}
-        return {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "clusters": [{"name": "testenv", "cluster": cluster}],
-            "users": [{"name": "admin", "user": {"token": self.token}}],
-            "contexts": [{"name": "testenv", "context": {"cluster": "testenv", "user": "admin"}}],
-            "current-context": "testenv",
-        }
-
     def _write_private(self, name: str, content: str) -> None:
         path = self.folder / name
         path.touch(mode=0o600)
@@ -316,13 +318,3 @@ def accepts_connections(port: int) -> bool:
 
 def _audit_policy(level: AuditLevel) -> dict[str, object]:
     return {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "omitStages": ["RequestReceived"], "rules": [{"level": level}]}
-
-
-def run_tool(command: Sequence[str], *, kubeconfig: Path) -> subprocess.CompletedProcess[str]:
-    """Runs a command line client against the control plane of `kubeconfig`."""
-    return subprocess.run(command, env=os.environ | {"KUBECONFIG": str(kubeconfig)}, capture_output=True, text=True, check=False)
-
-
-def read_audit(path: Path) -> list[dict[str, object]]:
-    """Reads the audit events written so far."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

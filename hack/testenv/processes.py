@@ -65,6 +65,7 @@ class ProcessGroup:
         self._register = folder / "processes.json"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._identities: dict[str, ProcessIdentity] = {}
+        self._started: set[str] = set()
         self._guard: subprocess.Popen[bytes] | None = None
 
     def leftovers(self) -> dict[str, ProcessIdentity]:
@@ -77,10 +78,13 @@ class ProcessGroup:
         return {name: identity for name, identity in identities.items() if identity.is_alive()}
 
     def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
-        """Starts a process in a session of its own; its output is appended to NAME.log in the data folder."""
+        """Starts a process in a session of its own; its output goes to NAME.log in the data folder."""
         if not self._keep and self._guard is None:
             self._guard = _start_guard()
-        with (self._folder / f"{name}.log").open("ab") as log:
+        # one log for all runs of a process in this environment, none from an earlier environment in the same folder
+        mode = "ab" if name in self._started else "wb"
+        self._started.add(name)
+        with (self._folder / f"{name}.log").open(mode) as log:
             child = subprocess.Popen(
                 [str(part) for part in command],
                 cwd=self._folder,

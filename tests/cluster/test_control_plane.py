@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator, is_ready, simulated
 from testenv import ControlPlane, ControlPlaneError
+from testenv.api import ApiError, client_of
 
 pytestmark = pytest.mark.cluster
 
@@ -222,23 +224,35 @@ async def test_an_outage_of_the_api_server_loses_nothing(cluster: Cluster) -> No
     assert (await cluster.wait_for("ConfigMap", "kept", bool))["metadata"]["name"] == "kept"
 
 
-def test_a_second_control_plane_runs_beside_the_first_and_has_its_own_data(cluster: Cluster) -> None:
-    with ControlPlane() as other:
-        assert other.server != cluster.environment.control_plane.server
-        names = [item["metadata"]["name"] for item in other.client().request("GET", "/api/v1/namespaces")["items"]]
-        assert "default" in names
-        assert cluster.namespace not in names
-    assert cluster.environment.control_plane.is_ready()
+async def test_an_account_may_do_what_is_bound_to_it_and_every_request_is_on_record(
+    cluster: Cluster, audit: AuditTrail, tmp_path: Path
+) -> None:
+    user = f"system:serviceaccount:{cluster.namespace}:limited"
+    client = client_of(await cluster.act_as("limited", tmp_path / "kubeconfig"))
+    path = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    with pytest.raises(ApiError, match="forbidden"):
+        client.request("GET", path)
+    with pytest.raises(ApiError, match="forbidden"):
+        client.request("POST", path, {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}})
+    assert [(it.verb, it.resource, it.status) for it in audit.requests(user=user)] == [
+        ("list", "configmaps", 403),
+        ("create", "configmaps", 403),
+    ]
+    assert [it.verb for it in audit.writes(user=user)] == ["create"]
 
 
-def test_a_stale_register_of_processes_ends_no_stranger(tmp_path: Path) -> None:
+def test_a_second_control_plane_runs_beside_the_first_and_ends_neither_it_nor_a_stranger(cluster: Cluster, tmp_path: Path) -> None:
     stranger = subprocess.Popen(["sleep", "60"])
     try:
         register = {"etcd": {"pid": stranger.pid, "started": "another boot/1"}, "kube-apiserver": {"pid": 999_999_999, "started": "x"}}
         (tmp_path / "processes.json").write_text(json.dumps(register))
-        with ControlPlane(tmp_path) as plane:
-            assert plane.is_ready()
+        with ControlPlane(tmp_path) as other:
+            assert other.server != cluster.environment.control_plane.server
+            names = [item["metadata"]["name"] for item in other.client().request("GET", "/api/v1/namespaces")["items"]]
+            assert "default" in names
+            assert cluster.namespace not in names
         assert stranger.poll() is None
+        assert cluster.environment.control_plane.is_ready()
     finally:
         stranger.kill()
         stranger.wait()

@@ -178,6 +178,18 @@ class Cluster:
         found = [event for event in await self.list_all("Event") if not name or event["involvedObject"]["name"] == name]
         return sorted(found, key=lambda event: int(event["metadata"]["resourceVersion"]))
 
+    async def act_as(self, account: str, path: Path) -> Path:
+        """Writes a kubeconfig that acts as a service account of the namespace, which is made if it is not there.
+
+        The account may do nothing until a role is bound to it: `system:serviceaccount:NAMESPACE:ACCOUNT`.
+        """
+        if not await self.exists("ServiceAccount", account):
+            await self.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account}})
+        wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"expirationSeconds": 3600}}
+        granted = await self.request("POST", self._path("ServiceAccount", account, None) + "/token", body=wanted)
+        self.environment.control_plane.write_kubeconfig(path, token=granted["status"]["token"], user=account)
+        return path
+
     async def request(
         self, method: str, path: str, *, body: object = None, content_type: str = "application/json", params: dict[str, str] | None = None
     ) -> Any:
