@@ -8,6 +8,9 @@ from vllm_operator.catalog.gpus import Version, architecture_of
 from vllm_operator.planning.quantities import mapping, read_mebibytes, read_version, sequence, text
 
 DRIVER = "gpu.nvidia.com"
+TEXT_LENGTH = 64
+"""Longest text of an attribute that Kubernetes allows."""
+UNKNOWN_PROFILE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +53,9 @@ def _device(raw: Mapping[str, Any]) -> Device | None:
     product = text(_attribute(attributes, "productName", "string"))
     return Device(
         architecture=_architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version"))),
-        product="-".join(product.split()) if product else None,
+        product="-".join(product.split())[:TEXT_LENGTH] if product else None,
         memory_mebibytes=read_mebibytes(mapping(mapping(body.get("capacity")).get("memory")).get("value")),
-        mig_profile=text(_attribute(attributes, "profile", "string")) if kind == "mig" else None,
+        mig_profile=(text(_attribute(attributes, "profile", "string")) or UNKNOWN_PROFILE)[:TEXT_LENGTH] if kind == "mig" else None,
         driver=read_version(_attribute(attributes, "driverVersion", "version")),
         cuda=cuda[:2] if cuda else None,
         uuid=text(_attribute(attributes, "uuid", "string")),

@@ -49,7 +49,8 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
     """Return the images to choose from, the preferred one first: the user's, or those of the vLLM project."""
     image, table = resolved.image, resolved.table
     built_with = parse_version(table.bundle.cuda) if table and table.bundle.cuda and images.is_official(image) else None
-    default = ImageOption(image, cuda_of_tag(image) or built_with)
+    # A digest may stand for any of the images of a release.
+    default = ImageOption(image, cuda_of_tag(image) or (None if "@" in image else built_with))
     if (engine and engine.image) or not image.startswith(f"{images.repository}:"):
         return (default,)
     return (default, *(ImageOption(image + variant.suffix, variant.cuda) for variant in images.variants_of(resolved.version)))

@@ -27,6 +27,8 @@ from vllm_operator.planning.quantities import mapping, read_integer, sequence, t
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
+LABEL_LENGTH = 63
+"""Longest value of a label, and longest name of a resource behind its prefix."""
 NOTES_LIMIT = 32
 """Notes kept; a cluster with more broken labels than this has been told enough."""
 
@@ -78,7 +80,7 @@ class _Node:
         self.name = name
         self.devices = devices
         self.gpus = gpus
-        self.labels = {key: value for key, value in mapping(metadata.get("labels")).items() if isinstance(value, str)}
+        self.labels = {key: value for key, value in mapping(metadata.get("labels")).items() if _is_label(value)}
         self.unschedulable = mapping(node.get("spec")).get("unschedulable") is True
         self.ready = _is_ready(status)
         self.allocatable = mapping(status["allocatable"]) if isinstance(status.get("allocatable"), Mapping) else None
@@ -108,7 +110,7 @@ class _Node:
             return {GPU_RESOURCE: offered} if offered else {}
         found: dict[str, int] = {}
         for name, amount in self.allocatable.items():
-            if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or (isinstance(name, str) and name.startswith(MIG_RESOURCE_PREFIX)):
+            if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or _is_slice(name):
                 number = read_integer(amount)
                 if number is None:
                     self.note(f"the amount of {name[:63]} cannot be read: {str(amount)[:63]!r}")
@@ -225,6 +227,15 @@ class _Node:
             uuids=(),
             nodes=(self.name,),
         )
+
+
+def _is_slice(resource: Any) -> bool:
+    return isinstance(resource, str) and resource.startswith(MIG_RESOURCE_PREFIX) and len(resource) <= LABEL_LENGTH
+
+
+def _is_label(value: Any) -> bool:
+    """True for what Kubernetes allows as the value of a label, by type and length; a file may hold anything."""
+    return isinstance(value, str) and len(value) <= LABEL_LENGTH
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:

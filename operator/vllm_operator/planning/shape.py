@@ -8,6 +8,9 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.cache import ParallelShape
 from vllm_operator.planning.outcome import Verdict
 
+COUNT_LIMIT = 64
+"""GPUs of one replica at most; no machine has more."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shape:
@@ -55,6 +58,11 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
             f"(tensor {tensor} x pipeline {pipeline} x data {data}). Leave count out, or lower the parallelism."
         )
     count = accelerator.count or needed
+    if count > COUNT_LIMIT:
+        return _contradiction(
+            f"One replica would need {count} GPUs (tensor {tensor} x pipeline {pipeline} x data {data}), and runs in one Pod on one node: "
+            f"at most {COUNT_LIMIT}. Lower the parallelism, and raise replicas for more throughput."
+        )
     if count > needed:
         notes.append(
             f"accelerator.count asks for {count} GPUs, parallelism uses {needed}: {count - needed} stay idle. "

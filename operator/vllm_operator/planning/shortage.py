@@ -46,7 +46,7 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     """Say what was asked for, what there is, and what can be done about it."""
     asked = _asked(wanted, count, gpus)
     if not rejections:
-        return _no_gpu_at_all(asked, inventory)
+        return _no_gpu_at_all(asked)
     nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
     there = describe([rejection.pool for rejection in rejections], gpus)
     if nearest.obstacle is Obstacle.IMAGE:
@@ -97,14 +97,10 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
     return what + (" on one node" if count > 1 else "")
 
 
-def _no_gpu_at_all(asked: str, inventory: Inventory) -> str:
-    if inventory.node_count == 0:
-        return f"No node is known, so none offers {asked}. Add GPU nodes to the cluster; planning is tried again when one joins."
-    nodes = "The only node has" if inventory.node_count == 1 else f"None of the {inventory.node_count} nodes has"
-    what = "no NVIDIA GPU" if inventory.node_count == 1 else "an NVIDIA GPU"
+def _no_gpu_at_all(asked: str) -> str:
     return (
-        f"{nodes} {what} that Kubernetes knows of, so none offers {asked}. Add GPU nodes, or install the NVIDIA GPU operator "
-        "(or the device plugin and GPU Feature Discovery) on those that have GPUs."
+        f"No node has an NVIDIA GPU that Kubernetes knows of, so none offers {asked}. Add GPU nodes, or install the NVIDIA GPU operator "
+        "(or the device plugin and GPU Feature Discovery) on nodes that have GPUs; planning is tried again by itself."
     )
 
 
