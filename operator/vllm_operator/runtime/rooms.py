@@ -14,8 +14,9 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.rendering.manifests import render
+from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
-from vllm_operator.reporting.report import load_knowledge, report
+from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
 from vllm_operator.startup.parser import StartupParser
 
@@ -38,13 +39,13 @@ class Rooms:
 
 def load_rooms() -> Rooms:
     """Fill in what ships with the package. Takes some tenths of a second: keep the result."""
-    catalog = load_catalog()
+    catalog, startup = load_catalog(), load_startup()
     return Rooms(
         read_inventory=partial(read_inventory, gpus=catalog.gpus),
         plan=partial(_plan, catalog),
         render=render,
-        report=partial(report, knowledge=load_knowledge()),
-        make_parser=partial(StartupParser, load_startup()),
+        report=partial(report, knowledge=load_knowledge(startup)),
+        make_parser=partial(StartupParser, startup),
     )
 
 
