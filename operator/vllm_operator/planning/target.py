@@ -99,12 +99,15 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
         if pool is None:
             rejections.append(Rejection(whole, Obstacle.SELECTOR))
             continue
-        fit = fit_image(request.options, pool, gpus, images, forced=request.forced, compatible=request.compatible)
-        rejection = _reject(pool, fit, request, gpus)
-        if rejection is None:
-            candidates.append((pool, fit))
-        else:
+        rejection = _reject(pool, request)
+        if rejection is not None:
             rejections.append(rejection)
+            continue
+        fit = fit_image(request.options, pool, gpus, images, forced=request.forced, compatible=request.compatible)
+        if fit.problem is not None:
+            rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
+            continue
+        candidates.append((pool, fit))
     if not candidates:
         message = explain(request.accelerator, request.count, inventory, rejections, gpus)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
@@ -129,8 +132,8 @@ def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> 
     return replace(pool, nodes=nodes) if nodes else None
 
 
-def _reject(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> Rejection | None:
-    """Say why a pool cannot serve the request; the later in this order, the nearer it comes."""
+def _reject(pool: Pool, request: Request) -> Rejection | None:
+    """Say why a pool cannot serve the request, whatever the image; the later in this order, the nearer it comes."""
     wanted = request.accelerator
     if wanted.architectures and pool.architecture not in wanted.architectures:
         return Rejection(pool, Obstacle.UNKNOWN if pool.architecture is None else Obstacle.ARCHITECTURE)
@@ -152,8 +155,6 @@ def _reject(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> Rejection | N
         return Rejection(pool, Obstacle.COUNT)
     if pool.problems:
         return Rejection(pool, Obstacle.PROBLEM, "; ".join(pool.problems))
-    if fit.problem is not None:
-        return Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy)
     return None
 
 

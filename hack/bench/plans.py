@@ -1,0 +1,105 @@
+"""How many situations can be planned, what is emitted, and how long it takes.
+
+    python hack/bench/plans.py [--sample N]
+
+Plans the product of versions, machines, models, preferences and parallel shapes. Everything that is emitted must exist
+in the version, no plan may raise, and planning one VLLMDeployment should take 5 ms at most.
+"""
+
+import argparse
+import itertools
+import random
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from testenv.nodes import gpu_node
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.planner import plan
+
+MACHINES = (
+    "a100",
+    "l40s",
+    "h100-sxm",
+    "h200",
+    "gh200",
+    "b200",
+    "gb200",
+    "b300",
+    "rtx-pro-6000",
+    "rtx-5090",
+    "gb10",
+    "h100-mig-mixed",
+    "nfd-only",
+)
+MODELS = (
+    "meta-llama/Llama-3.1-8B-Instruct",
+    "Qwen/Qwen3-30B-A3B-FP8",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+    "openai/gpt-oss-120b",
+    "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "google/gemma-3-27b-it",
+    "nvidia/Qwen3-30B-A3B-NVFP4",
+    "MiniMaxAI/MiniMax-M2",
+    "zai-org/GLM-4.5-FP8",
+    "deepseek-ai/DeepSeek-V3",
+    "deepseek-ai/DeepSeek-V3.2",
+    "moonshotai/Kimi-K2-Instruct",
+    "unknown/model",
+)
+SHAPES = ({}, {"tensor": 8}, {"tensor": 4, "data": 2}, {"data": 8, "expert": "Enabled"}, {"tensor": 8, "expert": "Enabled"})
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sample", type=int, help="plan only so many, picked at random but the same each time")
+    arguments = parser.parse_args()
+    catalog = load_catalog()
+    nodes = {machine: read_inventory([gpu_node(machine)], [], catalog.gpus) for machine in MACHINES}
+    versions = [table.version for table in catalog.versions.tables]
+    product = list(itertools.product(versions, MACHINES, MODELS, ("Throughput", "Latency"), range(len(SHAPES))))
+    if arguments.sample:
+        product = random.Random(0).sample(product, arguments.sample)
+    unknown, reasons, seconds = Counter[str](), Counter[str](), 0.0
+    for version, machine, model, favour, shape in product:
+        resource = deployment(version, machine, model, favour, SHAPES[shape])
+        begun = time.process_time()
+        outcome = plan(resource, nodes[machine], catalog)
+        seconds += time.process_time() - begun
+        reasons[outcome.planned.reason if outcome.accepted.reason == "Valid" else outcome.accepted.reason] += 1
+        if outcome.plan is not None:
+            table = catalog.versions.resolve(version).table
+            assert table is not None
+            unknown.update(f"{version} {a.name}" for a in outcome.plan.args if not table.knows_flag(a.name))
+            unknown.update(
+                f"{version} {v.name}" for v in outcome.plan.env if v.name.startswith("VLLM_") and not table.knows_variable(v.name)
+            )
+    print(f"{'plans':28} {len(product):10,}")
+    print(f"{'CPU time for all':28} {seconds:10.1f} s")
+    print(f"{'CPU time for one':28} {seconds / len(product) * 1000:10.2f} ms")
+    for reason, count in reasons.most_common():
+        print(f"{'  ' + reason:28} {count:10,}")
+    print(f"{'emitted, unknown to version':28} {sum(unknown.values()):10,}")
+    for what, count in unknown.most_common(20):
+        print(f"  {what} ({count})")
+    return 1 if unknown else 0
+
+
+def deployment(version: str, machine: str, model: str, favour: str, shape: dict) -> VLLMDeployment:
+    spec = {
+        "model": {"uri": f"hf://{model}"},
+        "engine": {"version": version},
+        "backends": {"optimizeFor": favour},
+        "parallelism": shape,
+        "accelerator": {"mig": {"profile": "3g.40gb"}} if "mig" in machine else None,
+    }
+    return VLLMDeployment.parse({"metadata": {"name": "demo"}, "spec": spec})
+
+
+if __name__ == "__main__":
+    sys.exit(main())
