@@ -123,7 +123,7 @@ def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code:
     if crash is None or crash.signature == UNKNOWN:
         line = crash.line if crash is not None else ""
         cause = scene.messages.say("crash.unknown_cause", line=line)
-        remedy: str | None = scene.messages.say("crash.unknown_remedy", pod=view.name)
+        remedy: str | None = scene.messages.say("crash.unknown_remedy", pod=view)
     else:
         cause, remedy = wording.clean(crash.cause, 1000), crash.remedy and wording.clean(crash.remedy, 1000)
     return CrashStatus(

@@ -92,7 +92,7 @@ def _long_stages(scene: Scene) -> Iterator[EventDraft]:
     for stage, begun, ended in _left(scene, view, Stage(before.stage), reading.moment(before.stage_since)):
         seconds = (ended - begun).total_seconds()
         if seconds > LONG_STAGE_SECONDS:
-            message = scene.messages.say("event.stage", pod=view.name, what=scene.messages.stage(stage), seconds=seconds)
+            message = scene.messages.say("event.stage", pod=view, what=scene.messages.stage(stage), seconds=seconds)
             yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{stage}")
 
 

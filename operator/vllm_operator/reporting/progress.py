@@ -1,7 +1,7 @@
 """`status.startup`: the start that is under way, in numbers and words.
 
 A start writes far more lines than anyone wants writes of a status. What was written last is kept unless
-something worth a write has happened: another Pod leads, another stage, 5 % more, or 10 s have passed. The
+something worth a write has happened: another Pod leads, another stage, 5 % more after a second, or 10 s have passed. The
 block that is kept is kept as a whole, so that a report on an unchanged scene equals the one before, and time
 alone never changes a word of it.
 """
@@ -17,7 +17,9 @@ from vllm_operator.startup.state import Progress, Stage, StartupState
 HOLD_SECONDS = 10
 """Small progress is written at most this often."""
 HOLD_SHARE = 0.05
-"""Progress by this share of the total is written at once."""
+"""Progress by this share of the total is written sooner."""
+SHORT_HOLD_SECONDS = 1
+"""How soon: a bar of few steps would otherwise be written at every step."""
 _MOST_PODS = 16
 
 
@@ -34,7 +36,7 @@ def held_until(scene: Scene, written: StartupStatus | None) -> datetime | None:
     updated = reading.moment(written.update_time) if written is not None else None
     if block is None or written is None or updated is None or _same(block, written):
         return None
-    return updated + timedelta(seconds=HOLD_SECONDS)
+    return updated + _hold(block, written)
 
 
 def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
@@ -124,10 +126,14 @@ def _eta(counted: Progress | None) -> int | None:
 def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
     if _same(block, previous):
         return True
-    if _lead(block) != _lead(previous) or _advance(block, previous) >= HOLD_SHARE:
+    if _lead(block) != _lead(previous):
         return False
     updated = reading.moment(previous.update_time)
-    return updated is not None and timedelta(0) <= now - updated < timedelta(seconds=HOLD_SECONDS)
+    return updated is not None and timedelta(0) <= now - updated < _hold(block, previous)
+
+
+def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
+    return timedelta(seconds=SHORT_HOLD_SECONDS if _advance(block, previous) >= HOLD_SHARE else HOLD_SECONDS)
 
 
 def _same(block: StartupStatus, previous: StartupStatus) -> bool:

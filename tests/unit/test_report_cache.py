@@ -1,0 +1,154 @@
+"""The caches in a report: the claim that holds them, what the last start did, what the next one finds."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from support import observations as o
+from vllm_operator.api.conditions import find_condition
+from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
+from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.report import report
+from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+CLAIM = "PersistentVolumeClaim"
+
+
+def served(cache: CacheEvidence, seconds: float = 120) -> StartupState:
+    entered = ((Stage.PROCESS_START, o.at(-500)), (Stage.KERNEL_WARMUP, o.at(-480)), (Stage.READY, o.at(seconds - 500)))
+    return StartupState(stage=Stage.READY, stage_since=o.at(seconds - 500), started_at=o.at(-500), cache=cache, entered=entered)
+
+
+def unbound(*events: dict[str, Any], **claim: Any) -> Observation:
+    return o.observe(o.unschedulable_pod(), claim=o.claim("Pending", **claim), pod_events=events)
+
+
+def about_claim(reason: str, message: str) -> dict[str, Any]:
+    return o.event(reason, message, name="vllm-a-cache", kind=CLAIM)
+
+
+@dataclass(frozen=True)
+class Case:
+    observation: Observation
+    status: str
+    reason: str
+    words: tuple[str, ...] = ()
+    ready: str | None = None
+
+
+NEW_CLAIM = {**o.claim("Pending"), "metadata": {"name": "vllm-a-cache", "uid": "uid-vllm-a-cache", "creationTimestamp": o.stamp(-3)}}
+CASES = {
+    "the named claim does not exist": Case(
+        o.observe(claim=None, claim_name="shared", spec={"cache": {"claimName": "shared"}}),
+        "False",
+        "ClaimMissing",
+        ("shared", "namespace models", "remove claimName"),
+        "ClaimMissing",
+    ),
+    "our own claim is not there yet": Case(o.observe(claim=None), "Unknown", "NotSeenYet", ("about to be created",), "NotStarted"),
+    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotSeenYet", ("is being bound",)),
+    "waiting for the first consumer is normal": Case(
+        unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")),
+        "Unknown",
+        "NotSeenYet",
+        ("when the first Pod is scheduled",),
+    ),
+    "the storage class does not exist": Case(
+        unbound(about_claim("ProvisioningFailed", 'storageclass.storage.k8s.io "fsat" not found'), storage_class="fsat"),
+        "False",
+        "ClaimNotBound",
+        ('"fsat" not found', "Check that storage class fsat exists"),
+        "ClaimNotBound",
+    ),
+    "no storage class and no default one": Case(
+        unbound(about_claim("FailedBinding", "no persistent volumes available and no storage class is set"), storage_class=""),
+        "False",
+        "ClaimNotBound",
+        ("no storage class is set", "spec.cache.volume.storageClassName"),
+    ),
+    "not bound and nobody says why": Case(unbound(), "False", "ClaimNotBound", ("no volume has been provisioned",)),
+    "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
+    "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
+    "no start yet": Case(o.observe(), "Unknown", "NotSeenYet", ("vllm-a-cache", o.KEY)),
+    "a first start builds": Case(
+        o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("builds its artifacts",)
+    ),
+    "a first start has built": Case(
+        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2))}), "False", "Miss", ("in 2 min", "the next start loads them")
+    ),
+    "a later start loads": Case(
+        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)}), "True", "Hit", ("took 35 s",), "Serving"
+    ),
+    "some artifacts were damaged": Case(
+        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2, misses=1, load_failures=1))}),
+        "False",
+        "PartialHit",
+        ("1 could not be read and was built anew",),
+    ),
+    "a claim for one node and four replicas": Case(
+        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotSeenYet", ("ReadWriteOnce", "all 4 replicas")
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_cache_warm_says_what_stands_against_it_or_what_the_last_start_did(case: Case) -> None:
+    conditions = report(case.observation).status.conditions
+    warm, ready = find_condition(conditions, "CacheWarm"), find_condition(conditions, "Ready")
+    assert warm is not None
+    assert ready is not None
+    assert (warm.status, warm.reason) == (case.status, case.reason), warm.message
+    assert all(words in warm.message for words in case.words), warm.message
+    assert case.ready in (None, ready.reason)
+
+
+PRIMED = {**o.claim(), "metadata": {"name": "vllm-a-cache", "annotations": {PRIMED_ANNOTATION_PREFIX + o.KEY: o.stamp(-9000)}}}
+FORMER = VLLMDeploymentStatus(cache=CacheStatus(key="other-key", state=CacheState.WARM, cold_start_seconds=400))
+STATES = {
+    "nothing has started": (o.observe(), CacheState.COLD),
+    "the first start is under way": (o.observe(o.starting_pod()), CacheState.PRIMING),
+    "the first start serves": (o.observe(o.ready_pod()), CacheState.WARM),
+    "another deployment has filled the shared claim": (o.observe(claim=PRIMED), CacheState.WARM),
+    "a warm cache of another key tells nothing": (o.observe(resource=o.resource(status=FORMER)), CacheState.COLD),
+    "the former spec serves, with another key": (o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), CacheState.COLD),
+    "without a claim nothing is kept": (o.observe(o.ready_pod(), claim=None, claim_name=None), None),
+}
+
+
+@pytest.mark.parametrize(("observation", "want"), STATES.values(), ids=STATES)
+def test_the_state_says_what_the_next_start_finds(observation: Observation, want: CacheState | None) -> None:
+    cache = report(observation).status.cache
+    assert cache is not None
+    assert cache.state is want
+
+
+def test_cold_and_warm_starts_are_measured_apart() -> None:
+    cold = o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2), 459)})
+    first = report(cold)
+    warm = o.observe(o.ready_pod("vllm-a-x2"), states={("vllm-a-x2", 0): served(CacheEvidence(hits=2), 35)})
+    second = report(replace(warm, resource=o.resource(status=first.status)))
+    cache = second.status.cache
+    assert cache is not None
+    assert (cache.cold_start_seconds, cache.warm_start_seconds) == (459, 35)
+    assert cache.stages == [
+        StageDuration(stage="ProcessStart", cold_seconds=20, warm_seconds=20),
+        StageDuration(stage="KernelWarmup", cold_seconds=439, warm_seconds=15),
+    ]
+
+
+def test_measures_of_another_key_are_dropped() -> None:
+    cache = report(o.observe(resource=o.resource(status=FORMER))).status.cache
+    assert cache is not None
+    assert cache.cold_start_seconds is None
+
+
+def test_what_a_stage_took_before_says_what_to_expect() -> None:
+    stages = [StageDuration(stage="TorchCompile", cold_seconds=152, warm_seconds=4)]
+    status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=CacheState.PRIMING, stages=stages))
+    state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), cache=CacheEvidence(misses=1))
+    startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
+    assert startup is not None
+    assert startup.message == "compiling with torch.compile since 14:09:55 UTC, usually about 2 min 30 s"

@@ -1,0 +1,117 @@
+"""Messages as data: every one can be said, and foreign text in them is tamed."""
+
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jinja2 import meta
+
+from support import observations as o
+from vllm_operator.api.status import CrashStatus
+from vllm_operator.catalog.resources import read_data
+from vllm_operator.reporting import wording
+from vllm_operator.reporting.knowledge import load_knowledge
+from vllm_operator.reporting.messages import compile_messages, load_messages
+from vllm_operator.reporting.pods import read_pod
+from vllm_operator.startup.state import Stage
+
+DATA = read_data("messages.yaml")
+SOURCES = "\n".join(path.read_text() for path in Path(wording.__file__).parent.glob("*.py"))
+FACTS: dict[str, Any] = {
+    "pod": read_pod(o.crashed_pod()),
+    "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),
+    "since": o.NOW,
+    "time": o.NOW,
+}
+NUMBERS = ("completed", "total", "eta", "usual", "limit_seconds", "others", "serving", "wanted", "updated", "cold", "warm", "failures")
+FACTS |= dict.fromkeys((*NUMBERS, "seconds", "times", "code"), 3)
+
+
+def facts(name: str) -> dict[str, Any]:
+    """A value for each fact that a message names."""
+    environment = jinja2.Environment()
+    environment.filters.update(dict.fromkeys(("duration", "clock", "time", "count", "quote", "sentence"), str))
+    return {fact: FACTS.get(fact, "some text") for fact in meta.find_undeclared_variables(environment.parse(DATA["messages"][name]))}
+
+
+@pytest.mark.parametrize("name", DATA["messages"])
+def test_every_message_can_be_said(name: str) -> None:
+    said = load_messages().say(name, **facts(name))
+    assert said
+    assert "{{" not in said
+    assert "None" not in said
+    assert "  " not in said
+
+
+@pytest.mark.parametrize("name", DATA["messages"])
+def test_every_message_is_used(name: str) -> None:
+    group, _, rest = name.partition(".")
+    assert f'"{name}"' in SOURCES or (group == "pod" and f'f"{group}.{{' in SOURCES and rest)
+
+
+@pytest.mark.parametrize("name", [name for name in DATA["messages"] if facts(name)])
+def test_a_message_that_is_given_too_little_fails(name: str) -> None:
+    environment = compile_messages(DATA)
+    with pytest.raises((jinja2.UndefinedError, TypeError)):
+        environment.say(name)
+
+
+def test_a_stage_without_words_is_refused() -> None:
+    words = {name: text for name, text in DATA["stages"].items() if name != Stage.READY}
+    with pytest.raises(ValueError, match="Ready"):
+        compile_messages({"stages": words, "messages": {}})
+
+
+def test_every_rule_about_an_end_says_what_to_do() -> None:
+    rules = load_knowledge().terminations
+    for rule in (*rules.containers, *rules.pods):
+        assert rule.cause[0].isupper()
+        assert rule.remedy[0].isupper()
+        assert not rule.cause.endswith(".")
+    assert not rules.pods[-1].reason, "the last rule must match any Pod"
+
+
+QUOTES = {
+    "control characters": ("a\x00b\x1b[31mred\x1b[0m\nnext\u202e", "a bred next"),
+    "a token": ("denied for hf_abcdefghijklmnopqrstuvwxyz0123", "denied for ***"),
+    "credentials in a URL": ("pull https://bob:hunter22@registry.example/x", "pull https://***@registry.example/x"),
+    "a bearer token": ("Authorization: Bearer abcdef0123456789", "Authorization: Bearer ***"),
+    "spaces": ("  a \t b  ", "a b"),
+}
+
+
+@pytest.mark.parametrize(("text", "want"), QUOTES.values(), ids=QUOTES)
+def test_foreign_text_is_tamed(text: str, want: str) -> None:
+    assert wording.clean(text) == want
+
+
+@given(st.text(max_size=3000), st.integers(2, 600))
+def test_clean_text_is_one_printable_line_within_its_limit(text: str, limit: int) -> None:
+    said = wording.clean(text, limit)
+    assert len(said) <= limit
+    assert said.isprintable()
+
+
+DURATIONS = {0: "0 s", 45: "45 s", 60: "1 min", 150: "2 min 30 s", 3600: "1 h", 3900: "1 h 5 min"}
+ESTIMATES = {0: 0, 1: 5, 52: 50, 58: 60, 94: 90, 596: 600, 640: 660}
+
+
+@pytest.mark.parametrize(("seconds", "want"), DURATIONS.items())
+def test_durations_are_said_as_people_say_them(seconds: int, want: str) -> None:
+    assert wording.duration(seconds) == want
+
+
+@pytest.mark.parametrize(("seconds", "want"), ESTIMATES.items())
+def test_estimates_are_rounded(seconds: int, want: int) -> None:
+    assert wording.rounded(seconds) == want
+
+
+def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
+    crash = CrashStatus(signature="SomeCrash", cause="x", pod="vllm-a-x1", exit_code=1)
+    facts = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1"}
+    said = load_messages().fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
+    assert len(said) <= 500
+    assert said.endswith("What to do: Do this. (SomeCrash, see https://example.org/1)")
