@@ -5,29 +5,28 @@ certificate on its first start; that certificate is the authority in the kubecon
 account tokens. Clients verify it: nothing here turns verification off.
 """
 
-import contextlib
-import random
 import secrets
 import shutil
-import socket
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
 import yaml
 
+from testenv import components
 from testenv.api import ApiClient, ApiError
 from testenv.binaries import CONTROL_PLANE, ensure_binaries
+from testenv.components import Setup
+from testenv.ports import accepts_connections, free_ports
 from testenv.processes import ProcessGroup
 
 AuditLevel = Literal["Metadata", "RequestResponse"]
 
-# Below the range from which systems take ports for outgoing connections: a port of ours that is free for a moment,
-# because its server restarts, is not snatched by somebody's client.
-_PORTS = range(20_000, 32_000)
 # A cold machine needs longer than the 3 seconds of a warm one.
 _READY_WITHIN = 60.0
 _START_ATTEMPTS = 3
@@ -53,8 +52,7 @@ class ControlPlane:
         self.processes = ProcessGroup(self.folder, keep=keep)
         self.token = ""
         self._audit_level = audit_level
-        self._binaries: dict[str, Path] = {}
-        self._etcd_port = self._port = 0
+        self._setup = Setup(folder=self.folder, binaries={}, etcd_port=0, port=0, audited=audit_level is not None)
 
     def __enter__(self) -> Self:
         self.start()
@@ -66,27 +64,27 @@ class ControlPlane:
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return f"https://127.0.0.1:{self._port}"
+        return f"https://127.0.0.1:{self._setup.port}"
 
     @property
     def kubeconfig(self) -> Path:
         """A kubeconfig for a cluster administrator."""
-        return self.folder / "kubeconfig"
+        return self._setup.kubeconfig
 
     @property
     def authority(self) -> Path:
         """The certificate by which the API server is verified."""
-        return self.folder / "pki" / "apiserver.crt"
+        return self._setup.authority
 
     @property
     def authority_key(self) -> Path:
         """The key of that certificate; good for any other server on 127.0.0.1 too."""
-        return self.folder / "pki" / "apiserver.key"
+        return self._setup.authority_key
 
     @property
     def audit_log(self) -> Path:
         """One JSON audit event per line, if an audit level was asked for."""
-        return self.folder / "audit.log"
+        return self._setup.audit_log
 
     def start(self) -> None:
         """Starts everything and returns when the API server is ready and the other two are connected.
@@ -98,7 +96,7 @@ class ControlPlane:
             running = ", ".join(f"{name} (pid {identity.pid})" for name, identity in leftovers.items())
             stop = f"python hack/testenv/__main__.py --folder {self.folder} down"
             raise ControlPlaneError(f"A control plane already runs from {self.folder}: {running}. `{stop}` stops it.")
-        self._binaries = ensure_binaries(CONTROL_PLANE)
+        self._setup = replace(self._setup, binaries=ensure_binaries(CONTROL_PLANE))
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_all()
@@ -155,7 +153,8 @@ class ControlPlane:
             shutil.rmtree(self.folder / name, ignore_errors=True)
         self.audit_log.unlink(missing_ok=True)
         (self.folder / "pki").mkdir(mode=0o700)
-        self._etcd_port, self._port = free_ports(2)
+        etcd_port, port = free_ports(2)
+        self._setup = replace(self._setup, etcd_port=etcd_port, port=port)
         self.token = secrets.token_hex(16)
         self._write_private("pki/tokens.csv", f'{self.token},admin,admin,"system:masters"\n')
         if self._audit_level:
@@ -171,101 +170,20 @@ class ControlPlane:
 
     def _component(self, name: str) -> tuple[Sequence[str], Callable[[], bool]]:
         """The command of a component, and how to see that it is ready."""
-        components: dict[str, tuple[Sequence[str], Callable[[], bool]]] = {
-            # etcd needs no check of its own: the API server waits for it
-            "etcd": (self._etcd(), lambda: accepts_connections(self._etcd_port)),
-            "kube-apiserver": (self._apiserver(), self.is_ready),
-            # It is at work when it has made the account that every Pod of the namespace needs.
-            "kube-controller-manager": (
-                self._controller_manager(),
-                lambda: self._answers("/api/v1/namespaces/default/serviceaccounts/default"),
-            ),
-            "kube-scheduler": (self._scheduler(), lambda: True),
+        setup = self._setup
+        # It is at work when it has made the account that every Pod of the namespace needs.
+        has_account = partial(self._answers, "/api/v1/namespaces/default/serviceaccounts/default")
+        known: dict[str, tuple[Sequence[str], Callable[[], bool]]] = {
+            "etcd": (components.etcd(setup), partial(accepts_connections, setup.etcd_port)),
+            "kube-apiserver": (components.apiserver(setup), self.is_ready),
+            "kube-controller-manager": (components.controller_manager(setup), has_account),
+            # it says nowhere that it is; Pods wait for it
+            "kube-scheduler": (components.scheduler(setup), lambda: True),
         }
         try:
-            return components[name]
+            return known[name]
         except KeyError:
-            raise ControlPlaneError(f"There is no component {name!r}; there are {', '.join(components)}.") from None
-
-    def _etcd(self) -> Sequence[str]:
-        client = f"http://127.0.0.1:{self._etcd_port}"
-        # a single member has no peers to listen to: any free port will do
-        peer = "http://127.0.0.1:0"
-        return [
-            str(self._binaries["etcd"]),
-            f"--data-dir={self.folder / 'etcd'}",
-            f"--listen-client-urls={client}",
-            f"--advertise-client-urls={client}",
-            f"--listen-peer-urls={peer}",
-            f"--initial-advertise-peer-urls={peer}",
-            f"--initial-cluster=default={peer}",
-            "--quota-backend-bytes=4294967296",
-            "--unsafe-no-fsync",
-        ]
-
-    def _apiserver(self) -> Sequence[str]:
-        pki = self.folder / "pki"
-        audit = [
-            f"--audit-log-path={self.audit_log}",
-            "--audit-log-mode=blocking",
-            f"--audit-policy-file={self.folder / 'audit-policy.yaml'}",
-        ]
-        return [
-            str(self._binaries["kube-apiserver"]),
-            f"--etcd-servers=http://127.0.0.1:{self._etcd_port}",
-            "--bind-address=127.0.0.1",
-            "--advertise-address=127.0.0.1",
-            # nothing here reaches the API server through its Service, and a loopback address may not be in one
-            "--endpoint-reconciler-type=none",
-            f"--secure-port={self._port}",
-            f"--cert-dir={pki}",
-            f"--service-account-key-file={self.authority_key}",
-            f"--service-account-signing-key-file={self.authority_key}",
-            "--service-account-issuer=https://kubernetes.default.svc",
-            f"--token-auth-file={pki / 'tokens.csv'}",
-            "--authorization-mode=Node,RBAC",
-            "--service-cluster-ip-range=10.96.0.0/16",
-            "--allow-privileged=true",
-            "--kubelet-preferred-address-types=InternalIP",
-            # tests measure the operator, not the server's throttling
-            "--enable-priority-and-fairness=false",
-            "--max-requests-inflight=0",
-            "--max-mutating-requests-inflight=0",
-            # lets a Namespace carry the simulator's annotations for the Pods in it
-            "--feature-gates=MutatingAdmissionPolicy=true",
-            "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
-            # stop at once, even with watches open
-            "--shutdown-delay-duration=0s",
-            "--profiling=false",
-            *(audit if self._audit_level else []),
-        ]
-
-    def _controller_manager(self) -> Sequence[str]:
-        return [
-            str(self._binaries["kube-controller-manager"]),
-            f"--kubeconfig={self.kubeconfig}",
-            f"--service-account-private-key-file={self.authority_key}",
-            f"--root-ca-file={self.authority}",
-            "--use-service-account-credentials=true",
-            "--leader-elect=false",
-            "--secure-port=0",
-            "--kube-api-qps=1000",
-            "--kube-api-burst=2000",
-            # simulated nodes send no heartbeats
-            "--node-monitor-grace-period=24h",
-            "--profiling=false",
-        ]
-
-    def _scheduler(self) -> Sequence[str]:
-        return [
-            str(self._binaries["kube-scheduler"]),
-            f"--kubeconfig={self.kubeconfig}",
-            "--leader-elect=false",
-            "--secure-port=0",
-            "--kube-api-qps=1000",
-            "--kube-api-burst=2000",
-            "--profiling=false",
-        ]
+            raise ControlPlaneError(f"There is no component {name!r}; there are {', '.join(known)}.") from None
 
     def _write_private(self, name: str, content: str) -> None:
         path = self.folder / name
@@ -294,26 +212,6 @@ class ControlPlane:
         except (OSError, ApiError):
             return False
         return True
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns ports that nobody listens on at this moment."""
-    found: list[int] = []
-    for port in random.sample(_PORTS, k=len(_PORTS)):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("127.0.0.1", port))
-            found.append(port)
-        if len(found) == count:
-            return found
-    raise ControlPlaneError("There is no free port left between 20000 and 32000.")
-
-
-def accepts_connections(port: int) -> bool:
-    """Whether somebody listens on the port."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-        return True
-    return False
 
 
 def _audit_policy(level: AuditLevel) -> dict[str, object]:

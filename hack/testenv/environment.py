@@ -16,8 +16,9 @@ from typing import Any, Self
 import yaml
 
 from testenv.binaries import ensure_binaries
-from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError, accepts_connections, free_ports
+from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError
 from testenv.nodes import gpu_node
+from testenv.ports import accepts_connections, free_ports
 from testenv.stages import load_stages
 
 _DATA = Path(__file__).parent / "data"

@@ -23,28 +23,18 @@ more are absolute deadlines, which makes them up to a second longer. And contain
 writes all of it.
 """
 
-import textwrap
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ANNOTATION_PREFIX = "sim.vllm-operator.dev/"
+from testenv import podstatus
+from testenv.podstatus import ANNOTATION_PREFIX
+
+__all__ = ["ANNOTATION_PREFIX", "load_stages"]
 
 _DATA = Path(__file__).parent / "data" / "stages"
 _CONTAINER = ".status.containerStatuses[0]"
-
-_RUNNING_SINCE_NOW = "{running: {startedAt: {{ $now | Quote }}}}"
-_STILL_RUNNING = "{running: {startedAt: {{ $old.state.running.startedAt | Quote }}}}"
-_RUN_TIMES = (
-    "containerID: {{ $old.containerID | Quote }}, startedAt: {{ $old.state.running.startedAt | Quote }}, finishedAt: {{ $now | Quote }}"
-)
-_CREATING = "{waiting: {reason: ContainerCreating}}"
-_SAME_RUN = "$old.restartCount"
-_NEXT_RUN = "add1 $old.restartCount"
-_SAME_LAST_STATE = "{{ YAML (or $old.lastState dict) 3 }}"
-_STATE_BECOMES_LAST = "{{ YAML $old.state 3 }}"
 
 
 def load_stages() -> list[dict[str, Any]]:
@@ -59,14 +49,22 @@ def _pod_stages() -> list[dict[str, Any]]:
         _stage(
             "pod-ready-at-once",
             [_alive(), _without("path"), _absent(".status.podIP")],
-            [_status(_created("Running"), _first_conditions("True"), _containers(_RUNNING_SINCE_NOW, ready=True, others="running"))],
+            [
+                _status(
+                    podstatus.created("Running"),
+                    podstatus.first_conditions("True"),
+                    podstatus.containers(podstatus.RUNNING_SINCE_NOW, ready=True, others="running"),
+                )
+            ],
         ),
         _stage(
             "pod-create",
             [_alive(), _with("path"), _absent(".status.podIP")],
             [
                 _event("Normal", "Pulling", "Pulling image"),
-                _status(_created(), _first_conditions("False"), _containers(_CREATING, others="waiting")),
+                _status(
+                    podstatus.created(), podstatus.first_conditions("False"), podstatus.containers(podstatus.CREATING, others="waiting")
+                ),
             ],
         ),
         _stage(
@@ -74,14 +72,17 @@ def _pod_stages() -> list[dict[str, Any]]:
             [_alive(), _with("path", "ok", "crash", "oom"), _is(f"{_CONTAINER}.state.waiting.reason", "ContainerCreating")],
             [
                 _event("Normal", "Started", "Container started"),
-                _status("phase: Running", _containers(_RUNNING_SINCE_NOW, others="running")),
+                _status("phase: Running", podstatus.containers(podstatus.RUNNING_SINCE_NOW, others="running")),
             ],
             delay=_seconds("pull", "1", since=".status.startTime"),
         ),
         _stage(
             "pod-cannot-start",
             [_alive(), _with("path", "imagepull", "waiting"), _is(f"{_CONTAINER}.state.waiting.reason", "ContainerCreating")],
-            [_event("Warning", "Failed", "Error: the container cannot start"), _status(_containers(_cannot_start(), others="waiting"))],
+            [
+                _event("Warning", "Failed", "Error: the container cannot start"),
+                _status(podstatus.containers(podstatus.cannot_start(), others="waiting")),
+            ],
             delay=_seconds("pull", "1", since=".status.startTime"),
         ),
         _stage(
@@ -95,8 +96,10 @@ def _pod_stages() -> list[dict[str, Any]]:
             ],
             [
                 _status(
-                    _ready_conditions("True"),
-                    _containers(_STILL_RUNNING, ready=True, run=_SAME_RUN, last=_SAME_LAST_STATE, others="running"),
+                    podstatus.ready_conditions("True"),
+                    podstatus.containers(
+                        podstatus.STILL_RUNNING, ready=True, run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running"
+                    ),
                 )
             ],
             delay=_seconds("load", "5", since=f"{_CONTAINER}.state.running.startedAt"),
@@ -110,7 +113,12 @@ def _pod_stages() -> list[dict[str, Any]]:
                 _not("crash-after", "hold"),
                 _is(f"{_will_crash()} and (({loading} | not) == {_CONTAINER}.started)", "true"),
             ],
-            [_status(_no_longer_ready(), _containers(_terminated(), run=_SAME_RUN, last=_SAME_LAST_STATE, others="running"))],
+            [
+                _status(
+                    podstatus.no_longer_ready(),
+                    podstatus.containers(podstatus.terminated(), run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running"),
+                )
+            ],
             delay=_seconds("crash-after", "3", since=f"{_CONTAINER}.state.running.startedAt", relative_if=f"{_CONTAINER}.started"),
         ),
         _stage(
@@ -123,7 +131,11 @@ def _pod_stages() -> list[dict[str, Any]]:
             ],
             [
                 _event("Normal", "Started", "Container started"),
-                _status(_containers(_RUNNING_SINCE_NOW, run=_NEXT_RUN, last=_STATE_BECOMES_LAST, others="running")),
+                _status(
+                    podstatus.containers(
+                        podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.STATE_BECOMES_LAST, others="running"
+                    )
+                ),
             ],
             delay={"durationMilliseconds": 300},
         ),
@@ -137,7 +149,11 @@ def _pod_stages() -> list[dict[str, Any]]:
             ],
             [
                 _event("Warning", "BackOff", "Back-off restarting failed container"),
-                _status(_containers(_backing_off(), run=_SAME_RUN, last=_STATE_BECOMES_LAST, others="running")),
+                _status(
+                    podstatus.containers(
+                        podstatus.backing_off(), run=podstatus.SAME_RUN, last=podstatus.STATE_BECOMES_LAST, others="running"
+                    )
+                ),
             ],
             delay={"durationMilliseconds": 300},
         ),
@@ -146,7 +162,11 @@ def _pod_stages() -> list[dict[str, Any]]:
             [_alive(), _with("path"), _is(f"{_CONTAINER}.state.waiting.reason", "CrashLoopBackOff")],
             [
                 _event("Normal", "Started", "Container started"),
-                _status(_containers(_RUNNING_SINCE_NOW, run=_NEXT_RUN, last=_SAME_LAST_STATE, others="running")),
+                _status(
+                    podstatus.containers(
+                        podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.SAME_LAST_STATE, others="running"
+                    )
+                ),
             ],
             delay=_back_off_delay(),
         ),
@@ -156,8 +176,8 @@ def _pod_stages() -> list[dict[str, Any]]:
             [
                 _status(
                     "phase: Succeeded",
-                    _ready_conditions("False", "PodCompleted"),
-                    _containers(_completed(), run=_SAME_RUN, others="running"),
+                    podstatus.ready_conditions("False", "PodCompleted"),
+                    podstatus.containers(podstatus.completed(), run=podstatus.SAME_RUN, others="running"),
                 )
             ],
         ),
@@ -256,7 +276,7 @@ def _back_off_delay() -> dict[str, Any]:
     return {"durationMilliseconds": 0, "durationFrom": {"jq": {"expression": expression}}}
 
 
-# Steps, and the parts of a Pod's status as Go templates.
+# Steps.
 
 
 def _event(kind: str, reason: str, message: str) -> dict[str, Any]:
@@ -264,141 +284,4 @@ def _event(kind: str, reason: str, message: str) -> dict[str, Any]:
 
 
 def _status(*parts: str) -> dict[str, Any]:
-    header = "{{ $now := Now }}{{ $pod := . }}{{ $annotations := or .metadata.annotations dict }}"
-    return {"patch": {"subresource": "status", "root": "status", "template": "\n".join([header, *parts]) + "\n"}}
-
-
-def _created(phase: str = "Pending") -> str:
-    return f"phase: {phase}\n" + textwrap.dedent(
-        """\
-        startTime: {{ $now | Quote }}
-        {{ if .spec.initContainers }}
-        initContainerStatuses:
-        {{ range .spec.initContainers }}
-        - name: {{ .name | Quote }}
-          image: {{ .image | Quote }}
-          imageID: ""
-          restartCount: 0
-          ready: true
-          state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
-        {{ end }}
-        {{ end }}
-        hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
-        hostIPs: [{ip: {{ NodeIPWith .spec.nodeName | Quote }}}]
-        {{ $meta := .metadata }}
-        {{ $ip := PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or $meta.uid "") (or $meta.name "") (or $meta.namespace "") }}
-        podIP: {{ $ip | Quote }}
-        podIPs: [{ip: {{ $ip | Quote }}}]"""
-    )
-
-
-def _ready_conditions(ready: str, reason: str = "ContainersNotReady") -> str:
-    return "\n".join(["conditions:", *_readiness(ready, reason)])
-
-
-def _first_conditions(ready: str) -> str:
-    started = [_condition(name, "True") for name in ("PodReadyToStartContainers", "Initialized")]
-    return "\n".join(["conditions:", *started, *_readiness(ready)])
-
-
-def _readiness(ready: str, reason: str = "ContainersNotReady") -> Sequence[str]:
-    if ready == "True":
-        return [_condition(name, ready) for name in ("Ready", "ContainersReady")]
-    message = "containers with unready status: [{{ (index $pod.spec.containers 0).name }}]"
-    return [_condition(name, ready, reason, message) for name in ("Ready", "ContainersReady")]
-
-
-def _condition(name: str, status: str, reason: str = "", message: str = "") -> str:
-    return f'- {{type: {name}, status: "{status}", lastTransitionTime: {{{{ $now | Quote }}}}, reason: "{reason}", message: "{message}"}}'
-
-
-def _no_longer_ready() -> str:
-    """Only if it was: the time of the last transition must not move while a Pod stays unready."""
-    condition = '{{ range .status.conditions }}{{ if and (eq .type "Ready") (eq .status "True") }}'
-    return "\n".join([condition, "conditions:", *_readiness("False"), "{{ end }}{{ end }}"])
-
-
-def _containers(state: str, *, others: str, ready: bool = False, run: str = "0", last: str = "") -> str:
-    """All container statuses: the first as given, the others running or waiting."""
-    template = """\
-        containerStatuses:
-        {{ range $index, $container := .spec.containers }}
-        {{ $old := dict "restartCount" 0 }}
-        {{ with $pod.status.containerStatuses }}{{ $old = index . $index }}{{ end }}
-        {{ if eq $index 0 }}
-        {{ $run := @RUN@ }}
-        - name: {{ $container.name | Quote }}
-          image: {{ $container.image | Quote }}
-          imageID: {{ printf "%s@sha256:%s" $container.image (sha256sum $container.image) | Quote }}
-          containerID: @ID@
-          ready: @READY@
-          started: @READY@
-          restartCount: {{ $run }}
-          state: @STATE@
-          lastState: @LAST@
-        {{ else }}
-        {{ $since := $now }}{{ with $old.state }}{{ with .running }}{{ $since = .startedAt }}{{ end }}{{ end }}
-        - name: {{ $container.name | Quote }}
-          image: {{ $container.image | Quote }}
-          imageID: ""
-          restartCount: 0
-          ready: @OTHERS_RUN@
-          started: @OTHERS_RUN@
-          state: @OTHERS@
-        {{ end }}
-        {{ end }}"""
-    others_run = others == "running"
-    values = {
-        "@RUN@": run,
-        "@ID@": '""'
-        if state == _CREATING
-        else '{{ printf "containerd://%s" (sha256sum (printf "%s/%v" $pod.metadata.uid $run)) | Quote }}',
-        "@READY@": str(ready).lower(),
-        "@STATE@": state,
-        "@LAST@": last or "{}",
-        "@OTHERS_RUN@": str(others_run).lower(),
-        "@OTHERS@": "{running: {startedAt: {{ $since | Quote }}}}" if others_run else _CREATING,
-    }
-    text = textwrap.dedent(template)
-    for mark, value in values.items():
-        text = text.replace(mark, value)
-    return text
-
-
-def _terminated() -> str:
-    """How the run ended; the parts that the annotations decide are worked out first."""
-    oom = "exitCode: 137, reason: OOMKilled"
-    other = f"exitCode: {{{{ {_value('exit-code', '1')} }}}}, reason: {_quoted(_value('reason', 'Error'))}"
-    is_oom = f'{{{{ if eq {_lookup("path")} "oom" }}}}'
-    message = f"message: {_quoted(_value('message', ''))}"
-    return "{terminated: {" + f"{_RUN_TIMES}, {message}, {is_oom}{oom}{{{{ else }}}}{other}{{{{ end }}}}" + "}}"
-
-
-def _completed() -> str:
-    return "{terminated: {exitCode: 0, reason: Completed, " + _RUN_TIMES + "}}"
-
-
-def _backing_off() -> str:
-    pod = "$pod.metadata.name $pod.metadata.namespace $pod.metadata.uid"
-    message = f'printf "back-off restarting failed container=%s pod=%s_%s(%s)" $container.name {pod}'
-    return f"{{waiting: {{reason: CrashLoopBackOff, message: {_quoted(message)}}}}}"
-
-
-def _cannot_start() -> str:
-    pulling = f'or {_lookup("message")} (printf "Back-off pulling image %q" $container.image)'
-    image = f"{{waiting: {{reason: ImagePullBackOff, message: {_quoted(pulling)}}}}}"
-    reason, message = _quoted(_value("reason", "CreateContainerConfigError")), _quoted(_value("message", ""))
-    other = f"{{waiting: {{reason: {reason}, message: {message}}}}}"
-    return f'{{{{ if eq {_lookup("path")} "imagepull" }}}}{image}{{{{ else }}}}{other}{{{{ end }}}}'
-
-
-def _quoted(expression: str) -> str:
-    return f"{{{{ {expression} | Quote }}}}"
-
-
-def _lookup(annotation: str) -> str:
-    return f'(index $annotations "{ANNOTATION_PREFIX}{annotation}")'
-
-
-def _value(annotation: str, default: str) -> str:
-    return f'or {_lookup(annotation)} "{default}"'
+    return {"patch": {"subresource": "status", "root": "status", "template": "\n".join([podstatus.HEADER, *parts]) + "\n"}}

@@ -1,0 +1,120 @@
+"""The command lines of the control plane's components."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """Where the components of one control plane are and where they listen."""
+
+    folder: Path
+    binaries: Mapping[str, Path]
+    etcd_port: int
+    port: int
+    audited: bool
+
+    @property
+    def kubeconfig(self) -> Path:
+        return self.folder / "kubeconfig"
+
+    @property
+    def authority(self) -> Path:
+        return self.folder / "pki" / "apiserver.crt"
+
+    @property
+    def authority_key(self) -> Path:
+        return self.folder / "pki" / "apiserver.key"
+
+    @property
+    def audit_log(self) -> Path:
+        return self.folder / "audit.log"
+
+
+def etcd(setup: Setup) -> Sequence[str]:
+    """A single member that keeps nothing safe: its data goes with the environment."""
+    client = f"http://127.0.0.1:{setup.etcd_port}"
+    # a single member has no peers to listen to: any free port will do
+    peer = "http://127.0.0.1:0"
+    return [
+        str(setup.binaries["etcd"]),
+        f"--data-dir={setup.folder / 'etcd'}",
+        f"--listen-client-urls={client}",
+        f"--advertise-client-urls={client}",
+        f"--listen-peer-urls={peer}",
+        f"--initial-advertise-peer-urls={peer}",
+        f"--initial-cluster=default={peer}",
+        "--quota-backend-bytes=4294967296",
+        "--unsafe-no-fsync",
+    ]
+
+
+def apiserver(setup: Setup) -> Sequence[str]:
+    """The API server, on loopback only."""
+    pki = setup.folder / "pki"
+    audit = [
+        f"--audit-log-path={setup.audit_log}",
+        "--audit-log-mode=blocking",
+        f"--audit-policy-file={setup.folder / 'audit-policy.yaml'}",
+    ]
+    return [
+        str(setup.binaries["kube-apiserver"]),
+        f"--etcd-servers=http://127.0.0.1:{setup.etcd_port}",
+        "--bind-address=127.0.0.1",
+        "--advertise-address=127.0.0.1",
+        # nothing here reaches the API server through its Service, and a loopback address may not be in one
+        "--endpoint-reconciler-type=none",
+        f"--secure-port={setup.port}",
+        f"--cert-dir={pki}",
+        f"--service-account-key-file={setup.authority_key}",
+        f"--service-account-signing-key-file={setup.authority_key}",
+        "--service-account-issuer=https://kubernetes.default.svc",
+        f"--token-auth-file={pki / 'tokens.csv'}",
+        "--authorization-mode=Node,RBAC",
+        "--service-cluster-ip-range=10.96.0.0/16",
+        "--allow-privileged=true",
+        "--kubelet-preferred-address-types=InternalIP",
+        # tests measure the operator, not the server's throttling
+        "--enable-priority-and-fairness=false",
+        "--max-requests-inflight=0",
+        "--max-mutating-requests-inflight=0",
+        # lets a Namespace carry the simulator's annotations for the Pods in it
+        "--feature-gates=MutatingAdmissionPolicy=true",
+        "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+        # stop at once, even with watches open
+        "--shutdown-delay-duration=0s",
+        "--profiling=false",
+        *(audit if setup.audited else []),
+    ]
+
+
+def controller_manager(setup: Setup) -> Sequence[str]:
+    """The controllers, without a port of their own."""
+    return [
+        str(setup.binaries["kube-controller-manager"]),
+        f"--kubeconfig={setup.kubeconfig}",
+        f"--service-account-private-key-file={setup.authority_key}",
+        f"--root-ca-file={setup.authority}",
+        "--use-service-account-credentials=true",
+        "--leader-elect=false",
+        "--secure-port=0",
+        "--kube-api-qps=1000",
+        "--kube-api-burst=2000",
+        # simulated nodes send no heartbeats
+        "--node-monitor-grace-period=24h",
+        "--profiling=false",
+    ]
+
+
+def scheduler(setup: Setup) -> Sequence[str]:
+    """The scheduler, without a port of its own."""
+    return [
+        str(setup.binaries["kube-scheduler"]),
+        f"--kubeconfig={setup.kubeconfig}",
+        "--leader-elect=false",
+        "--secure-port=0",
+        "--kube-api-qps=1000",
+        "--kube-api-burst=2000",
+        "--profiling=false",
+    ]

@@ -1,0 +1,163 @@
+"""The parts of a simulated Pod's status, as the Go templates that kwok fills in.
+
+A template sees the Pod; `$now`, `$pod` and `$annotations` are set before it (see `HEADER`), and inside of
+containerStatuses also `$container`, its former status `$old` and the number of the run, `$run`.
+"""
+
+import textwrap
+from collections.abc import Sequence
+
+ANNOTATION_PREFIX = "sim.vllm-operator.dev/"
+HEADER = "{{ $now := Now }}{{ $pod := . }}{{ $annotations := or .metadata.annotations dict }}"
+
+# A container's state, the number of its run, and the state before.
+RUNNING_SINCE_NOW = "{running: {startedAt: {{ $now | Quote }}}}"
+STILL_RUNNING = "{running: {startedAt: {{ $old.state.running.startedAt | Quote }}}}"
+_RUN_TIMES = (
+    "containerID: {{ $old.containerID | Quote }}, startedAt: {{ $old.state.running.startedAt | Quote }}, finishedAt: {{ $now | Quote }}"
+)
+CREATING = "{waiting: {reason: ContainerCreating}}"
+SAME_RUN = "$old.restartCount"
+NEXT_RUN = "add1 $old.restartCount"
+SAME_LAST_STATE = "{{ YAML (or $old.lastState dict) 3 }}"
+STATE_BECOMES_LAST = "{{ YAML $old.state 3 }}"
+
+
+def created(phase: str = "Pending") -> str:
+    """The status of a Pod that a node has just taken over."""
+    return f"phase: {phase}\n" + textwrap.dedent(
+        """\
+        startTime: {{ $now | Quote }}
+        {{ if .spec.initContainers }}
+        initContainerStatuses:
+        {{ range .spec.initContainers }}
+        - name: {{ .name | Quote }}
+          image: {{ .image | Quote }}
+          imageID: ""
+          restartCount: 0
+          ready: true
+          state: {terminated: {exitCode: 0, reason: Completed, startedAt: {{ $now | Quote }}, finishedAt: {{ $now | Quote }}}}
+        {{ end }}
+        {{ end }}
+        hostIP: {{ NodeIPWith .spec.nodeName | Quote }}
+        hostIPs: [{ip: {{ NodeIPWith .spec.nodeName | Quote }}}]
+        {{ $meta := .metadata }}
+        {{ $ip := PodIPWith .spec.nodeName (or .spec.hostNetwork false) (or $meta.uid "") (or $meta.name "") (or $meta.namespace "") }}
+        podIP: {{ $ip | Quote }}
+        podIPs: [{ip: {{ $ip | Quote }}}]"""
+    )
+
+
+def ready_conditions(ready: str, reason: str = "ContainersNotReady") -> str:
+    """The conditions that say whether the Pod is Ready."""
+    return "\n".join(["conditions:", *_readiness(ready, reason)])
+
+
+def first_conditions(ready: str) -> str:
+    """Those, and the ones that never change afterwards."""
+    started = [_condition(name, "True") for name in ("PodReadyToStartContainers", "Initialized")]
+    return "\n".join(["conditions:", *started, *_readiness(ready)])
+
+
+def _readiness(ready: str, reason: str = "ContainersNotReady") -> Sequence[str]:
+    if ready == "True":
+        return [_condition(name, ready) for name in ("Ready", "ContainersReady")]
+    message = "containers with unready status: [{{ (index $pod.spec.containers 0).name }}]"
+    return [_condition(name, ready, reason, message) for name in ("Ready", "ContainersReady")]
+
+
+def _condition(name: str, status: str, reason: str = "", message: str = "") -> str:
+    return f'- {{type: {name}, status: "{status}", lastTransitionTime: {{{{ $now | Quote }}}}, reason: "{reason}", message: "{message}"}}'
+
+
+def no_longer_ready() -> str:
+    """Only if it was: the time of the last transition must not move while a Pod stays unready."""
+    condition = '{{ range .status.conditions }}{{ if and (eq .type "Ready") (eq .status "True") }}'
+    return "\n".join([condition, "conditions:", *_readiness("False"), "{{ end }}{{ end }}"])
+
+
+def containers(state: str, *, others: str, ready: bool = False, run: str = "0", last: str = "") -> str:
+    """All container statuses: the first as given, the others running or waiting."""
+    template = """\
+        containerStatuses:
+        {{ range $index, $container := .spec.containers }}
+        {{ $old := dict "restartCount" 0 }}
+        {{ with $pod.status.containerStatuses }}{{ $old = index . $index }}{{ end }}
+        {{ if eq $index 0 }}
+        {{ $run := @RUN@ }}
+        - name: {{ $container.name | Quote }}
+          image: {{ $container.image | Quote }}
+          imageID: {{ printf "%s@sha256:%s" $container.image (sha256sum $container.image) | Quote }}
+          containerID: @ID@
+          ready: @READY@
+          started: @READY@
+          restartCount: {{ $run }}
+          state: @STATE@
+          lastState: @LAST@
+        {{ else }}
+        {{ $since := $now }}{{ with $old.state }}{{ with .running }}{{ $since = .startedAt }}{{ end }}{{ end }}
+        - name: {{ $container.name | Quote }}
+          image: {{ $container.image | Quote }}
+          imageID: ""
+          restartCount: 0
+          ready: @OTHERS_RUN@
+          started: @OTHERS_RUN@
+          state: @OTHERS@
+        {{ end }}
+        {{ end }}"""
+    others_run = others == "running"
+    values = {
+        "@RUN@": run,
+        "@ID@": '""' if state == CREATING else '{{ printf "containerd://%s" (sha256sum (printf "%s/%v" $pod.metadata.uid $run)) | Quote }}',
+        "@READY@": str(ready).lower(),
+        "@STATE@": state,
+        "@LAST@": last or "{}",
+        "@OTHERS_RUN@": str(others_run).lower(),
+        "@OTHERS@": "{running: {startedAt: {{ $since | Quote }}}}" if others_run else CREATING,
+    }
+    text = textwrap.dedent(template)
+    for mark, value in values.items():
+        text = text.replace(mark, value)
+    return text
+
+
+def terminated() -> str:
+    """How the run ended; the parts that the annotations decide are worked out first."""
+    oom = "exitCode: 137, reason: OOMKilled"
+    other = f"exitCode: {{{{ {_value('exit-code', '1')} }}}}, reason: {_quoted(_value('reason', 'Error'))}"
+    is_oom = f'{{{{ if eq {_lookup("path")} "oom" }}}}'
+    message = f"message: {_quoted(_value('message', ''))}"
+    return "{terminated: {" + f"{_RUN_TIMES}, {message}, {is_oom}{oom}{{{{ else }}}}{other}{{{{ end }}}}" + "}}"
+
+
+def completed() -> str:
+    """How the run of a Job ended."""
+    return "{terminated: {exitCode: 0, reason: Completed, " + _RUN_TIMES + "}}"
+
+
+def backing_off() -> str:
+    """The state between a crash and the next run."""
+    pod = "$pod.metadata.name $pod.metadata.namespace $pod.metadata.uid"
+    message = f'printf "back-off restarting failed container=%s pod=%s_%s(%s)" $container.name {pod}'
+    return f"{{waiting: {{reason: CrashLoopBackOff, message: {_quoted(message)}}}}}"
+
+
+def cannot_start() -> str:
+    """The state of a container whose image or configuration is not to be had."""
+    pulling = f'or {_lookup("message")} (printf "Back-off pulling image %q" $container.image)'
+    image = f"{{waiting: {{reason: ImagePullBackOff, message: {_quoted(pulling)}}}}}"
+    reason, message = _quoted(_value("reason", "CreateContainerConfigError")), _quoted(_value("message", ""))
+    other = f"{{waiting: {{reason: {reason}, message: {message}}}}}"
+    return f'{{{{ if eq {_lookup("path")} "imagepull" }}}}{image}{{{{ else }}}}{other}{{{{ end }}}}'
+
+
+def _quoted(expression: str) -> str:
+    return f"{{{{ {expression} | Quote }}}}"
+
+
+def _lookup(annotation: str) -> str:
+    return f'(index $annotations "{ANNOTATION_PREFIX}{annotation}")'
+
+
+def _value(annotation: str, default: str) -> str:
+    return f'or {_lookup(annotation)} "{default}"'
