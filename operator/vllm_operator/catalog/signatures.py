@@ -55,7 +55,10 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """One kind of crash. `cause` and `remedy` are jinja2 templates over the captures of its patterns."""
+    """One kind of crash. `cause` and `remedy` are jinja2 templates over the captures of its patterns.
+
+    `follows_others`: usually another error came first, so it counts only where there is none.
+    """
 
     id: str
     severity: Severity
@@ -68,6 +71,7 @@ class Signature:
     remedy: str
     environment: tuple[Change, ...] = ()
     arguments: tuple[Change, ...] = ()
+    follows_others: bool = False
     retryable: bool = False
     auto_safe: bool = False
     references: tuple[str, ...] = ()
@@ -121,6 +125,7 @@ def _signature(entry: Mapping[str, Any]) -> Signature:
             remedy=entry["remedy"],
             environment=tuple(Change(**change) for change in entry.get("environment", ())),
             arguments=tuple(Change(**change) for change in entry.get("arguments", ())),
+            follows_others=bool(entry.get("followsOthers", False)),
             retryable=bool(entry["retryable"]),
             auto_safe=bool(entry["autoSafe"]),
             references=tuple(entry.get("references", ())),

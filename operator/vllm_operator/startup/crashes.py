@@ -20,7 +20,7 @@ from vllm_operator.startup.framing import WARNING
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import Part, Tracebacks
+from vllm_operator.startup.tracebacks import LINES_KEPT, Part, Tracebacks
 from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
@@ -32,6 +32,7 @@ _TERMINATED = "TerminatedDuringStartup"
 _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
+_RECORDS_AFTER = 12
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
 _BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
 
@@ -40,7 +41,9 @@ _BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
 class Evidence:
     """A line that may explain the crash. `signature` is None for an exception that no signature matches.
 
-    `provisional`: a source line of a traceback, whose exception tells more.
+    `weak`: explains only what nothing else does; `warned`: a log record of a warning, which alone says nothing;
+    `provisional`: a source line of a traceback, whose exception tells more. `records` is how many records that are
+    no errors came before it.
     """
 
     signature: Signature | None
@@ -49,17 +52,20 @@ class Evidence:
     frames: tuple[str, ...] = ()
     captures: tuple[tuple[str, str], ...] = ()
     weak: bool = False
+    warned: bool = False
     provisional: bool = False
+    records: int = 0
 
     @property
-    def rank(self) -> tuple[int, int]:
+    def rank(self) -> tuple[bool, int, int]:
         """Sorts the best explanation first."""
-        return (-self.signature.priority if self.signature else 0, self.number)
+        signature = self.signature
+        return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
 
     @property
     def quality(self) -> tuple[bool, bool, int]:
         """Of two lines of one signature the better one is shown, the first if they are equal."""
-        return (not self.weak, not self.provisional, len(self.captures))
+        return (not (self.weak or self.warned), not self.provisional, len(self.captures))
 
 
 class FailureTexts:
@@ -90,6 +96,10 @@ class CrashTracker:
         self._failures = failures
         self.tracebacks = Tracebacks()
         self.notices: dict[str, Evidence] = {}
+        self.stage = ""
+        """The stage that the start is in; whoever reads the lines says so."""
+        self.records = 0
+        """Log records so far that are no errors; whoever reads them counts."""
         self._ready = False
         self._stopping = False
         self._reset()
@@ -107,8 +117,9 @@ class CrashTracker:
         """Whether the log shows that a process has failed."""
         return self._failed
 
-    def advanced(self, *, ready: bool) -> None:
+    def advanced(self, stage: str, *, ready: bool) -> None:
         """The start has reached a later stage: errors before it were survived, unless a process has failed."""
+        self.stage = stage
         if ready:
             self._ready = True
             self._reset()
@@ -131,7 +142,7 @@ class CrashTracker:
             if match.signature.severity is not Severity.FATAL:
                 self.notices.setdefault(match.signature.id, self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
-                self._collect(self._seen(None, match.signature, text, number, match.captures, weak=True))
+                self._collect(self._seen(None, match.signature, text, number, match.captures, warned=True))
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
@@ -165,7 +176,7 @@ class CrashTracker:
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
         known = False
-        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text)):
+        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process, LINES_KEPT), text, f"stage {self.stage}")):
             signature = match.signature
             evidence = self._seen(process, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
@@ -216,11 +227,26 @@ class CrashTracker:
         """What is worth knowing and no crash, in the order in which it was seen."""
         return tuple(to_crash(each) for each in self.notices.values())
 
+    def _counts(self, evidence: Evidence) -> bool:
+        # Without a failure an error that the engine outlived by some lines explains nothing.
+        return self._failed or self.records - evidence.records <= _RECORDS_AFTER
+
+    def _explaining(self) -> list[Evidence]:
+        return [
+            each
+            for each in self._evidence.values()
+            if each.signature is not None
+            and each.signature.severity is Severity.FATAL
+            and not each.signature.is_echo
+            and self._counts(each)
+        ]
+
     def _root(self) -> Evidence | None:
-        return _best(each for each in self._evidence.values() if not each.weak and _explains(each)) or self._unknown
+        known = _best(each for each in self._explaining() if not (each.weak or each.warned))
+        return known or (self._unknown if self._unknown is not None and self._counts(self._unknown) else None)
 
     def _weak(self) -> Evidence | None:
-        return _best(each for each in self._evidence.values() if each.weak and _explains(each))
+        return _best(each for each in self._explaining() if each.weak or (each.warned and self._failed))
 
     def _fallback(self) -> Evidence | None:
         echo = _best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
@@ -236,11 +262,12 @@ class CrashTracker:
         captures: tuple[tuple[str, str], ...],
         *,
         weak: bool = False,
+        warned: bool = False,
         provisional: bool = False,
     ) -> Evidence:
         frames = self.tracebacks.frames(process)[-EXCERPT_FRAMES:] if process is not None else ()
         bounded = tuple((name, value[:LINE_LIMIT]) for name, value in captures)
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, frames, bounded, weak, provisional)
+        return Evidence(signature, text[: 2 * LINE_LIMIT], number, frames, bounded, weak, warned, provisional, self.records)
 
 
 def to_crash(evidence: Evidence) -> Crash:
@@ -271,10 +298,6 @@ def to_crash(evidence: Evidence) -> Crash:
         retryable=signature.retryable,
         auto_safe=signature.auto_safe,
     )
-
-
-def _explains(evidence: Evidence) -> bool:
-    return evidence.signature is not None and evidence.signature.severity is Severity.FATAL and not evidence.signature.is_echo
 
 
 def _best(evidence: Iterable[Evidence]) -> Evidence | None:

@@ -49,6 +49,10 @@ _UNREMARKABLE = re.compile(
 )
 """Lines of tracebacks: a frame (1), a marker under a source line (2), a source line if it follows a frame (3)."""
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
+_FOREIGN_LEVEL = re.compile(
+    r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
+)
+"""The levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]) and of others."""
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
@@ -215,6 +219,8 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
     found = _VLLM.match(raw)
     assert found is not None  # every part of it is optional
     named = found["level"]
+    if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
+        level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
     return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :])
 
 

@@ -149,6 +149,7 @@ class StartupParser:
         return word in self._dispatch.words and self._meaning(word, text)
 
     def _record(self, level: int, text: str) -> None:
+        self._crashes.records += 1
         word = text.split(" ", 1)[0]
         if not word:
             text = text.lstrip()
@@ -201,16 +202,18 @@ class StartupParser:
 
     def _enter(self, stage: Stage) -> None:
         if self._timeline.enter(stage, self._now()):
-            self._crashes.advanced(ready=stage is Stage.READY)
+            self._crashes.advanced(stage.value, ready=stage is Stage.READY)
 
     def _bar(self, text: str) -> bool:
         read = self._dispatch.bars.read(text)
         if read is None:
             return False
-        stage, progress = read
+        stage, progress, rest = read
         self._enter(stage)
         if progress is not None:
             self._timeline.count(stage, progress, self._now())
+        if rest.strip():
+            self._raw(rest.strip())
         return True
 
     def _restart(self) -> None:

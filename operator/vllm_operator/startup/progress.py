@@ -28,8 +28,11 @@ class Bars:
         self._bars = tuple((bar.prefix, Stage(bar.stage), bar.label) for bar in bars)
         self._first = tuple({bar[0][:1] for bar in self._bars})
 
-    def read(self, text: str) -> tuple[Stage, Progress | None] | None:
-        """The stage that a bar belongs to and how far it is; None if the text is no such bar."""
+    def read(self, text: str) -> tuple[Stage, Progress | None, str] | None:
+        """The stage that a bar belongs to, how far it is, and what follows it; None if the text is no such bar.
+
+        A bar that is not finished ends without a newline, and the next line follows it directly.
+        """
         found = _BAR.search(text)
         if found is None:
             return None
@@ -40,11 +43,12 @@ class Bars:
                 return None
             kind = (Stage.WEIGHT_DOWNLOAD, "Downloading files")
         stage, name = kind
+        rest = text[found.end() :].partition("]")[2]
         if stage is Stage.READY:
-            return stage, None
+            return stage, None, rest
         completed = round(float(found[2]) * _SCALE[found[3]])
         total = round(float(found[4]) * _SCALE[found[5]])
-        return stage, Progress(min(completed, total), total, name or label, seconds(found[7]))
+        return stage, Progress(min(completed, total), total, name or label, seconds(found[7])), rest
 
 
 class Rate:

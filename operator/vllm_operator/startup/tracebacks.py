@@ -97,9 +97,9 @@ class Tracebacks:
         """The traceback that the exception of the process ends, if it was seen to begin."""
         return self._open.pop(process, None)
 
-    def frames(self, process: str) -> tuple[str, ...]:
+    def frames(self, process: str, limit: int = FRAMES_KEPT) -> tuple[str, ...]:
         """The last frames and source lines that the process wrote right before the latest line."""
-        found = list(islice(self._backwards(process), FRAMES_KEPT))
+        found = list(islice(self._backwards(process), limit))
         return tuple(reversed(found))
 
     def forget(self) -> None:
