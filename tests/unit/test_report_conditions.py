@@ -125,11 +125,9 @@ SITUATIONS = {
         "Crashed",
         "True",
         "UnknownCrash",
-        ('"RuntimeError: NVLS init failed"', "kubectl logs vllm-a-x1 --previous"),
+        ("RuntimeError: NVLS init failed", "kubectl logs vllm-a-x1 --previous"),
     ),
-    "an unknown crash without a word": Situation(
-        o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("not known to the operator",)
-    ),
+    "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
     "a crash whose log is still being read": Situation(
         o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "being read")
     ),
@@ -164,13 +162,13 @@ SITUATIONS = {
         "StartupProbeFailed",
         ("deadlineSeconds",),
     ),
-    "killed by nobody knows whom": Situation(o.observe(o.crashed_pod(code=137)), "Crashed", "True", "UnknownCrash", ("exit code 137",)),
+    "killed by nobody knows whom": Situation(o.observe(o.crashed_pod(code=137)), "Crashed", "True", "UnknownCrash", ("signal 9",)),
     "evicted": Situation(
         o.observe(o.pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory.")),
         "Crashed",
         "True",
         "Evicted",
-        ("gpu-node-1", "low on resource: memory"),
+        ("Pod vllm-a-x1 failed.", "gpu-node-1", "low on resource: memory"),
     ),
     "refused by the kubelet": Situation(
         o.observe(o.pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed: no healthy devices")),

@@ -88,7 +88,7 @@ def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
 def cache_warm(scene: Scene, cache: CacheStatus | None) -> Verdict:
     """Whether the last start loaded what it needs; before that, what stands against it."""
     say, observation = scene.messages.say, scene.observation
-    if cache is None or observation.outcome.plan is None:
+    if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
     if observation.claim_name is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))

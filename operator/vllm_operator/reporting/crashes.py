@@ -120,12 +120,11 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
 
 
 def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None) -> CrashStatus:
+    cause = wording.clean(crash.cause, 1000) if crash is not None else scene.messages.say("crash.unexplained")
     if crash is None or crash.signature == UNKNOWN:
-        line = crash.line if crash is not None else ""
-        cause = scene.messages.say("crash.unknown_cause", line=line)
-        remedy: str | None = scene.messages.say("crash.unknown_remedy", pod=view)
+        remedy = scene.messages.say("crash.unknown_remedy", pod=view)
     else:
-        cause, remedy = wording.clean(crash.cause, 1000), crash.remedy and wording.clean(crash.remedy, 1000)
+        remedy = wording.clean(crash.remedy or "", 1000)
     return CrashStatus(
         signature=wording.clean(crash.signature, 128) if crash is not None else UNKNOWN,
         cause=cause,
