@@ -66,6 +66,8 @@ class Reason:
     """The claim named in the spec does not exist."""
     NO_CLAIM = "NoClaim"
     """No volume keeps the caches."""
+    PRIMING = "Priming"
+    """One Pod fills the cache, others wait for it; the message says which and why."""
     QUARANTINED = "Quarantined"
     """The cache was damaged and has been left behind."""
     # Starting

@@ -7,6 +7,7 @@ from vllm_operator.catalog.caches import Caches, load_caches
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.models import Models, load_models
+from vllm_operator.catalog.priming import PrimingRule, load_priming_rules
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.versions import Versions, load_versions
@@ -26,6 +27,7 @@ class Catalog:
     rules: Rules
     models: Models
     caches: Caches
+    priming: tuple[PrimingRule, ...] = ()
 
 
 def load_catalog() -> Catalog:
@@ -38,4 +40,5 @@ def load_catalog() -> Catalog:
         rules=load_rules(),
         models=load_models(),
         caches=load_caches(),
+        priming=load_priming_rules(),
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.rendering.addresses import claims_of, template_spec
 from vllm_operator.rendering.claim import render_claim
 from vllm_operator.rendering.deployment import render_deployment
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
@@ -21,10 +22,9 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
-    manifests = (
-        render_claim(resource),
-        render_service(resource),
-        render_resource_claim_template(resource, plan),
-        render_deployment(resource, plan),
-    )
+    deployment = render_deployment(resource, plan)
+    claim = render_claim(resource)
+    if claim is not None and claim["metadata"]["name"] not in claims_of(template_spec(deployment)):
+        claim = None  # the user's Pod template keeps caches and weights elsewhere
+    manifests = (claim, render_service(resource), render_resource_claim_template(resource, plan), deployment)
     return [manifest for manifest in manifests if manifest is not None]

@@ -12,6 +12,8 @@ class Component(StrEnum):
 
     ENGINE = "engine"
     CACHE = "cache"
+    PRIMER = "primer"
+    CLEANING = "cleaning"
 
 
 def selector_of(resource: VLLMDeployment) -> dict[str, str]:

@@ -1,0 +1,48 @@
+"""What is being done about the caches: filled by one Pod first, filled ahead of a rollout, waited for, cleaned.
+
+The decision is made by `vllm_operator.upkeep`; this is its outcome, in the words that reports use.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class PrimingStep(StrEnum):
+    """Who fills an empty cache."""
+
+    NONE = "None"
+    """Nobody in particular: the cache is filled, kept nowhere, or not primed."""
+    FIRST_POD = "FirstPod"
+    """One replica; the others start once it serves."""
+    PRIMER = "Primer"
+    """A Pod beside the replicas, which serves no requests and goes once it is Ready."""
+    ELSEWHERE = "Elsewhere"
+    """A Pod of another VLLMDeployment that shares the claim; nothing of ours starts until it is done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheCare:
+    """What is being done about the caches of one VLLMDeployment.
+
+    Attributes:
+        step: Who fills an empty cache.
+        because: Why one Pod goes first; a sentence, or empty.
+        holder: The VLLMDeployment that fills the cache, where that is another one.
+        held: Whether the Deployment is left as it is until the cache is filled.
+        skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
+        claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
+        recheck_seconds: When to look again although nothing happens; None if only a change can matter.
+    """
+
+    step: PrimingStep = PrimingStep.NONE
+    because: str = ""
+    holder: str | None = None
+    held: bool = False
+    skipped: str | None = None
+    claim_note: str | None = None
+    recheck_seconds: float | None = None
+
+    @property
+    def is_priming(self) -> bool:
+        """Whether an empty cache is being filled by one Pod, here or elsewhere."""
+        return self.step is not PrimingStep.NONE

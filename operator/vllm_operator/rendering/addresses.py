@@ -1,0 +1,52 @@
+"""Where a Pod keeps its caches, read from its spec: rendered, merged with the user's template, or running."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.catalog.paths import CACHE_ROOT
+
+
+@dataclass(frozen=True, slots=True)
+class CacheAddress:
+    """A folder on a claim. Pods with equal addresses share their caches."""
+
+    claim: str
+    key: str
+
+
+def cache_address(pod_spec: Any) -> CacheAddress | None:
+    """Where the caches of a Pod are; None if they are on no claim (emptyDir, a host path, an ephemeral claim)."""
+    container = next((c for c in _objects(pod_spec, "containers") if c.get("name") == CONTAINER), {})
+    mount = next((m for m in _objects(container, "volumeMounts") if m.get("mountPath") == CACHE_ROOT), {})
+    volume = next((v for v in _objects(pod_spec, "volumes") if v.get("name") == mount.get("name")), {})
+    claim = volume.get("persistentVolumeClaim")
+    name = claim.get("claimName") if isinstance(claim, Mapping) else None
+    return CacheAddress(str(name), str(mount.get("subPath") or "")) if name else None
+
+
+def claims_of(pod_spec: Any) -> frozenset[str]:
+    """Names of all claims that a Pod mounts."""
+    claims = (volume.get("persistentVolumeClaim") for volume in _objects(pod_spec, "volumes"))
+    return frozenset(str(claim["claimName"]) for claim in claims if isinstance(claim, Mapping) and claim.get("claimName"))
+
+
+def folders_of(pod_spec: Any, claim: str) -> frozenset[str]:
+    """First parts of the folders that the containers of a Pod use of a claim."""
+    volumes = {v.get("name") for v in _objects(pod_spec, "volumes") if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim}
+    containers = (*_objects(pod_spec, "initContainers"), *_objects(pod_spec, "containers"))
+    mounts = (m for container in containers for m in _objects(container, "volumeMounts") if m.get("name") in volumes)
+    return frozenset(str(m.get("subPath") or "").partition("/")[0] for m in mounts) - {""}
+
+
+def template_spec(deployment: Any) -> Any:
+    """The Pod spec of a Deployment; an empty one where there is none."""
+    spec = deployment.get("spec") if isinstance(deployment, Mapping) else None
+    template = spec.get("template") if isinstance(spec, Mapping) else None
+    return (template.get("spec") or {}) if isinstance(template, Mapping) else {}
+
+
+def _objects(value: Any, field: str) -> Iterator[Mapping[str, Any]]:
+    entries = value.get(field) if isinstance(value, Mapping) else None
+    yield from (entry for entry in entries or () if isinstance(entry, Mapping))

@@ -1,0 +1,184 @@
+"""Who fills an empty cache: one Pod, before the others start.
+
+A cache counts as filled once a Pod with it was seen to be Ready; that is recorded on its claim. Until then, where
+priming is wanted:
+
+* nothing serves yet: the Deployment has one replica, the others follow once it is Ready;
+* Pods with another cache serve (a new image, for example): the Deployment is left as it is, and a primer fills the new
+  cache. If it finds no GPU within `patience_seconds`, that is said, and the rollout goes on without it;
+* no replica is wanted (`spec.replicas: 0`): a primer, for as long as it takes.
+
+An interrupted start does not make a Pod Ready, so it does not count; its successor goes on with what is on the volume.
+
+Who shares a claim and a key agrees by a lease on the claim. Its holder must exist and have a Pod that is on its way;
+one that is gone or stuck is replaced, so nobody waits for ever.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
+from vllm_operator.api.spec import CacheSpec, Priming
+from vllm_operator.catalog.priming import PrimingRule
+from vllm_operator.planning.care import CacheCare, PrimingStep
+from vllm_operator.rendering.addresses import CacheAddress, cache_address
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.pods import Phase, PodView, read_pod
+from vllm_operator.upkeep.records import Changes, Lease, is_primed, is_quarantined, read_lease
+from vllm_operator.upkeep.situation import Situation
+
+LEASE_GRACE_SECONDS = 60
+"""How long the holder of a lease may have no Pod that is on its way: to be created, scheduled, moved to another node."""
+HOLDER_RECHECK_SECONDS = 15.0
+"""How often a VLLMDeployment that waits for another one looks at it: the other's Pods are not its own to watch."""
+HOLDER_RESTARTS = 3
+"""A holder whose Pod has crashed this often is not waited for any longer."""
+_ON_THE_WAY = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
+
+
+@dataclass(frozen=True, slots=True)
+class Staffing:
+    """Which Pods are to run, and what to record on the claim.
+
+    `replicas` is how many the Deployment has for now; None stands for what the spec says.
+    """
+
+    care: CacheCare = CacheCare()
+    replicas: int | None = None
+    record: Changes = field(default_factory=dict)
+
+
+def decide(situation: Situation, rules: Sequence[PrimingRule], *, patience_seconds: int) -> Staffing:
+    """Decide who fills the cache of a plan, if it is empty.
+
+    Args:
+        situation: What is the case.
+        rules: When `priming: Auto` primes.
+        patience_seconds: How long a primer may wait for a GPU while replicas serve.
+    """
+    address = situation.address
+    if address is None:
+        return Staffing()
+    if (record := _filled(situation, address)) is not None:
+        return Staffing(record=record)
+    staffing = _wanted(situation, address, rules, patience_seconds)
+    lease, uid = read_lease(situation.claim, address.key), situation.resource.metadata.uid
+    ours = lease is not None and lease.uid == uid
+    if not staffing.care.is_priming:
+        return Staffing(staffing.care, record={PRIMING_ANNOTATION_PREFIX + address.key: None} if ours else {})
+    if lease is not None and not ours and _is_active(situation, lease, address):
+        return _elsewhere(situation, staffing.care, lease)
+    if ours or situation.claim is None:
+        return staffing
+    mine = Lease(situation.resource.metadata.name, uid, situation.now)
+    return Staffing(staffing.care, staffing.replicas, {PRIMING_ANNOTATION_PREFIX + address.key: str(mine)})
+
+
+def _filled(situation: Situation, address: CacheAddress) -> Changes | None:
+    """What to record of a cache that is filled; None if it is not."""
+    primed = is_primed(situation.claim, address.key)
+    ready = any(at == address and view.phase is Phase.READY for at, view in (*situation.replicas(), *situation.primers()))
+    if not primed and not ready:
+        return None
+    record: Changes = {}
+    if not primed and situation.claim is not None and not is_quarantined(situation.claim, address.key):
+        record[PRIMED_ANNOTATION_PREFIX + address.key] = reading.stamp(situation.now)
+    if reading.text(situation.claim, "metadata", "annotations", PRIMING_ANNOTATION_PREFIX + address.key):
+        record[PRIMING_ANNOTATION_PREFIX + address.key] = None
+    return record
+
+
+def _wanted(situation: Situation, address: CacheAddress, rules: Sequence[PrimingRule], patience_seconds: int) -> Staffing:
+    """Who would fill the cache if nobody else had a say."""
+    cache = situation.resource.spec.cache or CacheSpec()
+    asked = situation.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", address.key)
+    insists = asked or cache.priming is Priming.ALWAYS
+    wanted = situation.resource.spec.replicas
+    if cache.priming is Priming.NEVER and not asked:
+        return Staffing()
+    if wanted == 0:
+        because = "No replica is wanted yet, and filling the cache ahead was asked for."
+        return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because)) if insists else Staffing()
+    if _replaces_serving(situation, address):
+        return _ahead_of_rollout(situation, address, patience_seconds)
+    is_shared = wanted > 1 or cache.claim_name is not None or read_lease(situation.claim, address.key) is not None
+    reason = "spec.cache.priming is Always." if insists else _reason(situation, rules) if is_shared else None
+    if reason is None:
+        return Staffing()
+    present = reading.integer(situation.deployment, "spec", "replicas") or 0
+    running = present if situation.present_address == address else 0
+    if running >= wanted > 1:
+        return Staffing(CacheCare(skipped=_remembered(situation)))  # all were started already: none is taken away
+    return Staffing(CacheCare(step=PrimingStep.FIRST_POD, because=reason), replicas=min(wanted, max(1, running)))
+
+
+def _replaces_serving(situation: Situation, address: CacheAddress) -> bool:
+    """Whether Pods that serve with another cache are to be replaced."""
+    if situation.deployment is None or situation.present_address == address:
+        return False
+    return any(at != address and view.phase is Phase.READY for at, view in situation.replicas())
+
+
+def _ahead_of_rollout(situation: Situation, address: CacheAddress, patience_seconds: int) -> Staffing:
+    views = [view for at, view in situation.primers() if at == address]
+    skipped = _remembered(situation) or _cannot_prime(situation) or _no_gpu(situation, views, patience_seconds)
+    if skipped is not None:
+        return Staffing(CacheCare(skipped=skipped))
+    if any(view.phase is Phase.CRASHED for _, view in situation.replicas()):
+        return Staffing()  # what is broken is replaced at once; the Deployment begins with it
+    because = "The present replicas serve until the caches of the new Pods are filled."
+    waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
+    recheck = (min(waits) + timedelta(seconds=patience_seconds) - situation.now).total_seconds() if waits else None
+    return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because, held=True, recheck_seconds=recheck))
+
+
+def _remembered(situation: Situation) -> str | None:
+    """Why priming ahead of this rollout was given up before."""
+    known = situation.resource.status.cache
+    return known.priming_skipped if known is not None and known.key == situation.plan.cache_key else None
+
+
+def _cannot_prime(situation: Situation) -> str | None:
+    if "ReadWriteOncePod" not in situation.access_modes:
+        return None
+    return "The claim can be mounted by one Pod only (ReadWriteOncePod)."
+
+
+def _no_gpu(situation: Situation, views: Sequence[PodView], patience_seconds: int) -> str | None:
+    for view in views:
+        if view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(situation, view.since) >= patience_seconds:
+            return f"No GPU to spare was found within {patience_seconds} s."
+    return None
+
+
+def _reason(situation: Situation, rules: Sequence[PrimingRule]) -> str | None:
+    plan = situation.plan
+    backends = [choice.backend for choice in plan.backends]
+    found = (r for r in rules if r.applies(version=plan.engine_version, backends=backends, one_node=situation.is_one_node))
+    return next((rule.because for rule in found), None)
+
+
+def _elsewhere(situation: Situation, care: CacheCare, lease: Lease) -> Staffing:
+    """Another one fills the cache: what runs here stays, nothing is added."""
+    runs = (reading.integer(situation.deployment, "spec", "replicas") or 0) > 0
+    waiting = CacheCare(
+        step=PrimingStep.ELSEWHERE, because=care.because, holder=lease.name, held=runs, recheck_seconds=HOLDER_RECHECK_SECONDS
+    )
+    return Staffing(waiting, replicas=0)
+
+
+def _is_active(situation: Situation, lease: Lease, address: CacheAddress) -> bool:
+    """Whether the holder of a lease is worth waiting for."""
+    metadata: Mapping[str, Any] = reading.mapping(situation.holder, "metadata")
+    if metadata.get("uid") != lease.uid or metadata.get("deletionTimestamp"):
+        return False
+    if lease.since is not None and _age(situation, lease.since) < LEASE_GRACE_SECONDS:
+        return True
+    views = [read_pod(pod) for pod in situation.holder_pods if cache_address(pod.get("spec")) == address]
+    return any(view.phase in _ON_THE_WAY and view.restarts < HOLDER_RESTARTS for view in views)
+
+
+def _age(situation: Situation, since: datetime) -> float:
+    return (situation.now - since).total_seconds()

@@ -1,0 +1,58 @@
+"""What is recorded on a claim about the caches on it, as annotations.
+
+    primed.vllm-operator.dev/KEY:       when a Pod with these caches was first seen to be Ready
+    priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod fills them at present
+    quarantined.vllm-operator.dev/KEY:  when they were left behind because they are damaged
+
+The claim is the place for it: it lives as long as the caches do, and all who share it can read it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
+from vllm_operator.reporting import reading
+
+Changes = dict[str, str | None]
+"""Annotations to set, or to remove where the value is None."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """Who fills a cache, and since when. `since` is None where the time cannot be read."""
+
+    name: str
+    uid: str
+    since: datetime | None
+
+    def __str__(self) -> str:
+        return f"{self.name}/{self.uid}/{reading.stamp(self.since) or ''}"
+
+
+def read_lease(claim: Mapping[str, Any] | None, key: str) -> Lease | None:
+    """Who fills the caches of a key; None if nobody does. A text that is no lease counts as nobody."""
+    name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
+    uid, _, since = rest.partition("/")
+    return Lease(name, uid, reading.moment(since)) if name and uid else None
+
+
+def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:
+    """Whether the caches of a key were seen to be filled."""
+    return bool(_annotation(claim, PRIMED_ANNOTATION_PREFIX + key))
+
+
+def is_quarantined(claim: Mapping[str, Any] | None, key: str) -> bool:
+    """Whether the caches of a key were left behind as damaged."""
+    return bool(_annotation(claim, QUARANTINED_ANNOTATION_PREFIX + key))
+
+
+def quarantined_keys(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
+    """All keys that were left behind as damaged."""
+    names = (str(name) for name in reading.mapping(claim, "metadata", "annotations"))
+    return tuple(sorted(n.removeprefix(QUARANTINED_ANNOTATION_PREFIX) for n in names if n.startswith(QUARANTINED_ANNOTATION_PREFIX)))
+
+
+def _annotation(claim: Mapping[str, Any] | None, name: str) -> str:
+    return reading.text(claim, "metadata", "annotations", name)

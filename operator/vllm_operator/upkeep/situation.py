@@ -1,0 +1,78 @@
+"""What is decided upon: one VLLMDeployment, its plan, its Pods, and the claim of its caches."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from vllm_operator.api.labels import COMPONENT_LABEL
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import Plan
+from vllm_operator.rendering.addresses import CacheAddress, cache_address, template_spec
+from vllm_operator.rendering.metadata import Component
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.pods import Phase, PodView, read_pod
+
+Manifest = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """Everything that a decision about caches is made from.
+
+    Attributes:
+        resource: The VLLMDeployment, with the status that was last written.
+        plan: Its plan.
+        wish: The Deployment as it would be rendered with all replicas.
+        deployment: The Deployment as it is; None if there is none.
+        claim: The claim of the caches; None if it does not exist yet.
+        pods: The Pods of the VLLMDeployment, primers included.
+        holder: The VLLMDeployment that the claim names as the one who fills the cache, if that is another one and exists.
+        holder_pods: Its Pods.
+        now: The present time.
+    """
+
+    resource: VLLMDeployment
+    plan: Plan
+    wish: Manifest
+    now: datetime
+    deployment: Manifest | None = None
+    claim: Manifest | None = None
+    pods: tuple[Manifest, ...] = ()
+    holder: Manifest | None = None
+    holder_pods: tuple[Manifest, ...] = ()
+
+    @property
+    def address(self) -> CacheAddress | None:
+        """Where the caches of the plan are; None if on no claim."""
+        return cache_address(template_spec(self.wish))
+
+    @property
+    def present_address(self) -> CacheAddress | None:
+        """Where the caches of the Deployment as it is are."""
+        return cache_address(template_spec(self.deployment))
+
+    @property
+    def access_modes(self) -> tuple[str, ...]:
+        """Access modes of the claim; empty as long as it does not exist."""
+        modes = reading.mapping(self.claim, "spec").get("accessModes")
+        return tuple(str(mode) for mode in modes) if isinstance(modes, list) else ()
+
+    @property
+    def is_one_node(self) -> bool:
+        """Whether the claim can be mounted on one node only."""
+        return bool(self.access_modes) and set(self.access_modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
+
+    def replicas(self) -> list[tuple[CacheAddress | None, PodView]]:
+        """The replicas, each with where its caches are."""
+        return [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if not is_primer(pod)]
+
+    def primers(self) -> list[tuple[CacheAddress | None, PodView]]:
+        """The primers, each with where its caches are. Those that are leaving are left out."""
+        found = [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_primer(pod)]
+        return [(address, view) for address, view in found if view.phase is not Phase.TERMINATING]
+
+
+def is_primer(pod: Manifest) -> bool:
+    """Whether a Pod is there to fill a cache, not to serve."""
+    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Component.PRIMER.value

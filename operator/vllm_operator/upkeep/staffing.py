@@ -1,0 +1,35 @@
+"""From who is to run to the manifests of it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm_operator.planning.care import PrimingStep
+from vllm_operator.rendering.primer import render_primer
+from vllm_operator.upkeep.priming import Staffing
+from vllm_operator.upkeep.situation import Situation
+
+_DEPLOYMENT = "Deployment"
+
+
+def staff(manifests: Sequence[dict[str, Any]], staffing: Staffing, situation: Situation) -> list[dict[str, Any]]:
+    """Return the manifests as they are to be applied now.
+
+    A Deployment that is held is left out; it must not be deleted for that.
+    """
+    result: list[dict[str, Any]] = []
+    for manifest in manifests:
+        if manifest["kind"] != _DEPLOYMENT:
+            result.append(manifest)
+            continue
+        if staffing.care.step is PrimingStep.PRIMER:
+            beside = situation.is_one_node and staffing.care.held
+            result.append(render_primer(manifest, beside_replicas=beside))
+        if not staffing.care.held:
+            result.append(_with_replicas(manifest, staffing.replicas))
+    return result
+
+
+def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:
+    if replicas is None:
+        return deployment
+    return {**deployment, "spec": {**deployment["spec"], "replicas": replicas}}
