@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
@@ -86,6 +87,15 @@ def quick(raw: str) -> tuple[str, int | None, str | None, str] | None:
     if first.isalpha() and _WRAPPED.match(raw) is None:
         return "", None, None, raw
     return None
+
+
+def records(raw: str) -> list[str]:
+    """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
+    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
+    if not starts:
+        return [raw]
+    bounds = [0, *starts, len(raw)]
+    return [raw[start:end] for start, end in pairwise(bounds)]
 
 
 def plain(raw: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@ from vllm_operator.startup.framing import (
     LineReader,
     part_of_traceback,
     quick,
+    records,
 )
 from vllm_operator.startup.matching import SignatureIndex, compiled
 from vllm_operator.startup.progress import Bars
@@ -35,6 +36,8 @@ from vllm_operator.startup.tracebacks import CHARACTERS_KEPT
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
 _NOTICES = frozenset({"Using", "No", "Your", "Found", "Unknown", "FlashInfer"})
+_LONG = 300
+"""Lines of more characters than this may hold several log records whose ends of lines were lost."""
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
@@ -105,6 +108,10 @@ class StartupParser:
             self._physical(raw)
 
     def _physical(self, raw: str) -> None:
+        if len(raw) > _LONG and raw[0] != "{" and len(several := records(raw)) > 1:
+            for record in several:
+                self._raw(record)
+            return
         if "\r" not in raw:
             self._raw(raw)
             return
