@@ -7,13 +7,13 @@ planning with a verdict. Equal input gives an equal plan.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec
-from vllm_operator.api.status import ConditionStatus, Plan, PlannedVariable
+from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
@@ -35,6 +35,7 @@ TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags with which the weights on the GPU have another size than the files."""
+Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
@@ -140,7 +141,8 @@ class _Planner:
     def _assemble(self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides) -> Plan:
         cache = self._cache(version, shape, target)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
-        args = [*engine_arguments(self.resource.spec.model, version, shape.parallel, target.pool, self.catalog.gpus), *decision.args]
+        own = engine_arguments(self.resource.spec.model, version, shape.parallel, target.pool, self.catalog.gpus)
+        args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, overrides)
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
@@ -201,11 +203,11 @@ def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     return [PlannedVariable(name=catalog.images.compatibility_variable, value="1", reason=reason)]
 
 
-def _distinct(variables: Iterable[PlannedVariable]) -> list[PlannedVariable]:
+def _distinct(planned: Iterable[Named]) -> list[Named]:
     """Keep the first of each name."""
-    first: dict[str, PlannedVariable] = {}
-    for variable in variables:
-        first.setdefault(variable.name, variable)
+    first: dict[str, Named] = {}
+    for each in planned:
+        first.setdefault(each.name, each)
     return list(first.values())
 
 
