@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
+from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.reporting.observation import Observation
@@ -247,3 +248,14 @@ def test_time_alone_changes_a_report_only_where_it_was_said_to(observation: Obse
         if due is None or seconds < due - 1:
             assert later.status.to_json() == written.status.to_json()
         observation, written = o.after(observation, written, seconds=seconds), later
+
+
+@given(st.lists(OBJECTS, max_size=3), st.lists(OBJECTS, max_size=3), OBJECTS, OBJECTS, OBJECTS)
+def test_no_shape_of_what_the_api_server_sends_raises(
+    pods: list[Any], events: list[Any], deployment: dict[str, Any], claim: dict[str, Any], service: dict[str, Any]
+) -> None:
+    named = [{"metadata": {"name": f"vllm-a-x{n}"}} | pod for n, pod in enumerate(pods)]
+    observation = o.observe(*named, pod_events=tuple(events), deployment=deployment, claim=claim, service=service)
+    first = report(observation)
+    VLLMDeploymentStatus.model_validate(first.status.to_json())
+    assert report(o.after(observation, first)).status == first.status
