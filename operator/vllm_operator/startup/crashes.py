@@ -20,7 +20,7 @@ from vllm_operator.startup.framing import WARNING
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import LINES_KEPT, Part, Tracebacks
+from vllm_operator.startup.tracebacks import Part, Tracebacks
 from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
@@ -185,7 +185,7 @@ class CrashTracker:
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
         known = False
-        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process, LINES_KEPT), text, f"stage {self.stage}")):
+        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
             signature = match.signature
             evidence = self._seen(process, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
