@@ -60,7 +60,7 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="plan only so many, picked at random but the same each time")
     arguments = parser.parse_args()
     catalog = load_catalog()
-    nodes = {machine: read_inventory([gpu_node(machine)], [], catalog.gpus) for machine in MACHINES}
+    nodes = {machine: read_inventory([node_with_room(machine)], [], catalog.gpus) for machine in MACHINES}
     versions = [table.version for table in catalog.versions.tables]
     product = list(itertools.product(versions, MACHINES, MODELS, ("Throughput", "Latency"), range(len(SHAPES))))
     if arguments.sample:
@@ -88,6 +88,15 @@ def main() -> int:
     for what, count in unknown.most_common(20):
         print(f"  {what} ({count})")
     return 1 if unknown else 0
+
+
+def node_with_room(machine: str) -> dict:
+    """A machine with as many GPUs as the largest shape needs, so that every shape is planned on every GPU."""
+    node = gpu_node(machine)
+    if "mig" not in machine:
+        node["metadata"]["labels"] |= {"nvidia.com/gpu.count": "8"} if "nvidia.com/gpu.count" in node["metadata"]["labels"] else {}
+        node["status"]["allocatable"]["nvidia.com/gpu"] = "8"
+    return node
 
 
 def deployment(version: str, machine: str, model: str, favour: str, shape: dict) -> VLLMDeployment:

@@ -49,7 +49,7 @@ class ControlPlane:
         self._temporary = folder is None
         self.folder = folder if folder is not None else Path(tempfile.mkdtemp(prefix="vllm-operator-testenv-"))
         self.folder.mkdir(parents=True, exist_ok=True)
-        self.processes = ProcessGroup(self.folder, keep=keep)
+        self.processes = ProcessGroup(self.folder, keep=keep, disposable=self._temporary)
         self.token = ""
         self._audit_level = audit_level
         self._setup = Setup(folder=self.folder, binaries={}, etcd_port=0, port=0, audited=audit_level is not None)

@@ -11,6 +11,7 @@ written into it. Nothing is ever looked up or ended by name.
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 # How long a process may take to end after it was asked to, before it is killed, in seconds. An API server would wait
 # much longer for its open watches; what it holds is thrown away anyway.
 GRACE = 2.0
+_SPARE_THE_FOLDER = b"spare the folder\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +58,13 @@ class ProcessGroup:
     """The processes of one data folder: starts them, remembers them, ends them.
 
     With `keep` they outlive this process and are ended by whoever opens the folder next; without, a guard ends them
-    together with it.
+    together with it. If the folder is `disposable`, the guard of a killed starter removes it too.
     """
 
-    def __init__(self, folder: Path, *, keep: bool = False) -> None:
+    def __init__(self, folder: Path, *, keep: bool = False, disposable: bool = False) -> None:
         self._folder = folder
         self._keep = keep
+        self._disposable = disposable
         self._register = folder / "processes.json"
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._identities: dict[str, ProcessIdentity] = {}
@@ -80,7 +83,7 @@ class ProcessGroup:
     def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
         """Starts a process in a session of its own; its output goes to NAME.log in the data folder."""
         if not self._keep and self._guard is None:
-            self._guard = _start_guard()
+            self._guard = _start_guard(self._folder if self._disposable else None)
         # one log for all runs of a process in this environment, none from an earlier environment in the same folder
         mode = "ab" if name in self._started else "wb"
         self._started.add(name)
@@ -120,7 +123,10 @@ class ProcessGroup:
         self._children.clear()
         self._identities.clear()
         if self._guard is not None and self._guard.stdin is not None:
-            self._guard.stdin.close()
+            # the folder is then for the starter to remove, who may want to start again in it
+            with contextlib.suppress(BrokenPipeError):
+                self._guard.stdin.write(_SPARE_THE_FOLDER)
+                self._guard.stdin.close()
             self._guard.wait()
             self._guard = None
         self._register.unlink(missing_ok=True)
@@ -172,18 +178,24 @@ def _signal(identities: Sequence[ProcessIdentity], number: signal.Signals) -> No
                 os.kill(identity.pid, number)
 
 
-def _start_guard() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, "-I", __file__], stdin=subprocess.PIPE, start_new_session=True)
+def _start_guard(disposable: Path | None) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-I", __file__, *([str(disposable)] if disposable else [])]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
 
-def guard() -> None:
+def guard(disposable: Path | None) -> None:
     """Reads identities until the starter closes the pipe or dies, then ends those that still live."""
     identities = []
-    for line in sys.stdin:
+    for line in sys.stdin.buffer:
+        if line == _SPARE_THE_FOLDER:
+            disposable = None
+            continue
         with contextlib.suppress(ValueError):
             identities.append(ProcessIdentity(**json.loads(line)))
-    end([identity for identity in reversed(identities) if identity.is_alive()])
+    end([identity for identity in identities if identity.is_alive()])
+    if disposable:
+        shutil.rmtree(disposable, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    guard()
+    guard(Path(sys.argv[1]) if len(sys.argv) > 1 else None)

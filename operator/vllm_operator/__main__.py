@@ -6,6 +6,7 @@ Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imp
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
@@ -29,6 +30,9 @@ COMMANDS = {
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
 }
 
+PIPE_CLOSED_STATUS = 141
+"""As of a process that SIGPIPE has ended."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
@@ -45,7 +49,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     assert command is not None  # argparse has refused anything else
-    return command.run(parsed)
+    try:
+        status = command.run(parsed)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader has seen enough (`... | head`). What is left goes nowhere, without another error at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = PIPE_CLOSED_STATUS
+    return status
 
 
 if __name__ == "__main__":

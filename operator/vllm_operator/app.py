@@ -88,7 +88,7 @@ class Operator:
         self.metrics = Metrics()
         self.readiness = Readiness()
         self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
-        rooms = load_rooms()
+        rooms = load_rooms(priming_patience_seconds=settings.priming_patience_seconds)
         self.followers = Followers(
             client,
             make_parser=rooms.make_parser,

@@ -58,6 +58,9 @@ class Settings:
     """Progress within a stage is written at most this often, unless it moved by `status_step_percent`."""
     status_step_percent: int = 5
     """Progress by this much is written at once."""
+    priming_patience_seconds: int = 60
+    """How long a Pod that fills new caches ahead of a rollout may look for a free GPU; then the rollout goes on without
+    it. A scheduler that knows all nodes needs seconds, a cluster autoscaler minutes: raise it where one may help."""
     http_host: str = "0.0.0.0"
     """Address of the probes and metrics; the kubelet comes from outside of the container."""
     http_port: int = 8080

@@ -9,6 +9,8 @@ import pytest
 
 from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
+from support.crd import install_crd
+from support.operator_process import OperatorProcess
 from testenv import Environment
 from testenv.binaries import TEST_ENVIRONMENT, BuildError, ensure_binaries
 from testenv.toolchain import ToolchainError
@@ -87,3 +89,20 @@ async def gpu_nodes(cluster: Cluster) -> AsyncIterator[Callable[..., list[str]]]
             # a test may have removed its node itself
             if refused.status != 404:
                 raise
+
+
+@pytest.fixture
+async def served(cluster: Cluster, gpu_nodes: Callable[..., list[str]]) -> Cluster:
+    """The test's namespace in a cluster with the CRD and a node of eight H100."""
+    await install_crd(cluster)
+    gpu_nodes("h100-sxm")
+    return cluster
+
+
+@pytest.fixture
+async def operator(served: Cluster) -> AsyncIterator[OperatorProcess]:
+    """The operator as a process, serving the test's namespace."""
+    async with OperatorProcess(served.kubeconfig, served.namespace) as process:
+        await process.until_ready()
+        yield process
+        assert "Traceback" not in process.log, process.log

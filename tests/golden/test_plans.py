@@ -35,6 +35,11 @@ def read_nodes(folder: Path) -> list[dict[str, Any]]:
     return nodes
 
 
+def read_slices(folder: Path) -> tuple[dict[str, Any], ...]:
+    path = folder / "slices.yaml"
+    return tuple(yaml.safe_load_all(path.read_text("utf-8"))) if path.exists() else ()
+
+
 def read_resource(folder: Path) -> VLLMDeployment:
     manifest = yaml.safe_load((folder / "resource.yaml").read_text("utf-8"))
     assert violations(manifest) == []
@@ -43,7 +48,7 @@ def read_resource(folder: Path) -> VLLMDeployment:
 
 @cache
 def outcome_of(folder: Path) -> Outcome:
-    return plan(read_resource(folder), inventory_of(*read_nodes(folder)), known())
+    return plan(read_resource(folder), inventory_of(*read_nodes(folder), slices=read_slices(folder)), known())
 
 
 def common_variables() -> set[str]:
@@ -105,5 +110,5 @@ def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) ->
     nodes = list(reversed(read_nodes(folder)))
     for node in nodes:
         node["metadata"]["labels"] = dict(reversed(node["metadata"]["labels"].items()))
-    again = plan(read_resource(folder), inventory_of(*nodes), known())
+    again = plan(read_resource(folder), inventory_of(*nodes, slices=read_slices(folder)), known())
     assert again == outcome_of(folder)

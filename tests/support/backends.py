@@ -3,15 +3,15 @@
 from functools import cache
 from typing import Any
 
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.rules import Rules, load_rules
+from vllm_operator.catalog.situations import Situation
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.facts import resolve_facts
-from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.situation import describe_situation
-from vllm_operator.planning.version import resolve_version
+from vllm_operator.planning.version import ResolvedVersion, resolve_version
 
 
 @cache
@@ -20,22 +20,25 @@ def knowledge() -> tuple[Versions, Models, Rules]:
     return load_versions(), load_models(), load_rules()
 
 
-def decide(
+def describe(
     uri: str,
     version: str,
     architecture: str | None,
     *,
     engine: dict[str, Any] | None = None,
-    allow_known_bad: bool = False,
     facts: dict[str, Any] | None = None,
     **spec: Any,
-) -> BackendDecision:
-    """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
-    versions, models, rules = knowledge()
+) -> tuple[ResolvedVersion, Situation, BackendsSpec | None]:
+    """Describe a model on a GPU with a version of vLLM in the terms of the rules; the rest is as in a spec."""
+    versions, models, _ = knowledge()
     model = {"uri": uri} if facts is None else {"uri": uri, "facts": facts}
     parsed = VLLMDeploymentSpec.model_validate({"model": model, "engine": {**(engine or {}), "version": version}, **spec})
     resolved = resolve_version(parsed.engine, versions)
-    assert not isinstance(resolved, Verdict)
-    known = resolve_facts(parsed.model, models)
-    situation = describe_situation(parsed, resolved, known, architecture)
-    return choose_backends(resolved, situation, rules, parsed.backends, allow_known_bad=allow_known_bad)
+    assert isinstance(resolved, ResolvedVersion)
+    return resolved, describe_situation(parsed, resolved, resolve_facts(parsed.model, models), architecture), parsed.backends
+
+
+def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad: bool = False, **spec: Any) -> BackendDecision:
+    """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
+    resolved, situation, backends = describe(uri, version, architecture, **spec)
+    return choose_backends(resolved, situation, knowledge()[2], backends, allow_known_bad=allow_known_bad)

@@ -126,6 +126,13 @@ class OperatorProcess:
         return [(name, labels, float(value)) for name, labels, value in _SERIES.findall(text)]
 
 
+def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
+    """A VLLMDeployment that fits on an H100."""
+    content = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": "0.20.1"}, "replicas": 1, **spec}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": content}
+
+
 def condition(resource: Manifest, type: str) -> Manifest:
     """A condition of an object; empty if it has none of the type."""
     conditions = (resource.get("status") or {}).get("conditions") or []

@@ -44,21 +44,29 @@ def test_a_process_that_will_not_end_is_killed(tmp_path: Path) -> None:
     assert not identity.is_alive()
 
 
-def test_what_a_killed_starter_leaves_is_ended_by_its_guard(tmp_path: Path) -> None:
+@pytest.mark.parametrize("disposable", [True, False])
+def test_what_a_killed_starter_leaves_is_ended_by_its_guard(tmp_path: Path, disposable: bool) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
     script = (
         f"import sys, time; sys.path.insert(0, {str(HACK)!r})\n"
         "from pathlib import Path; from testenv.processes import ProcessGroup\n"
-        f"ProcessGroup(Path({str(tmp_path)!r})).start('child', ['sleep', '60']); print('up', flush=True); time.sleep(60)"
+        f"group = ProcessGroup(Path({str(folder)!r}), disposable={disposable})\n"
+        "group.start('child', ['sleep', '60']); print('up', flush=True); time.sleep(60)"
     )
     starter = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert starter.stdout is not None
     with starter.stdout:
         assert starter.stdout.readline() == b"up\n"
-        (identity,) = ProcessGroup(tmp_path).leftovers().values()
+        (identity,) = ProcessGroup(folder).leftovers().values()
         starter.send_signal(signal.SIGKILL)
         starter.wait()
     wait_until_gone(identity)
-    assert ProcessGroup(tmp_path).leftovers() == {}
+    assert ProcessGroup(folder).leftovers() == {}
+    deadline = time.monotonic() + 10
+    while folder.exists() == disposable and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert folder.exists() != disposable
 
 
 def test_what_is_kept_outlives_its_starter_until_the_folder_is_stopped(tmp_path: Path) -> None:

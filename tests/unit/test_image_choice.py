@@ -103,3 +103,8 @@ def test_of_an_image_with_an_unknown_cuda_nothing_is_said() -> None:
 )
 def test_tags_name_their_cuda(image: str, want: tuple[int, int] | None) -> None:
     assert cuda_of_tag(image) == want
+
+
+def test_insisting_on_something_else_does_not_cost_the_image_that_suits_the_driver() -> None:
+    request = deployment(engine={"version": "0.20.1"}, annotations={"vllm-operator.dev/allow-known-bad": "true"})
+    assert made(request, real_node("h200", labels=labels("12.8"))).image == "vllm/vllm-openai:v0.20.1-cu129"

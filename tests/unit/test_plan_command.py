@@ -2,6 +2,7 @@
 
 import io
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -151,6 +152,25 @@ def test_files_that_are_not_there_or_not_text(files: Any, tmp_path: Path, capsys
     binary.write_bytes(b"\xff\xfe\x00")
     assert "not a text file" in run(capsys, "-f", str(binary))[2]
     assert "Is a directory" in run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", str(tmp_path))[2]
+
+
+def test_a_reader_that_goes_away_is_no_error(files: Any) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "vllm_operator",
+        "plan",
+        "-f",
+        files("cr.yaml", manifest()),
+        "--nodes",
+        files("n.yaml", real_node("h200")),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 141
 
 
 def test_only_one_file_can_be_standard_input(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,3 +364,18 @@ async def test_what_is_not_rendered_any_more_is_deleted_but_never_a_claim(bench:
     assert not bench.cluster.all(SERVICE)
     assert bench.cluster.all(CLAIM)
     assert Write("delete", "Service", "llama") in bench.cluster.writes
+
+
+async def test_what_cannot_lie_beside_the_wish_is_replaced_first(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    before = bench.cluster.all(SERVICE)[0]
+    theirs = {"name": "http", "port": 9999, "protocol": "TCP"}
+    live = bench.cluster._objects[("Service", "default", "llama")]
+    live["spec"]["ports"] = [theirs]
+    live["metadata"]["resourceVersion"] = "moved"
+    # a real API server refuses two ports of one name
+    bench.cluster.fail("apply", SERVICE, Invalid('Service "llama" is invalid: spec.ports[1].name: Duplicate value: "http"'))
+    await bench.settle()
+    assert bench.cluster.all(SERVICE)[0]["spec"] == before["spec"]
+    assert bench.condition("Ready").reason != "ApplyFailed"

@@ -285,3 +285,16 @@ def test_the_remedy_has_the_numbers_of_the_log() -> None:
     assert crash.remedy is not None
     assert "at most 124576" in crash.remedy
     assert ("estimated", "124576") in crash.captures
+
+
+def test_a_log_without_ends_of_lines_is_read() -> None:
+    log = " ".join((HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks.")).split())
+
+    assert named(log) == "NoKvCacheMemory"
+
+
+def test_a_program_that_ends_with_its_engine_still_running_did_not_crash() -> None:
+    log = HEALTHY_START + READY.splitlines()[0] + "\nmy own output\n"
+    log += "ERROR 01-04 21:58:22 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
+
+    assert named(log) is None  # https://github.com/vllm-project/vllm/issues/31681

@@ -164,8 +164,19 @@ def test_what_was_asked_what_there_is_and_what_can_be_done() -> None:
         "There is: 2 nodes with 8x NVIDIA H100 80GB (sm_90), "
         "1 node with NVIDIA H100 80GB (sm_90) not usable now (its MIG layout is not uniform, so no slice is offered; "
         "MIG is being reconfigured, state pending). "
-        "Add one of these to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+        "Add sm_90 to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
     )
+
+
+def test_what_would_serve_is_named_the_most_capable_first() -> None:
+    nodes = map(real_node, ("rtx-pro-6000", "gb10", "h100-sxm", "b200", "h100-mig-single", "h100-time-sliced", "l40s"))
+    _, message = refusal(deployment(accelerator={"architectures": ["sm_103"]}, parallelism={"tensor": 8}), *nodes)
+    assert "Add sm_100, sm_90 or sm_120 to spec.accelerator.architectures" in message
+
+
+def test_where_nothing_would_serve_only_new_nodes_help() -> None:
+    _, message = refusal(deployment(accelerator={"architectures": ["sm_103"]}), real_node("h100-mig-single"))
+    assert message.endswith("Add nodes with such GPUs.")
 
 
 @pytest.mark.parametrize(

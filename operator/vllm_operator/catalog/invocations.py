@@ -60,8 +60,12 @@ class Invocation:
         """The backend that the user's own flags or variables ask for, and by what; None if they ask for none."""
         if self.flag is not None:
             value = situation.arguments.get(self.flag)
+            if value is None:
+                return None
             match = next((name for name in self.backends(table) if self.spell(name) == value), value)
-            return (match or "", f"{self.flag} {value}") if value is not None else None
+            return match, f"{self.flag} {value}"
+        if not situation.environment and not situation.arguments:
+            return None
         used: dict[str, str] = {}
         for setting in self.settings.values():
             used |= {name: situation.environment[name] for name in setting.environment if name in situation.environment}

@@ -14,6 +14,7 @@ from itertools import combinations
 from typing import Any
 
 from vllm_operator.catalog.invocations import Invocation, load_invocations
+from vllm_operator.catalog.kernels import Kernels, load_kernels
 from vllm_operator.catalog.resources import list_data, read_data
 from vllm_operator.catalog.situations import Condition, parse_condition
 from vllm_operator.catalog.versions import Release
@@ -71,16 +72,18 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """All rules, and the ways to ask for a backend."""
+    """All rules in order of precedence, the ways to ask for a backend, and where backends work."""
 
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
+    kernels: Kernels
 
     def of(self, release: Release) -> "Rules":
         """The part that concerns one version."""
         return Rules(
             tuple(rule for rule in self.rules if rule.when.versions.contains(release)),
             tuple(invocation for invocation in self.invocations if invocation.when.versions.contains(release)),
+            self.kernels,
         )
 
 
@@ -138,7 +141,7 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation]) -> Rules:
+def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels) -> Rules:
     """Put rules in order of precedence.
 
     Raises:
@@ -152,9 +155,10 @@ def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation]) -> Rul
         seen.add(rule.id)
     if conflicts := find_conflicts(ordered):
         raise RuleError("; ".join(conflicts))
-    return Rules(ordered, tuple(invocations))
+    return Rules(ordered, tuple(invocations), kernels)
 
 
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
-    return build_rules((parse_rule(data) for name in list_data("rules") for data in read_data(name)), load_invocations())
+    rules = (parse_rule(data) for name in list_data("rules") for data in read_data(name))
+    return build_rules(rules, load_invocations(), load_kernels())

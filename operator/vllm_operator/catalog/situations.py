@@ -11,8 +11,6 @@ from typing import Any
 
 from vllm_operator.catalog.versions import Release, parse_release
 
-INFINITY = float("inf")
-
 MEMBERS: Mapping[str, str] = {
     "architectures": "architecture",
     "attention": "attention",
@@ -27,6 +25,7 @@ MEMBERS: Mapping[str, str] = {
     "exchangesTokens": "exchanges_tokens",
     "mig": "mig",
     "deepSeekHeads": "deepseek_heads",
+    "unevenBlocks": "uneven_blocks",
 }
 """Keys of a condition that list accepted values, and the facts that they are about."""
 
@@ -36,9 +35,19 @@ NUMBERS: Mapping[str, str] = {
     "data": "data",
     "experts": "experts",
     "routingGroups": "routing_groups",
-    "weightGibibytes": "weight_gibibytes",
+    "headsPerRank": "heads_per_rank",
+    "weightGigabytes": "weight_gigabytes",
+    "sliceGigabytes": "slice_gigabytes",
 }
 """Keys of a condition that give a range of numbers, such as `>=2,<8`, and the facts that they are about."""
+
+ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
+    "sm_7x": ("sm_70", "sm_72", "sm_75"),
+    "sm_8x": ("sm_80", "sm_86", "sm_87", "sm_88"),
+    "sm_10x": ("sm_100", "sm_103"),
+    "sm_12x": ("sm_120", "sm_121"),
+}
+"""Names of a condition that stand for several architectures. sm_89 is not in sm_8x: it has FP8 arithmetic."""
 
 _CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9][0-9.]*)$")
 
@@ -49,6 +58,8 @@ class Situation:
 
     `exchanges_tokens` says whether tokens travel between GPUs to their experts: expert parallelism with more
     than one data-parallel rank. `deepseek_heads` says whether the MLA head sizes are those of DeepSeek R1.
+    `uneven_blocks` says whether the experts, cut for tensor parallelism, are no multiple of the scales' blocks.
+    `slice_gigabytes` is the memory of a MIG slice by its profile. Sizes are decimal gigabytes.
     `environment` and `arguments` are what the user set on the engine, flags spelled `--like-this`.
     """
 
@@ -61,8 +72,11 @@ class Situation:
     mixture_of_experts: bool | None = None
     experts: int | None = None
     routing_groups: int | None = None
-    weight_gibibytes: float | None = None
+    heads_per_rank: int | None = None
+    weight_gigabytes: float | None = None
+    slice_gigabytes: float | None = None
     deepseek_heads: bool | None = None
+    uneven_blocks: bool | None = None
     optimize_for: str = "Throughput"
     distribution: str = "vLLM"
     allocation: str = "DevicePlugin"
@@ -139,13 +153,35 @@ class Condition:
 
     def holds(self, situation: Situation, chosen: Mapping[str, str], forced: Mapping[str, str]) -> bool:
         """Whether the condition holds, given the backends chosen so far and those that the user forced."""
+        # Plain loops: this is asked some hundred times for each plan, and most rules fail at their first fact.
+        for fact, values in self.members.items():
+            if getattr(situation, fact) not in values:
+                return False
+        for fact, values in self.excluded.items():
+            if getattr(situation, fact) in values:
+                return False
+        for fact, span in self.numbers.items():
+            number = getattr(situation, fact)
+            if number is None or not span.contains(number):
+                return False
+        for wanted, actual in ((self.chosen, chosen), (self.forced, forced)):
+            for component, names in wanted.items():
+                if actual.get(component) not in names:
+                    return False
+        for patterns, settings in ((self.environment, situation.environment), (self.arguments, situation.arguments)):
+            for name, pattern in patterns.items():
+                if not _found(pattern, settings.get(name)):
+                    return False
+        return True
+
+    def possible(self, situation: Situation, chosen: Mapping[str, str]) -> bool:
+        """Whether nothing that is known speaks against the condition: unknown facts are given the benefit of the doubt."""
         return (
-            all(getattr(situation, fact) in values for fact, values in self.members.items())
+            self.versions.contains(situation.release)
+            and all((value := getattr(situation, fact)) is None or value in values for fact, values in self.members.items())
             and not any(getattr(situation, fact) in values for fact, values in self.excluded.items())
-            and all((n := getattr(situation, fact)) is not None and span.contains(n) for fact, span in self.numbers.items())
-            and all(chosen.get(component) in names for component, names in self.chosen.items())
-            and all(forced.get(component) in names for component, names in self.forced.items())
-            and all(_found(pattern, situation.environment.get(name)) for name, pattern in self.environment.items())
+            and all((n := getattr(situation, fact)) is None or span.contains(n) for fact, span in self.numbers.items())
+            and all(chosen.get(component, "") in ("", *names) for component, names in self.chosen.items())
             and all(_found(pattern, situation.arguments.get(name)) for name, pattern in self.arguments.items())
         )
 
@@ -191,7 +227,10 @@ def parse_condition(data: Mapping[str, Any]) -> Condition:
 
 
 def _members(data: Mapping[str, Any]) -> dict[str, frozenset[Any]]:
-    return {MEMBERS[key]: frozenset(_listed(data[key])) for key in MEMBERS if key in data}
+    values = {key: _listed(data[key]) for key in MEMBERS if key in data}
+    return {
+        MEMBERS[key]: frozenset(one for value in listed for one in ARCHITECTURES.get(value, (value,))) for key, listed in values.items()
+    }
 
 
 def _listed(value: Any) -> Iterable[Any]:

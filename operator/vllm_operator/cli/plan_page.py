@@ -47,7 +47,9 @@ def _plan(made: Plan, catalog: Catalog) -> list[str]:
     lines += [""]
     lines += _backends(made)
     lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
-    lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env])
+    kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
+    lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
+    lines += _section("Variables that keep what is compiled and downloaded", [f"{v.name}={v.value}" for v in made.env if v.name in kept])
     lines += _section("The cache key is made of", [_setting(part.name, part.value, " = ", part.reason) for part in made.cache_key_parts])
     lines += _section("Notes", made.notes)
     return lines

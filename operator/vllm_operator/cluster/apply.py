@@ -112,10 +112,33 @@ class Applier:
             return self._written("apply", created, wish, result)
         wish = await self._without_scaled(wish, child)
         if self._needs_apply(wish, child):
-            child = self._written("apply", await self._client.apply(wish, manager=labels.FIELD_MANAGER), wish, result)
+            child = self._written("apply", await self._apply_over(wish, child, result), wish, result)
         if kind_of(wish) in CLEANED:
             child = await self._clean(wish, child, result)
         return child
+
+    async def _apply_over(self, wish: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Apply over what is there, even where what others have set forbids to lay the wish beside it.
+
+        An apply merges: a port of theirs with the name of ours, or the parameters of another strategy, stay and
+        make the whole invalid. Then what differs is replaced first.
+        """
+        try:
+            return await self._client.apply(wish, manager=labels.FIELD_MANAGER)
+        except Invalid as refused:
+            metadata = child["metadata"]
+            operations = replacements(wish, child)
+            if not operations:
+                raise
+            operations.insert(0, {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
+            place = (kind_of(child), metadata["name"], metadata.get("namespace"))
+            try:
+                await self._client.patch(*place, operations, manager=labels.FIELD_MANAGER)
+            except Invalid:
+                raise refused from None
+            self._count("patch", child["kind"])
+            result.written += 1
+            return await self._client.apply(wish, manager=labels.FIELD_MANAGER)
 
     def _needs_apply(self, wish: Manifest, child: Manifest) -> bool:
         fields = ownership.owned_fields(child, labels.FIELD_MANAGER)
@@ -214,6 +237,20 @@ def _scaled(child: Manifest) -> bool:
         if entry.get("manager") == SCALER and entry.get("subresource") == "scale" and "f:replicas" in fields:
             return True
     return False
+
+
+def replacements(wish: Manifest, child: Manifest) -> list[Manifest]:
+    """JSON patch operations that replace each part of the spec that is not as wished; nothing that others own beside it."""
+    operations: list[Manifest] = []
+    live = child.get("spec") or {}
+    foreign = _additions(child, wish) if kind_of(child) in CLEANED else ()
+    for key, value in (wish.get("spec") or {}).items():
+        place, wanted, present = f"/spec/{key}", value, live.get(key)
+        if key == "template":
+            place, wanted, present = "/spec/template/spec", value.get("spec"), (present or {}).get("spec")
+        if ownership.differs(wanted, present, ("spec", key)) is not None or any(pointer.startswith(f"{place}/") for pointer in foreign):
+            operations.append({"op": "replace" if present is not None else "add", "path": place, "value": wanted})
+    return operations
 
 
 def _additions(child: Manifest, wish: Manifest) -> tuple[str, ...]:

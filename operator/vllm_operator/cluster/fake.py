@@ -149,7 +149,7 @@ class FakeCluster:
         return self._written("apply_status", kind, live, self._apply(kind, wish, live, manager, force=True, subresource="status"))
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
-        """JSON patch: `test`, `add` and `remove`, the latter two of fields of objects and entries of lists."""
+        """JSON patch: `test`, `remove`, `replace` and `add`; into maps only."""
         await self._enter("patch", kind)
         live = self._existing(kind, name, namespace)
         new = copy.deepcopy(live)
@@ -163,7 +163,7 @@ class FakeCluster:
                 raise Conflict("testing value failed")
             if operation["op"] == "remove":
                 del parent[place]
-            if operation["op"] == "add":
+            if operation["op"] in ("replace", "add"):
                 parent[place] = copy.deepcopy(operation["value"])
         return self._written("patch", kind, live, self._store(kind, new, live, _existing_fields(_entries(live), new)))
 

@@ -28,7 +28,8 @@ class BackendDecision:
     """The backends, what must be set for them, and what the user should know.
 
     If `refusal` is set the combination asked for is known to fail and nothing may be started.
-    `env` and `args` hold only what this vLLM version knows and the user did not set.
+    `env` and `args` hold only what this vLLM version knows and the user did not set. `rules` names the rules that
+    had a part in it.
     """
 
     choices: tuple[BackendChoice, ...] = ()
@@ -36,6 +37,7 @@ class BackendDecision:
     args: tuple[PlannedArgument, ...] = ()
     refusal: Verdict | None = None
     notes: tuple[str, ...] = ()
+    rules: tuple[str, ...] = ()
 
 
 def choose_backends(
@@ -115,6 +117,7 @@ class _Choosing:
     refusals: list[str] = field(default_factory=list)
     known_bad: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    followed: list[str] = field(default_factory=list)
 
     def decide(self, component: Component) -> None:
         """Choose the backend of one component, if anything is known about it."""
@@ -124,7 +127,7 @@ class _Choosing:
             return
         for way in ways:
             if asked := way.asked(self.situation, self.table):
-                self._user(component, asked[0], f"set by {asked[1]} in spec.engine")
+                self._user(component, asked[0], f"set by {asked[1]} in spec.engine", ways)
                 return
         applying = [rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)]
         engine = next((rule for rule in applying if rule.kind is Kind.ENGINE), None)
@@ -135,7 +138,7 @@ class _Choosing:
                 return
             setting = self._setting(rule.backend, ways)
             if setting is not None:
-                self._choice(component, rule.backend, ChosenBy.RULE, rule)
+                self._choice(component, rule.backend, ChosenBy.RULE, rule, instead_of=engine)
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}")
                 return
             missing = f"vLLM {self.version.version} cannot be asked for it"
@@ -145,14 +148,6 @@ class _Choosing:
         """Apply the rules that set, warn and refuse, and sum up."""
         for rule in self.rules.rules:
             if not rule.backend and self._holds(rule):
-                self._follow(rule)
-        for rule in self.rules.rules:
-            if (
-                rule.backend
-                and self.chosen.get(rule.component) == rule.backend
-                and rule.component not in self.by_user
-                and self._holds(rule)
-            ):
                 self._follow(rule)
         known_bad = [] if allow_known_bad else self.known_bad
         if allow_known_bad:
@@ -165,6 +160,7 @@ class _Choosing:
             args=tuple(self.args[name] for name in sorted(self.args)),
             refusal=_refusal(" ".join(refusals) + insist) if refusals else None,
             notes=tuple(dict.fromkeys(self.notes)),
+            rules=tuple(dict.fromkeys(self.followed)),
         )
 
     def _holds(self, rule: Rule) -> bool:
@@ -185,24 +181,44 @@ class _Choosing:
                 f"{component.value} backend {backend} cannot be asked of vLLM {self.version.version}: {known}. Choose one of these or Auto."
             )
             return
-        self._user(component, backend, "forced in spec.backends")
+        self._user(component, backend, "forced in spec.backends", ways)
         self._set(setting, f"{component.value} {backend} is forced in spec.backends.")
 
-    def _user(self, component: Component, backend: str, how: str) -> None:
+    def _user(self, component: Component, backend: str, how: str, ways: tuple[Invocation, ...]) -> None:
+        self._check_kernel(component, backend, ways)
         self.chosen[component] = self.by_user[component] = backend
         self.choices.append(
             BackendChoice(component=component, backend=backend[:128], chosen_by=ChosenBy.USER, reason=f"It is {how}."[:1024])
         )
 
-    def _choice(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule) -> None:
+    def _check_kernel(self, component: Component, backend: str, ways: tuple[Invocation, ...]) -> None:
+        """Note that a backend of the user's choice does not work here, as far as that is known."""
+        if self.rules.kernels.find(component, backend) is None:
+            return
+        working = self.rules.kernels.working(component, self.situation, self.chosen)
+        if backend in working:
+            return
+        facts = (f"vLLM {self.version.version}", self.situation.architecture, self.situation.quantization)
+        offered = sorted(name for name in working if self._setting(name, ways) is not None)
+        instead = f"What can be asked for here: {', '.join(offered)}; or leave it at Auto." if offered else "Leave it at Auto."
+        where = ", ".join(fact for fact in facts if fact)
+        self.known_bad.append(f"{component.value} backend {backend} does not work here ({where}). {instead}")
+
+    def _choice(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
         self.chosen[component] = backend
+        self._follow(rule)
+        reason = rule.because
+        if instead_of is not None:
+            self.followed.append(instead_of.id)
+            reason += f" vLLM by itself would take {instead_of.backend}."
         self.choices.append(
             BackendChoice(
-                component=component, backend=backend, chosen_by=chosen_by, reason=rule.because, source=f"{rule.id}: {rule.source}"
+                component=component, backend=backend, chosen_by=chosen_by, reason=reason, source=f"{rule.id}: {rule.source}"[:512]
             )
         )
 
     def _follow(self, rule: Rule) -> None:
+        self.followed.append(rule.id)
         self._set(Setting(rule.environment, {name: value or "" for name, value in rule.arguments.items()}), rule.because)
         if rule.refuse:
             self.known_bad.append(self._fill(rule.refuse))

@@ -59,6 +59,8 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
 def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
     """Return the first option without any reservation, else the first that runs, else the first with its problem.
 
+    What the user insists on is tried last: insisting on something else must not cost the image that suits the driver.
+
     Args:
         options: At least one.
         pool: Where it is to run.
@@ -67,7 +69,9 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
         forced: The user insists on an image that is known not to suit the driver.
         compatible: The engine's version knows how to load the forward compatibility package.
     """
-    fits = [_fit(option, pool, gpus, images, forced=forced, compatible=compatible) for option in options]
+    fits = [_fit(option, pool, gpus, images, forced=False, compatible=compatible) for option in options]
+    if forced:
+        fits.append(_fit(options[0], pool, gpus, images, forced=True, compatible=compatible))
     return next((fit for fit in fits if fit.clean), None) or next((fit for fit in fits if fit.problem is None), fits[0])
 
 

@@ -5,15 +5,15 @@ driver, the backends, the caches; then what the user sets himself replaces what 
 planning with a verdict. Equal input gives an equal plan.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec
-from vllm_operator.api.status import ConditionStatus, Plan, PlannedVariable
+from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
@@ -28,13 +28,14 @@ from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.summary import summarize
-from vllm_operator.planning.target import Request, Target, choose_target
+from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags with which the weights on the GPU have another size than the files."""
+Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
@@ -94,10 +95,10 @@ class _Planner:
             return _not_accepted(shape)
         facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
         request = self._request(engine, version, shape, facts, overrides)
-        target = choose_target(request, self.inventory, self.catalog.gpus, self.catalog.images)
-        if isinstance(target, Verdict):
-            return Outcome(ACCEPTED, target, None)
-        decision = self._decide(version, shape, facts, target)
+        targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
+        if isinstance(targets, Verdict):
+            return Outcome(ACCEPTED, targets, None)
+        target, decision = self._best(version, shape, facts, targets)
         if decision.refusal is not None:
             return _not_accepted(decision.refusal)
         made = self._assemble(version, shape, target, decision, overrides)
@@ -127,10 +128,24 @@ class _Planner:
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         return self.pinned is not None and self.pinned.replan_token == token
 
+    def _best(self, version: ResolvedVersion, shape: Shape, facts: Facts, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
+        """The first target on which nothing known to fail stands against the choice; the first of all if there is none."""
+        first = self._decide(version, shape, facts, targets[0])
+        seen = {targets[0].architecture, None}
+        for target in targets[1:] if first.refusal else ():
+            if target.architecture in seen:
+                continue
+            seen.add(target.architecture)
+            decision = self._decide(version, shape, facts, target)
+            if decision.refusal is None:
+                note = f"{targets[0].title} would come first, but does not work here: {first.refusal.message if first.refusal else ''}"
+                return target, replace(decision, notes=(note, *decision.notes))
+        return targets[0], first
+
     def _decide(self, version: ResolvedVersion, shape: Shape, facts: Facts, target: Target) -> BackendDecision:
         spec, parallel = self.resource.spec, shape.parallel
         situation = replace(
-            describe_situation(spec, version, facts, target.architecture),
+            describe_situation(spec, version, facts, target.architecture, mig_profile=target.pool.mig_profile),
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
             data=parallel.data,
@@ -140,7 +155,8 @@ class _Planner:
     def _assemble(self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides) -> Plan:
         cache = self._cache(version, shape, target)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
-        args = [*engine_arguments(self.resource.spec.model, version, shape.parallel, target.pool, self.catalog.gpus), *decision.args]
+        own = engine_arguments(self.resource.spec.model, version, shape.parallel)
+        args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, overrides)
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
@@ -201,11 +217,11 @@ def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     return [PlannedVariable(name=catalog.images.compatibility_variable, value="1", reason=reason)]
 
 
-def _distinct(variables: Iterable[PlannedVariable]) -> list[PlannedVariable]:
+def _distinct(planned: Iterable[Named]) -> list[Named]:
     """Keep the first of each name."""
-    first: dict[str, PlannedVariable] = {}
-    for variable in variables:
-        first.setdefault(variable.name, variable)
+    first: dict[str, Named] = {}
+    for each in planned:
+        first.setdefault(each.name, each)
     return list(first.values())
 
 

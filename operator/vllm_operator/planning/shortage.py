@@ -51,8 +51,9 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     there = describe([rejection.pool for rejection in rejections], gpus)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
+    remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus))
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
-    return f"No node offers {asked}. There is: {there}. {_remedy(nearest, wanted, count)}{unread}"
+    return f"No node offers {asked}. There is: {there}. {remedy}{unread}"
 
 
 def describe(pools: Sequence[Pool], gpus: GPUs) -> str:
@@ -104,13 +105,29 @@ def _no_gpu_at_all(asked: str) -> str:
     )
 
 
-def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int) -> str:
+def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
+    """Architectures that would serve if they were asked for, the most capable first."""
+    found = {
+        pool.architecture
+        for rejection in rejections
+        if (pool := rejection.pool).architecture is not None
+        and rejection.obstacle is Obstacle.ARCHITECTURE
+        and pool.count >= count
+        and not (pool.problems or pool.shared)
+        and (pool.mig_profile is not None) is (wanted.mig is not None)
+    }
+    return sorted(found, key=lambda name: (gpus.rank(name), name))
+
+
+def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternatives: Sequence[str]) -> str:
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
             return "No node with a GPU has the labels of spec.podTemplate.spec.nodeSelector: correct them, or leave them out."
         case Obstacle.ARCHITECTURE:
-            return "Add one of these to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+            if not alternatives:
+                return "Add nodes with such GPUs."
+            return f"Add {_either(alternatives)} to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
         case Obstacle.UNKNOWN:
             return (
                 f"If the GPUs of unknown architecture are what you want, run GPU Feature Discovery or set the label "
@@ -141,6 +158,10 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int) -> str:
             return f"Lower spec.accelerator.count or the parallel sizes to {pool.count}, or add nodes with {count} GPUs each."
         case _:
             return "Wait until the node can be used again, or add nodes; planning is tried again by itself."
+
+
+def _either(names: Sequence[str]) -> str:
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _nodes(count: int) -> str:

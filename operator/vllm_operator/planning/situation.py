@@ -1,23 +1,34 @@
 """Putting what is known of model, GPU, parallelism and engine into the terms that rules are written in."""
 
+import re
+
 from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.planning.facts import Facts
 from vllm_operator.planning.overrides import read_overrides
 from vllm_operator.planning.version import ResolvedVersion
 
-GIBIBYTE = 1 << 30
+GIGABYTE = 10**9
 DEEPSEEK_HEADS = (128, 64, 128)
 
 
-def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None) -> Situation:
+def describe_situation(
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None, *, mig_profile: str | None = None
+) -> Situation:
     """Describe a deployment in the terms of the rules.
 
-    `architecture` is that of the GPU the plan is for, such as sm_90; None if it is not known.
+    Args:
+        spec: What the user asks for.
+        version: The vLLM version.
+        facts: What is known of the model.
+        architecture: Architecture of the GPU that the plan is for, such as sm_90; None if it is not known.
+        mig_profile: Profile of the MIG slices that the plan is for; the one in the spec if absent.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     environment, arguments = read_overrides(spec).known_values()
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
+    profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
+    tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
     return Situation(
         release=version.table.release if version.table else (0, 0, 0),
@@ -29,13 +40,16 @@ def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts
         mixture_of_experts=None if facts.experts is None else facts.experts > 0,
         experts=facts.experts,
         routing_groups=facts.routing_groups,
-        weight_gibibytes=None if facts.weight_bytes is None else facts.weight_bytes / GIBIBYTE,
+        heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
+        weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
+        slice_gigabytes=_slice_gigabytes(profile),
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
+        uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor),
         optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
         distribution=version.distribution,
         allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
-        mig=bool(accelerator and accelerator.mig),
-        tensor=_size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp"),
+        mig=bool(profile or (accelerator and accelerator.mig)),
+        tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,
         expert_parallel=expert,
@@ -51,3 +65,14 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
         if arguments.get(flag, "").isdecimal():
             return int(arguments[flag])
     return given or 1
+
+
+def _uneven_blocks(facts: Facts, ranks: int) -> bool | None:
+    """Whether a rank's part of an expert is no multiple of the block that shares a scale."""
+    size, block = facts.moe_intermediate_size, facts.block_shape
+    return None if size is None or block is None else size % (ranks * block[0]) != 0
+
+
+def _slice_gigabytes(profile: str | None) -> float | None:
+    match = re.search(r"\.(\d+)gb", profile or "")
+    return float(match[1]) if match else None

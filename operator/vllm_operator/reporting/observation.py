@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.planning.care import CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.startup.state import StartupState
 
@@ -36,9 +37,11 @@ class Observation:
         claim: The claim of the caches; None if it does not exist.
         claim_name: The claim of the caches that is expected; None if the caches are not on a claim.
         pods: The Pods of the Deployment, those being deleted and the failed ones included.
+        primers: The Pods that only fill a cache; they never serve.
         pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
         startups: What the log of a container run has told. Holds the run that is followed; after a crash also
             the crashed run, which tells why. May lack any entry: then the Pod's status alone is used.
+        care: What is being done about the caches.
         apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
     """
 
@@ -50,8 +53,10 @@ class Observation:
     claim: Manifest | None = None
     claim_name: str | None = None
     pods: tuple[Manifest, ...] = ()
+    primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
+    care: CacheCare = CacheCare()
     apply_error: str | None = None
 
     @property

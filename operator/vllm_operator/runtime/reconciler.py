@@ -2,7 +2,7 @@
 
 Always in the same sequence:
 
-    observe -> inventory -> plan -> render -> apply -> what the logs tell -> report -> events -> status
+    observe -> inventory -> plan -> render -> caches -> apply -> what the logs tell -> report -> events -> status
 
 Everything is read anew each time; nothing that matters is remembered between two runs. Events are written
 before the status that follows from the same report: an operator that dies in between reports the same once
@@ -35,13 +35,15 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.events import EventRecorder, shorten
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, observe, read_claim, read_events
+from vllm_operator.cluster.observe import Snapshot, observe, read_events
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.runtime.caretaker import Caretaker, Tended
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
+from vllm_operator.upkeep.situation import is_primer
 
 log = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ class Reconciler:
         self._logs = logs
         self._metrics = metrics
         self._now = now
+        self._caretaker = Caretaker(client, rooms, count=metrics.wrote, now=now)
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
 
@@ -118,11 +121,13 @@ class Reconciler:
         except ValidationError as error:
             return await self._fail(snapshot.resource, Reason.INVALID_SPEC, _first_words(error))
         outcome = await self._plan(resource)
-        applied = await self._apply(resource, snapshot, outcome)
+        tended = await self._caretaker.tend(resource, snapshot, outcome)
+        applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
+        applied.children += tended.kept
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
-        report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied))
+        report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied, tended))
         await self._tell(resource, snapshot, report)
         return _result(report, applied)
 
@@ -148,30 +153,23 @@ class Reconciler:
             return Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
         return self._rooms.plan(resource, inventory)
 
-    async def _apply(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Applied:
-        if outcome.plan is None:
-            # what runs keeps running: a spec that cannot be planned is no reason to stop
-            return Applied(children=list(snapshot.children))
-        manifests = self._rooms.render(resource, outcome.plan)
-        return await self._applier.apply(snapshot.resource, manifests, snapshot.children)
-
-    async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied) -> Observation:
-        deployment = _child(applied, DEPLOYMENT) or snapshot.child(DEPLOYMENT)
-        claim_name = claim_of(resource, deployment, _child(applied, CLAIM))
-        claim = _child(applied, CLAIM)
-        if claim is None or claim["metadata"]["name"] != claim_name:
-            claim = await read_claim(self._client, snapshot, claim_name)
+    async def _observation(
+        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied, tended: Tended
+    ) -> Observation:
+        claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
         return Observation(
             resource=resource,
             outcome=outcome,
             now=self._now(),
-            deployment=deployment,
-            service=_child(applied, SERVICE) or snapshot.child(SERVICE),
+            deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
+            service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
-            claim_name=claim_name,
-            pods=snapshot.pods,
+            claim_name=tended.claim_name,
+            pods=tuple(pod for pod in snapshot.pods if not is_primer(pod)),
+            primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=await read_events(self._client, snapshot.pods, claim),
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
+            care=tended.care,
             apply_error="; ".join(map(str, applied.refusals)) or None,
         )
 
@@ -215,22 +213,9 @@ class Reconciler:
         return Result("refused")
 
 
-def claim_of(resource: VLLMDeployment, deployment: Manifest | None, rendered: Manifest | None) -> str | None:
-    """The claim that the caches are expected on; None where they are on no claim."""
-    named = resource.spec.cache.claim_name if resource.spec.cache else None
-    if named:
-        return named
-    if rendered is not None:
-        return str(rendered["metadata"]["name"])
-    template = ((deployment or {}).get("spec") or {}).get("template") or {}
-    for volume in (template.get("spec") or {}).get("volumes") or ():
-        if volume.get("name") == "cache" and "persistentVolumeClaim" in volume:
-            return str(volume["persistentVolumeClaim"]["claimName"])
-    return None
-
-
-def _child(applied: Applied, kind: Kind) -> Manifest | None:
-    return next((child for child in applied.children if child["kind"] == kind.kind), None)
+def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
+    name = resource.metadata.name
+    return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
 def _result(report: Report, applied: Applied) -> Result:

@@ -19,6 +19,8 @@ from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.upkeep.situation import Situation
+from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +33,22 @@ class Rooms:
     """From an object, with the plan that is pinned in its status, to a plan."""
     render: Callable[[VLLMDeployment, Plan], list[Manifest]]
     """From a plan to manifests."""
+    tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
+    """From the state of the caches and all manifests to those that are to be applied now."""
     report: Callable[[Observation], Report]
     """From what is observed to status and events."""
     make_parser: Callable[[], Parser]
     """A reader for one log."""
 
 
-def load_rooms() -> Rooms:
+def load_rooms(*, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
     """Fill in what ships with the package. Takes some tenths of a second: keep the result."""
     catalog, startup = load_catalog(), load_startup()
     return Rooms(
         read_inventory=partial(read_inventory, gpus=catalog.gpus),
         plan=partial(_plan, catalog),
         render=render,
+        tend=partial(tend, rules=catalog.priming, patience_seconds=priming_patience_seconds),
         report=partial(report, knowledge=load_knowledge(startup)),
         make_parser=partial(StartupParser, startup),
     )

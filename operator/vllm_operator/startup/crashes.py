@@ -20,7 +20,7 @@ from vllm_operator.startup.framing import WARNING
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import LINES_KEPT, Part, Tracebacks
+from vllm_operator.startup.tracebacks import Part, Tracebacks
 from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
@@ -33,6 +33,7 @@ _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _RECORDS_AFTER = 12
+_LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
 _BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
 
@@ -154,6 +155,8 @@ class CrashTracker:
             return
         if level is None and any(word in text for word in _BULK):
             return
+        if self._is_farewell(text):
+            return
         self._look_for_failure(text, number)
         known = self._match(process, text, number, provisional=part is Part.CODE)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
@@ -161,10 +164,16 @@ class CrashTracker:
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, text, number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
+    def _is_farewell(self, text: str) -> bool:
+        # A program that uses the engine as a library ends like this.
+        failure = self._failures.find(text) if self._ready or self.stage == _LAST_STAGE else None
+        return failure is not None and failure.death and not failure.serving
+
     def _look_for_failure(self, text: str, number: int) -> None:
         failure = self._failures.find(text)
-        if failure is not None and (failure.serving or not self._ready):
-            self._fail(number, death=failure.death)
+        if failure is None or (self._ready and not failure.serving):
+            return
+        self._fail(number, death=failure.death)
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._failed:
@@ -176,7 +185,7 @@ class CrashTracker:
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
         known = False
-        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process, LINES_KEPT), text, f"stage {self.stage}")):
+        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
             signature = match.signature
             evidence = self._seen(process, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:

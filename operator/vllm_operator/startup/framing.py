@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
@@ -25,7 +26,7 @@ LEVELS = {"DEBUG": 0, "INFO": 1, "WARNING": 2, "WARN": 2, "ERROR": 3, "CRITICAL"
 DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 
 _VLLM = re.compile(
-    r"(?:\((?P<process>[^()\s]{1,60})[^()\n]{0,80}?pid=\d+[^()\n]{0,60}\) ?)*"
+    r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
     r"(?: (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
 )
@@ -43,11 +44,6 @@ _WRAPPED = re.compile(
     r"|> "
     r")"
 )
-_UNREMARKABLE = re.compile(
-    r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:[A-Z]{4,8} \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}\] )?"
-    r"(?:(  File \")|( {4,}[~^][~^ ]*$)|    (?=\S)(?!raise |assert )())"
-)
-"""Lines of tracebacks: a frame (1), a marker under a source line (2), a source line if it follows a frame (3)."""
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
 _FOREIGN_LEVEL = re.compile(
     r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
@@ -56,44 +52,74 @@ _FOREIGN_LEVEL = re.compile(
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\x80-\x9f]")
+_TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 
 
-FRAME, MARKER, SOURCE = 1, 2, 3
-part_of_traceback = _UNREMARKABLE.match
-"""Match a line that is only a part of a traceback; `lastindex` says which. Misses those with wrappings."""
+_LEVEL_WORDS = {
+    "INFO ": (INFO, 5),
+    "ERROR": (ERROR, 6),
+    "WARNI": (WARNING, 8),
+    "DEBUG": (DEBUG, 6),
+    "CRITI": (ERROR, 9),
+    "INFO:": (INFO, 10),
+}
 
 
-def quick(raw: str) -> tuple[str, int | None, str | None, str] | None:
-    """Process, level, time and text of a line without wrappings; None if it has to be looked at closely.
+def locate(raw: str) -> tuple[int, int | None]:
+    """Where the text of a line without wrappings begins, and its level; -1 if it has to be looked at closely.
 
-    Most lines of most logs are like that, and this is several times as fast as `LineReader.lines`.
+    Most lines of most logs have no wrappings, and this takes a tenth of the time that `LineReader.lines` takes.
     """
-    if len(raw) > LINE_LIMIT or not raw.isprintable():
-        return None
-    first = raw[0]
-    if first == " ":
-        return "", None, None, raw
-    found = _VLLM.match(raw)
-    if found is None:
-        return None
-    end = found.end()
-    process, level, time = found.group("process", "level", "time")
-    if level is not None:
-        return process or "", LEVELS[level], time, raw[end:]
-    if (end and raw[end : end + 1].isalpha()) or raw[end : end + 1] == " ":
-        return process or "", None, None, raw[end:]
-    if first.isalpha() and _WRAPPED.match(raw) is None:
-        return "", None, None, raw
-    return None
+    start = 0
+    if raw[0] == "(":
+        end = raw.find(") ", 1, 130)
+        if end < 0 or raw.find("pid=", 1, end) < 0:
+            return -1, None
+        start = end + 2
+    known = _LEVEL_WORDS.get(raw[start : start + 5])
+    if known is None:
+        first = raw[start : start + 1]
+        # After the name of a process, or before a space, there is nothing that could be a wrapping.
+        return (start, None) if first == " " or (start and first.isalpha()) else (-1, None)
+    level, length = known
+    date = start + length
+    if length == 10:
+        return (date, level) if raw[start + 5 : date] == "     " else (-1, None)
+    if raw[date + 2 : date + 3] != "-" or raw[date + 5 : date + 6] != " ":
+        return -1, None
+    end = raw.find("] ", date + 15, date + 160)
+    return (end + 2, level) if end > 0 else (-1, None)
+
+
+def process_of(raw: str) -> str:
+    """The name of the process that wrote a line which `locate` knows."""
+    if raw[0] != "(":
+        return ""
+    name = raw[1 : raw.find(" ", 1, 130)]
+    return "" if name.startswith("pid=") else name
+
+
+def time_of(raw: str) -> str | None:
+    """The time of a line which `locate` knows and which has a level."""
+    found = _TIME.search(raw, 0, 160)
+    return found[0] if found is not None else None
+
+
+def records(raw: str) -> list[str]:
+    """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
+    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
+    if not starts:
+        return [raw]
+    bounds = [0, *starts, len(raw)]
+    return [raw[start:end] for start, end in pairwise(bounds)]
 
 
 def plain(raw: str) -> tuple[str, str]:
     """Process and text of a line, for a second look at it: JSON and parts of lines are left as they are."""
+    start, _ = locate(raw) if raw else (0, None)
+    if start >= 0:
+        return process_of(raw) if raw else "", raw[start:]
     for _ in range(_WRAPPINGS):
-        framed = quick(raw)
-        if framed is not None:
-            return framed[0], framed[3]
         wrapped = _WRAPPED.match(raw)
         if wrapped is None:
             break
@@ -126,11 +152,18 @@ class LineReader:
         self._tail = ""
         self._partial: dict[str, str] = {}
         self.number = 0
+        self.has_returns = False
+        """Whether the latest chunk holds a carriage return."""
 
     def feed(self, data: bytes | str) -> list[str]:
         r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
-        text = self._decode(data) if isinstance(data, bytes) else data
-        lines = (self._tail + text).split("\n") if self._tail else text.split("\n")
+        text = self._tail + (self._decode(data) if isinstance(data, bytes) else data)
+        if "\x1b" in text or "[0m" in text or "[0;0m" in text:
+            text = _ANSI.sub("", text)
+        if "\x00" in text:
+            text = text.replace("\x00", "")
+        self.has_returns = "\r" in text
+        lines = text.split("\n")
         tail = lines.pop()
         if len(tail) > _TAIL_LIMIT:
             # A line that does not end: what is there is looked at, and enough is kept to see what comes next.
@@ -154,10 +187,6 @@ class LineReader:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
         if len(raw) > LINE_LIMIT:
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
-        if "\x1b" in raw or "[0;0m" in raw or "[0m" in raw:
-            raw = _ANSI.sub("", raw)
-        if not raw.isprintable():
-            raw = _CONTROL.sub("", raw)
         return self._unwrapped(raw)
 
     def _unwrapped(self, raw: str) -> Iterator[Line]:

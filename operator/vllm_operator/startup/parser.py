@@ -16,15 +16,14 @@ from vllm_operator.startup.crashes import CrashTracker, FailureTexts
 from vllm_operator.startup.framing import (
     DEBUG,
     ERROR,
-    FRAME,
     INFO,
     LINE_LIMIT,
-    MARKER,
-    SOURCE,
     WARNING,
     LineReader,
-    part_of_traceback,
-    quick,
+    locate,
+    process_of,
+    records,
+    time_of,
 )
 from vllm_operator.startup.matching import SignatureIndex, compiled
 from vllm_operator.startup.progress import Bars
@@ -35,6 +34,12 @@ from vllm_operator.startup.tracebacks import CHARACTERS_KEPT
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
 _NOTICES = frozenset({"Using", "No", "Your", "Found", "Unknown", "FlashInfer"})
+_LONG = 300
+"""Lines of more characters than this may hold several log records whose ends of lines were lost."""
+_TELLING = ("raise ", "assert ")
+_UPDATES = 3
+_BAR_HEAD = 12
+"""Characters by which two updates of one bar are recognised."""
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
@@ -60,42 +65,89 @@ class StartupParser:
         self._reader = LineReader()
         self._time: datetime | None = None
         self._time_text: str | None = None
+        self._time_of: str | None = None
         self._known_time: datetime | None = None
         self._earlier: Crash | None = None
-        self._tail_seen = 0
+        self._bar_head = ""
         self._begin()
 
     def _begin(self) -> None:
         self._timeline = Timeline()
+        self._records = 0
         self._crashes = CrashTracker(self._dispatch.index, self._dispatch.failures)
         self._begun: datetime | None = None
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
         """Take the next part of the log, of any size. `timestamp`: when it was written, if that is known (UTC)."""
         if timestamp is not None:
-            self._time, self._time_text = timestamp, None
+            self._time, self._time_text, self._time_of = timestamp, None, None
             if self._begun is None:
                 self._begin_at()
         reader = self._reader
-        after_frame = False
-        for raw in reader.feed(data):
+        lines = reader.feed(data)
+        returns = reader.has_returns
+        words = self._dispatch.words
+        header, header_level, after_frame = "", None, False
+        for position, raw in enumerate(lines):
             reader.number += 1
             if not raw:
                 continue
             tracebacks = self._crashes.tracebacks
             tracebacks.recent.append(raw if len(raw) <= CHARACTERS_KEPT else raw[:CHARACTERS_KEPT])
-            found = part_of_traceback(raw)
-            if found is not None:
+            if returns and "\r" in raw:
+                self._with_returns(raw, lines, position)
+                continue
+            # Lines that follow each other often have the same header.
+            if header and raw.startswith(header) and (header_level is not None or raw.startswith(" ", len(header))):
+                start, level = len(header), header_level
+            else:
+                start, level = locate(raw)
+                header, header_level = raw[: max(start, 0)], level
+            if start < 0 or len(raw) > _LONG:
+                self._physical(raw)
+            elif level is not None and level < ERROR:
+                self._records += 1
+                self._time_of = raw
+                word = raw[start : raw.find(" ", start)]
+                if word in words or level == WARNING or not word.isalpha() or self._begun is None:
+                    self._record(level, raw[start:])
+            elif raw.startswith('  File "', start):
                 # Most lines of a crash are these; the crash tracker looks back at them when it needs them.
-                part = found.lastindex
-                if part == MARKER or (part == FRAME and not tracebacks.wants_top) or (part == SOURCE and after_frame):
-                    after_frame = part == FRAME
-                    continue
-            after_frame = found is not None and found.lastindex == FRAME
-            self._physical(raw)
+                after_frame = True
+                if tracebacks.wants_top:
+                    self._crashes.error(process_of(raw), level, raw[start:], reader.number)
+            elif raw.startswith("    ", start) and (raw[-1] in "^~" or (after_frame and not raw.startswith(_TELLING, start + 4))):
+                after_frame = raw[-1] in "^~" and after_frame
+            elif level is not None or "%" not in raw or not self._is_passing(raw, start, lines, position):
+                after_frame = False
+                self._unremarkable(raw, start, level)
         tail = reader.tail
         if "\r" in tail:
             self._growing(tail)
+
+    def _is_passing(self, raw: str, start: int, lines: list[str], position: int) -> bool:
+        # Of the updates of a bar that are already there only the last counts.
+        head = self._bar_head
+        return bool(head) and position + 1 < len(lines) and raw.startswith(head, start) and head in lines[position + 1]
+
+    def _with_returns(self, raw: str, lines: list[str], position: int) -> None:
+        first = raw.find("\r")
+        last = raw[raw.rfind("\r") + 1 :]
+        if "%" in last and self._is_passing(last, 0, lines, position):
+            return
+        if first > 0 and locate(raw[:first])[0] != first:
+            self._raw(raw[:first])
+        if not ("%" in last and self._bar(last)):
+            for piece in raw[first + 1 :].split("\r")[-_UPDATES:]:
+                if piece:
+                    self._raw(piece)
+
+    def _unremarkable(self, raw: str, start: int, level: int | None) -> None:
+        if level is not None:
+            self._time_of = raw
+            if self._begun is None:
+                self._begin_at()
+        self._logical(process_of(raw), level, raw[start:])
 
     def end(self) -> None:
         """The log ends here: a last line without an end counts too."""
@@ -105,13 +157,13 @@ class StartupParser:
             self._physical(raw)
 
     def _physical(self, raw: str) -> None:
-        if "\r" not in raw:
+        if len(raw) > _LONG and raw[0] != "{" and len(several := records(raw)) > 1:
+            for record in several:
+                self._raw(record)
+        elif "\r" in raw:
+            self._with_returns(raw, [], 0)
+        else:
             self._raw(raw)
-            return
-        pieces = [piece for piece in raw.split("\r") if piece]
-        # Of the updates of a bar only the last counts.
-        for piece in pieces if len(pieces) <= 4 else (pieces[0], pieces[1], pieces[-2], pieces[-1]):
-            self._raw(piece)
 
     def _growing(self, tail: str) -> None:
         pieces = [piece for piece in tail.split("\r")[:-1] if piece]
@@ -119,28 +171,28 @@ class StartupParser:
             self._bar(pieces[-1][-LINE_LIMIT:])
 
     def _raw(self, raw: str) -> None:
-        framed = quick(raw)
-        if framed is not None:
-            process, level, time, text = framed
-            if time is not None:
-                self._time_text = time
-                if self._begun is None:
-                    self._begin_at()
-            self._logical(process, level, text)
-            return
+        start, level = locate(raw)
+        if start < 0 or len(raw) > LINE_LIMIT:
+            self._closely(raw)
+        else:
+            self._unremarkable(raw, start, level)
+
+    def _closely(self, raw: str) -> None:
         for line in self._reader.lines(raw):
             if line.time is not None:
-                self._time_text = line.time
+                self._time_text, self._time_of = line.time, None
                 if self._begun is None:
                     self._begin_at()
             self._logical(line.process, line.level, line.text)
 
     def _logical(self, process: str, level: int | None, text: str) -> None:
         if level is not None and level < ERROR:
+            self._records += 1
             self._record(level, text)
         elif (level is not None or not ("%" in text and self._bar(text))) and text:
             if level is None and self._banner(text):
                 return
+            self._crashes.records = self._records
             self._crashes.error(process, level, text, self._reader.number)
 
     def _banner(self, text: str) -> bool:
@@ -149,7 +201,8 @@ class StartupParser:
         return word in self._dispatch.words and self._meaning(word, text)
 
     def _record(self, level: int, text: str) -> None:
-        self._crashes.records += 1
+        if self._begun is None:
+            self._begin_at()
         word = text.split(" ", 1)[0]
         if not word:
             text = text.lstrip()
@@ -168,6 +221,7 @@ class StartupParser:
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text)
         if ((level == WARNING or word in _NOTICES) and level != DEBUG) or (level == DEBUG and word == "No"):
+            self._crashes.records = self._records
             self._crashes.record(level, text, self._reader.number)
 
     def _meaning(self, word: str, text: str) -> bool:
@@ -201,7 +255,8 @@ class StartupParser:
             self._timeline.count(self._timeline.stage, Progress(min(completed, total), total, meaning.progress), self._now())
 
     def _enter(self, stage: Stage) -> None:
-        if self._timeline.enter(stage, self._now()):
+        if self._timeline.is_later(stage) and self._timeline.enter(stage, self._now()):
+            self._bar_head = ""
             self._crashes.advanced(stage.value, ready=stage is Stage.READY)
 
     def _bar(self, text: str) -> bool:
@@ -212,6 +267,7 @@ class StartupParser:
         self._enter(stage)
         if progress is not None:
             self._timeline.count(stage, progress, self._now())
+            self._bar_head = text[:_BAR_HEAD] if stage is self._timeline.stage else ""
         if rest.strip():
             self._raw(rest.strip())
         return True
@@ -221,6 +277,8 @@ class StartupParser:
         self._begin()
 
     def _now(self) -> datetime | None:
+        if self._time_of is not None:
+            self._time_text, self._time_of = time_of(self._time_of) or self._time_text, None
         if self._time_text is not None:
             if self._time is None:
                 self._known_time = read_time(self._time_text, self._known_time) or self._known_time
@@ -236,6 +294,7 @@ class StartupParser:
     @property
     def state(self) -> StartupState:
         """What the log has told so far, while the process may still run."""
+        self._crashes.records = self._records
         return self._state(self._crashes.crash(ended=False))
 
     @property
@@ -245,6 +304,7 @@ class StartupParser:
         Errors count that a running process may survive. Where the log holds several runs and the last one
         neither failed nor became ready, the crash is that of the run before.
         """
+        self._crashes.records = self._records
         crash = self._crashes.crash(ended=True)
         if crash is None and self._timeline.stage is not Stage.READY:
             crash = self._earlier

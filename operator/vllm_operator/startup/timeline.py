@@ -26,6 +26,10 @@ class Timeline:
         self._order = _ORDER[Stage.PROCESS_START]
         self._rate = Rate()
 
+    def is_later(self, stage: Stage) -> bool:
+        """Whether the stage comes after the present one."""
+        return _ORDER[stage] > self._order
+
     def enter(self, stage: Stage, time: datetime | None) -> bool:
         """A line belongs to this stage. Whether it is a later one than before."""
         order = _ORDER[stage]

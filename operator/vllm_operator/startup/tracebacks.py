@@ -13,11 +13,9 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
-from itertools import islice
 
 from vllm_operator.startup.framing import plain
 
-FRAMES_KEPT = 24
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8
@@ -71,11 +69,13 @@ class Tracebacks:
         self.recent: deque[str] = deque(maxlen=LINES_KEPT)
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_next = False
+        self._collected: tuple[str, ...] | None = None
         self.wants_top = False
         """Whether the next frame has to be looked at: it tells where the traceback begins."""
 
     def take(self, process: str, text: str, *, raw: bool) -> Part:
         """Say what the line, the latest of the log, is to the tracebacks."""
+        self._collected = None
         if text[:1] == " ":
             if text.startswith('  File "'):
                 self._frame(process, text)
@@ -89,7 +89,7 @@ class Tracebacks:
         if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and next(self._backwards(process), None) is not None):
+        if _EXCEPTION.match(text) or (_NAME.match(text) and self.frames(process)):
             return Part.EXCEPTION
         return Part.OTHER
 
@@ -97,10 +97,11 @@ class Tracebacks:
         """The traceback that the exception of the process ends, if it was seen to begin."""
         return self._open.pop(process, None)
 
-    def frames(self, process: str, limit: int = FRAMES_KEPT) -> tuple[str, ...]:
-        """The last frames and source lines that the process wrote right before the latest line."""
-        found = list(islice(self._backwards(process), limit))
-        return tuple(reversed(found))
+    def frames(self, process: str) -> tuple[str, ...]:
+        """The frames and source lines that the process wrote right before the latest line, as far as they are kept."""
+        if self._collected is None:
+            self._collected = tuple(self._backwards(process))[::-1]
+        return self._collected
 
     def forget(self) -> None:
         """What was begun does not matter any more."""

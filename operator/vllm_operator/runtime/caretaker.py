@@ -1,0 +1,127 @@
+"""The hands of `vllm_operator.upkeep`: reads the claim of the caches and who else uses it, records what was decided.
+
+What is recorded is written before the Pods that follow from it: a lease is taken first, then used.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from vllm_operator.api import labels
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import Plan
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.observe import Snapshot, read_claim
+from vllm_operator.cluster.records import annotate_claim
+from vllm_operator.planning.care import CacheCare
+from vllm_operator.planning.outcome import Outcome
+from vllm_operator.rendering.addresses import cache_address, template_spec
+from vllm_operator.runtime.rooms import Rooms
+from vllm_operator.upkeep.records import read_lease
+from vllm_operator.upkeep.situation import Situation
+from vllm_operator.upkeep.tending import Upkeep
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Tended:
+    """What to apply, and what was found out on the way.
+
+    `live` are the children that may be changed or deleted, `kept` those that stay as they are for now.
+    """
+
+    manifests: list[Manifest]
+    live: list[Manifest]
+    kept: list[Manifest] = field(default_factory=list)
+    claim_name: str | None = None
+    claim: Manifest | None = None
+    care: CacheCare = CacheCare()
+
+
+class Caretaker:
+    """Takes care of the caches of one VLLMDeployment after the other."""
+
+    def __init__(self, client: ClusterClient, rooms: Rooms, *, count: Callable[[str, str], None], now: Callable[[], datetime]) -> None:
+        """`count` is called with the verb and the kind of each write."""
+        self._client = client
+        self._rooms = rooms
+        self._count = count
+        self._now = now
+
+    async def tend(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Tended:
+        """Find out what is to be applied now, and record on the claim what must be recorded before.
+
+        Raises:
+            ClusterError: Try again.
+        """
+        children = list(snapshot.children)
+        if outcome.plan is None:
+            # what runs keeps running: a spec that cannot be planned is no reason to stop
+            name = _claim_name(resource, snapshot.child(DEPLOYMENT))
+            return Tended([], [], children, name, await read_claim(self._client, snapshot, name))
+        manifests = self._rooms.render(resource, outcome.plan)
+        situation = await self._situation(resource, snapshot, outcome.plan, manifests)
+        upkeep = self._rooms.tend(situation, manifests)
+        name = situation.address.claim if situation.address else None
+        claim = await self._record(situation, upkeep)
+        kept = [child for child in children if upkeep.care.held and _is_replicas(child, resource)]
+        live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
+        return Tended(upkeep.manifests, live, kept, name, claim, upkeep.care)
+
+    async def _situation(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan, manifests: list[Manifest]) -> Situation:
+        wish = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
+        address = cache_address(template_spec(wish))
+        situation = Situation(
+            resource=resource,
+            plan=plan,
+            wish=wish,
+            now=self._now(),
+            deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
+            claim=await read_claim(self._client, snapshot, address.claim if address else None),
+            pods=snapshot.pods,
+        )
+        lease = read_lease(situation.claim, address.key) if address else None
+        if lease is None or lease.uid == resource.metadata.uid:
+            return situation
+        return await self._with_holder(situation, lease.name)
+
+    async def _with_holder(self, situation: Situation, name: str) -> Situation:
+        namespace = situation.resource.metadata.namespace
+        try:
+            holder = await self._client.get(VLLM_DEPLOYMENT, name, namespace)
+        except NotFound:
+            return situation
+        selector = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: name}
+        pods = await self._client.find(POD, namespace, labels=selector)
+        return replace(situation, holder=holder, holder_pods=tuple(pods))
+
+    async def _record(self, situation: Situation, upkeep: Upkeep) -> Manifest | None:
+        """Write what is to be recorded; return the claim as it is then."""
+        claim = dict(situation.claim) if situation.claim is not None else None
+        if claim is None or not upkeep.record:
+            return claim
+        try:
+            now = await annotate_claim(self._client, claim, upkeep.record)
+        except Forbidden as error:
+            log.warning("what is known of the caches cannot be recorded: %s", error)
+            return claim
+        if now["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
+            self._count("patch", CLAIM.kind)
+        return now
+
+
+def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:
+    """The claim that the caches are expected on while there is no plan."""
+    address = cache_address(template_spec(deployment))
+    named = resource.spec.cache.claim_name if resource.spec.cache else None
+    return address.claim if address else named
+
+
+def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
+    return (child["kind"], child["metadata"]["name"]) == (DEPLOYMENT.kind, resource.metadata.name)
+
+
+def _is_same(child: Manifest, other: Manifest) -> bool:
+    return bool(child["metadata"].get("uid") == other["metadata"].get("uid"))

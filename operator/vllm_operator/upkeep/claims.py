@@ -1,0 +1,54 @@
+"""What of a changed wish an existing claim can follow.
+
+Of a claim only its size can change, only upwards, and only once it is bound; the API server refuses everything else,
+and then nothing else of the spec would be applied. So a wish that cannot come true is not sent, but said.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_operator.planning.quantities import read_bytes
+from vllm_operator.reporting import reading
+
+_CLAIM = "PersistentVolumeClaim"
+_FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
+
+
+def fit_claims(manifests: Sequence[dict[str, Any]], live: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the manifests with the claim as it can be applied, and what it cannot follow; None if it follows."""
+    if live is None:
+        return list(manifests), None
+    result, notes = [], []
+    for manifest in manifests:
+        if manifest["kind"] == _CLAIM and manifest["metadata"]["name"] == reading.text(live, "metadata", "name"):
+            spec, note = _fit(manifest["spec"], live)
+            result.append({**manifest, "spec": spec})
+            notes.append(note)
+        else:
+            result.append(manifest)
+    return result, next((note for note in notes if note), None)
+
+
+def _fit(wish: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+    name, present = reading.text(live, "metadata", "name"), reading.mapping(live, "spec")
+    spec = dict(wish)
+    changed = [(field, word) for field, word in _FIXED if field in wish and wish[field] != present.get(field)]
+    for field, _ in changed:
+        spec[field] = present.get(field)
+    spec = {field: value for field, value in spec.items() if value is not None}
+    size, is_size = wish["resources"]["requests"]["storage"], reading.text(present, "resources", "requests", "storage")
+    difference = (read_bytes(size) or 0) - (read_bytes(is_size) or 0) if is_size else 0
+    bound = reading.text(live, "status", "phase") == "Bound"
+    if difference < 0 or (difference and not bound):
+        spec["resources"] = {"requests": {"storage": is_size}}
+    if changed:
+        words = " and ".join(word for _, word in changed)
+        return spec, (
+            f"The {words} of PersistentVolumeClaim {name} cannot be changed any more; it stays as it is. To have a new one, delete "
+            f"the claim while no Pod uses it (spec.replicas: 0); what it holds is lost."
+        )
+    if difference < 0:
+        return spec, f"PersistentVolumeClaim {name} has {is_size} and cannot be made smaller; it keeps its size."
+    if difference and not bound:
+        return spec, f"PersistentVolumeClaim {name} gets its new size of {size} once it is bound to a volume."
+    return spec, None

@@ -1,0 +1,42 @@
+"""All that is to be done for the caches of one VLLMDeployment at one moment."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_operator.catalog.priming import PrimingRule
+from vllm_operator.planning.care import CacheCare
+from vllm_operator.upkeep.claims import fit_claims
+from vllm_operator.upkeep.priming import decide
+from vllm_operator.upkeep.records import Changes
+from vllm_operator.upkeep.situation import Situation
+from vllm_operator.upkeep.staffing import staff
+
+PATIENCE_SECONDS = 60
+"""How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
+seconds; adding a node takes minutes, for which nobody wants to wait who has not asked for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Upkeep:
+    """What to apply, what to record on the claim, and how to say it."""
+
+    manifests: list[dict[str, Any]]
+    record: Changes
+    care: CacheCare
+
+
+def tend(
+    situation: Situation, manifests: Sequence[dict[str, Any]], rules: Sequence[PrimingRule], *, patience_seconds: int = PATIENCE_SECONDS
+) -> Upkeep:
+    """Decide what to do for the caches.
+
+    Args:
+        situation: What is the case.
+        manifests: Everything as rendered, with all replicas.
+        rules: When `priming: Auto` primes.
+        patience_seconds: How long a primer may wait for a GPU while replicas serve.
+    """
+    staffing = decide(situation, rules, patience_seconds=patience_seconds)
+    fitted, note = fit_claims(manifests, situation.claim)
+    return Upkeep(staff(fitted, staffing, situation), staffing.record, replace(staffing.care, claim_note=note))

@@ -1,0 +1,103 @@
+"""From `kubectl apply` to a serving Pod, through changes, to deletion: the operator as a process on a real API server."""
+
+import pytest
+
+from support.cluster import Cluster, Simulator, is_ready
+from support.operator_process import OperatorProcess, condition, has, llama
+
+pytestmark = pytest.mark.cluster
+
+
+async def the_pod(cluster: Cluster) -> str:
+    """The name of the only Pod, once it exists."""
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
+    [pod] = await cluster.list_all("Pod")
+    return str(pod["metadata"]["name"])
+
+
+async def test_an_object_becomes_a_deployment_that_serves(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    ready = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    deployment = await served.get("Deployment", "llama")
+    assert [ref["uid"] for ref in deployment["metadata"]["ownerReferences"]] == [ready["metadata"]["uid"]]
+    assert ready["status"]["readyReplicas"] == 1
+    assert ready["status"]["observedGeneration"] == ready["metadata"]["generation"]
+    assert ready["status"]["plan"]["architecture"] == "sm_90"
+    assert (await served.get("PersistentVolumeClaim", "llama-cache"))["status"]["phase"] == "Bound"
+    assert (await served.get("Service", "llama"))["spec"]["ports"][0]["port"] == 8000
+    assert "finalizers" not in ready["metadata"]
+    assert "annotations" not in ready["metadata"]
+
+
+async def test_a_start_is_told_as_the_log_tells_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    log = sim.log(await the_pod(served))
+    log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
+    seen = await served.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
+    assert condition(seen, "Starting")["status"] == "True"
+    await sim.change(await the_pod(served), load="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+
+
+async def test_a_change_of_the_spec_reaches_the_pods(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"args": [{"name": "max-model-len", "value": "4096"}]}}})
+    changed = await served.wait_for(
+        "Deployment",
+        "llama",
+        lambda d: "4096" in d["spec"]["template"]["spec"]["containers"][0]["args"] and d["metadata"]["generation"] == 2,
+    )
+    assert changed["spec"]["replicas"] == 1
+    await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == 2 and has("Ready", "True")(r))
+
+
+async def test_the_scale_subresource_scales(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, cache={"volume": {"accessMode": "ReadWriteMany"}}))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 3}}, subresource="scale")
+    scaled = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3)
+    assert scaled["status"]["selector"]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 0}}, subresource="scale")
+    await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("replicas", 0) == 0)
+    assert not [pod for pod in await served.list_all("Pod") if is_ready(pod)]
+
+
+async def test_a_deleted_object_takes_its_children_along_with_the_operator_down(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, cache={"onDelete": "Delete"}))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await operator.stop()
+    await served.delete("VLLMDeployment", "llama")
+    for kind, name in (("Deployment", "llama"), ("Service", "llama"), ("PersistentVolumeClaim", "llama-cache")):
+        await served.wait_until_gone(kind, name)
+    assert not [pod for pod in await served.list_all("Pod") if not pod["metadata"].get("deletionTimestamp")]
+
+
+async def test_the_caches_of_a_deleted_object_are_kept_and_found_again(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    claim = await served.get("PersistentVolumeClaim", "llama-cache")
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("Deployment", "llama")
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    assert (await served.get("PersistentVolumeClaim", "llama-cache"))["metadata"]["uid"] == claim["metadata"]["uid"]
+
+
+async def test_an_object_deleted_and_created_again_at_once_serves(served: Cluster, operator: OperatorProcess) -> None:
+    first = await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.delete("VLLMDeployment", "llama")
+    second = await served.create(llama(served.namespace))
+    assert first["metadata"]["uid"] != second["metadata"]["uid"]
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    owners = (await served.get("Deployment", "llama"))["metadata"]["ownerReferences"]
+    assert [owner["uid"] for owner in owners] == [second["metadata"]["uid"]]
+
+
+async def test_it_stops_at_once_when_told_to(operator: OperatorProcess) -> None:
+    status, text = await operator.fetch("/healthz")
+    assert (status, text) == (200, "ok\n")
+    assert (await operator.fetch("/readyz"))[0] == 200
+    assert await operator.stop() == 0

@@ -1,0 +1,138 @@
+"""Every rule is reached by a spec that a user could write, on some version and GPU."""
+
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+
+from support.backends import decide, describe, knowledge
+from support.product import ARCHITECTURES, GOALS, MODELS, SHAPES
+from vllm_operator.catalog.rules import Component, Rule
+from vllm_operator.catalog.situations import Situation
+
+VERSIONS, _, RULES = knowledge()
+
+FIELDS = {
+    Component.ATTENTION: "attention",
+    Component.MLA_DECODE: "attention",
+    Component.SPARSE_ATTENTION: "attention",
+    Component.GEMM: "gemm",
+    Component.MOE: "moe",
+    Component.ALL_TO_ALL: "allToAll",
+    Component.SAMPLER: "sampler",
+}
+
+VARIABLES = {
+    "mig-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
+    "gpu-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5"},
+    "visible-devices-uuid-pinned": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
+    "port-of-a-service": {"VLLM_PORT": "tcp://10.96.0.10:8000"},
+    "nvcc-not-on-path": {"PATH": "/usr/bin:/bin"},
+    "library-path-replaced": {"LD_LIBRARY_PATH": "/opt/lib"},
+    "standalone-compile-off": {"VLLM_DISABLE_COMPILE_CACHE": "1"},
+    "flashinfer-jit-verbose": {"FLASHINFER_JIT_VERBOSE": "1"},
+    "sparse-needs-deep-gemm": {"VLLM_USE_DEEP_GEMM": "0"},
+    "gemm-deep-gemm-off-by-user": {"VLLM_USE_DEEP_GEMM": "0"},
+    "gemm-deep-gemm-forced-by-variable": {"VLLM_USE_DEEP_GEMM": "1"},
+    "gemm-deep-gemm-forced-by-variable-other-gpus": {"VLLM_USE_DEEP_GEMM": "1"},
+    "gemm-deep-gemm-forced-by-variable-workstation": {"VLLM_USE_DEEP_GEMM": "1"},
+    "gemm-nvfp4-variable-marlin-experts": {"VLLM_NVFP4_GEMM_BACKEND": "MARLIN"},
+    "moe-flashinfer-variable-older-gpus": {"VLLM_USE_FLASHINFER_MOE_FP8": "1"},
+    "moe-flashinfer-fp4-variable-older-gpus": {"VLLM_USE_FLASHINFER_MOE_FP4": "1"},
+    "nvllm-cute-split-value": {"CUTE_WO_SPLIT": "3"},
+}
+FLAGS = {
+    "--kv-cache-dtype": "fp8",
+    "--block-size": "16",
+    "--speculative-config": '{"method": "mtp", "num_speculative_tokens": 3}',
+    "--enable-eplb": None,
+    "--enable-dbo": None,
+    "--enforce-eager": None,
+    "--tq": None,
+}
+OTHER_FLAGS = {
+    "kv-cache-fp8-e5m2-fp8-weights": {"--kv-cache-dtype": "fp8_e5m2"},
+    "kv-cache-nvfp4-mla": {"--kv-cache-dtype": "nvfp4"},
+    "kv-cache-nvfp4-other-gpus": {"--kv-cache-dtype": "nvfp4"},
+    "nvllm-turboquant": {"--tq": None},
+}
+FORCED = {
+    "kv-cache-fp8-flash-attn-mla": {"attention": "FLASH_ATTN_MLA"},
+    "kv-cache-fp8-ampere-triton": {"attention": "TRITON_ATTN"},
+    "speculative-decoding-other-mla": {"attention": "CUTLASS_MLA"},
+    "moe-untuned-triton": {"moe": "TRITON"},
+    "all-to-all-trtllm-all2allv": {"moe": "FLASHINFER_TRTLLM"},
+    "all-to-all-nvlink-other-experts": {"moe": "MARLIN"},
+    "moe-fp8-block-engine-batched": {"allToAll": "deepep_low_latency"},
+    "moe-fp8-block-engine-blackwell-deepep": {"allToAll": "deepep_high_throughput"},
+    "moe-nvfp4-engine-batched": {"allToAll": "deepep_low_latency"},
+}
+MORE_MODELS = {
+    "MXFP8 experts": ("hf://someone/moe", {"attention": "GQA", "experts": 64, "quantization": "MXFP8"}),
+    "NVFP4 Ampere": ("hf://someone/moe", {"attention": "GQA", "experts": 64, "quantization": "NVFP4"}),
+    "other MLA heads": ("hf://zai-org/GLM-4.7-Flash", None),
+    "FP8 experts": ("hf://someone/moe", {"attention": "GQA", "experts": 64, "quantization": "FP8"}),
+    "MiniMax M3": ("hf://MiniMaxAI/MiniMax-M3", None),
+    "Qwen3.5 FP8": ("hf://Qwen/Qwen3.5-27B-FP8", None),
+    "Gemma 4 MoE": ("hf://google/gemma-4-26B-A4B-it", None),
+    "Nemotron 49B": ("hf://nvidia/Llama-3_3-Nemotron-Super-49B-v1", None),
+    "Kimi BF16": ("hf://someone/dense", {"attention": "MLA", "experts": 0, "quantization": "BF16"}),
+    "GPT 20B": ("hf://openai/gpt-oss-20b", None),
+    "Qwen3.5 MoE": ("hf://Qwen/Qwen3.5-122B-A10B-FP8", None),
+    "large for nvLLM": ("hf://Qwen/Qwen3.5-100B-BF16", None),
+}
+KINDS: dict[str, tuple[str, dict[str, Any] | None]] = {**{name: (uri, None) for name, uri in MODELS.items()}, **MORE_MODELS}
+
+
+def settings_of(rule: Rule) -> dict[str, Any]:
+    """The part of the spec that the rule's own condition asks the user for."""
+    flags = OTHER_FLAGS.get(rule.id) or {flag: FLAGS[flag] for flag in rule.when.arguments}
+    env = [{"name": name, "value": value} for name, value in VARIABLES.get(rule.id, {}).items()]
+    backends = {FIELDS[Component(component)]: min(names) for component, names in rule.when.forced.items() if Component(component) in FIELDS}
+    distribution = next(iter(sorted(rule.when.members.get("distribution", {"vLLM"}))))
+    spec: dict[str, Any] = {
+        "engine": {"args": [{"name": name, "value": value} for name, value in flags.items()], "env": env, "distribution": distribution},
+        "backends": {**backends, **FORCED.get(rule.id, {})},
+    }
+    if rule.when.members.get("mig") or "slice_gigabytes" in rule.when.numbers:
+        spec["accelerator"] = {"mig": {"profile": "1g.10gb"}}
+    return spec
+
+
+def witness(rule: Rule) -> str | None:
+    """A case that the rule has a part in, in words; None if none was found."""
+    spec = settings_of(rule)
+    tables = [table for table in VERSIONS.tables if rule.when.versions.contains(table.release)]
+    architectures = [name for name in ARCHITECTURES if name in rule.when.members.get("architecture", ARCHITECTURES)]
+    goals = [goal for goal in GOALS if goal in rule.when.members.get("optimize_for", GOALS)]
+    kinds = [
+        kind
+        for kind in KINDS
+        if all(getattr(plain(kind), fact) in rule.when.members.get(fact, {getattr(plain(kind), fact)}) for fact in OF_MODEL)
+    ]
+    for table, architecture, goal, kind, shape in product((tables[0], tables[-1]), architectures, goals, kinds, SHAPES):
+        uri, facts = KINDS[kind]
+        full = {**spec, "parallelism": SHAPES[shape], "facts": facts, "backends": {**spec["backends"], "optimizeFor": goal}}
+        if rule.id in decide(uri, table.version, architecture, **full).rules:
+            return f"{kind} on {architecture} with vLLM {table.version}, {shape}"
+    return None
+
+
+OF_MODEL = ("attention", "quantization", "family", "routing", "mixture_of_experts", "deepseek_heads")
+
+
+@cache
+def plain(kind: str) -> Situation:
+    uri, facts = KINDS[kind]
+    return describe(uri, VERSIONS.newest.version, None, facts=facts)[1]
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.id)
+def test_the_rule_has_a_part_in_some_case(rule):
+    assert witness(rule), f"no case reaches {rule.id}: remove the rule, or add a case"
+
+
+def test_the_tables_above_name_only_rules_that_exist():
+    known = {rule.id for rule in RULES.rules}
+    assert not {*VARIABLES, *OTHER_FLAGS, *FORCED} - known
