@@ -92,7 +92,7 @@ async def test_an_object_on_its_way_out_is_left_alone(bench: Bench) -> None:
 
 
 async def test_a_change_of_the_spec_changes_only_what_follows_from_it(bench: Bench) -> None:
-    bench.cluster.put(llama())
+    bench.cluster.put(llama(cache={"priming": "Never"}))
     await bench.settle()
     bench.cluster.writes.clear()
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 3}})

@@ -156,6 +156,12 @@ class CacheStatus(Model):
     generation: int | None = Field(default=None, ge=0, description="Raised each time a damaged cache is left behind.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")
+    saved_seconds: int | None = Field(
+        default=None, ge=0, description="What the last warm start saved against the last cold one with this key."
+    )
+    priming_skipped: Text | None = Field(
+        default=None, description="Why the caches were not filled ahead of a rollout, where that was wanted."
+    )
     stages: list[StageDuration] | None = Field(
         default=None,
         max_length=16,

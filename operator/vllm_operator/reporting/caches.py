@@ -9,7 +9,8 @@ from typing import Any
 
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import CACHE_WARM, Reason
-from vllm_operator.api.status import CacheState, CacheStatus, Plan
+from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatus
+from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.claims import claim_verdict, is_one_node
@@ -18,6 +19,7 @@ from vllm_operator.reporting.durations import learn
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.rollout import is_rolled_out
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starting import pod_text
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 
 
@@ -52,7 +54,9 @@ class Start:
 
 def last_start(scene: Scene) -> Start | None:
     """The latest start that tells; None if none does."""
-    told = [(view, state) for view in scene.pods if (state := scene.state(view)) is not None and _tells(view, state)]
+    plan = scene.observation.outcome.plan
+    views = [v for v in (*scene.pods, *scene.primers) if plan is None or scene.cache_keys.get(v.uid, plan.cache_key) == plan.cache_key]
+    told = [(view, state) for view in views if (state := scene.state(view)) is not None and _tells(view, state)]
     if not told:
         return None
     view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
@@ -73,30 +77,60 @@ def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
     previous = scene.observation.previous.cache
     known = previous if previous is not None and previous.key == plan.cache_key else CacheStatus()
     start = last_start(scene)
+    cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
+    warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
+    care = scene.observation.care
     stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
         state=_state(scene, plan, known),
         claim_name=scene.observation.claim_name,
         generation=previous.generation if previous is not None else None,
-        cold_start_seconds=start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds,
-        warm_start_seconds=start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds,
+        cold_start_seconds=cold,
+        warm_start_seconds=warm,
+        saved_seconds=max(0, cold - warm) if cold is not None and warm is not None else None,
         stages=stages or None,
+        priming_skipped=care.skipped,
     )
 
 
-def cache_warm(scene: Scene, cache: CacheStatus | None) -> Verdict:
-    """Whether the last start loaded what it needs; before that, what stands against it."""
+def cache_warm(scene: Scene, cache: CacheStatus | None, block: StartupStatus | None = None) -> Verdict:
+    """Whether the last start loaded what it needs; before that, what stands against it, or who fills the cache."""
     say, observation = scene.messages.say, scene.observation
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
     if observation.claim_name is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
-    verdict = claim_verdict(scene) or _last_start_verdict(scene, cache)
+    verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache)
+    return Verdict(verdict.status, verdict.reason, _with_notes(scene, verdict.message))
+
+
+def _with_notes(scene: Scene, text: str) -> str:
+    """Add what the user should know of the claim whatever the starts do."""
+    observation, messages = scene.observation, scene.messages
     if is_one_node(observation.claim) and observation.wanted > 1:
-        text = scene.messages.fit("cache.one_node", shrink=("text",), text=verdict.message, wanted=observation.wanted)
-        return Verdict(verdict.status, verdict.reason, text)
-    return verdict
+        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted)
+    if observation.care.skipped:
+        text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
+    if observation.care.claim_note:
+        text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.care.claim_note)
+    return text
+
+
+def _priming_verdict(scene: Scene, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
+    """Who fills an empty cache while others wait; None if nobody waits."""
+    care, wanted = scene.observation.care, scene.observation.wanted
+    facts: dict[str, Any] = {"claim": cache.claim_name, "key": cache.key, "because": care.because}
+    match care.step:
+        case PrimingStep.FIRST_POD if wanted > 1:
+            return Verdict(FALSE, Reason.PRIMING, scene.messages.say("cache.first_pod", others=wanted - 1, **facts))
+        case PrimingStep.PRIMER:
+            view = next(iter(scene.primers), None)
+            text = pod_text(scene, view, block) if view is not None else ""
+            return Verdict(FALSE, Reason.PRIMING, scene.messages.fit("cache.primer", shrink=("text",), text=text, **facts))
+        case PrimingStep.ELSEWHERE:
+            return Verdict(FALSE, Reason.PRIMING, scene.messages.say("cache.elsewhere", holder=care.holder, **facts))
+    return None
 
 
 def _last_start_verdict(scene: Scene, cache: CacheStatus) -> Verdict:
@@ -130,6 +164,8 @@ def _state(scene: Scene, plan: Plan, known: CacheStatus) -> CacheState | None:
     if observation.claim_name is None:
         return None
     primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
+    if not primed and observation.care.is_priming:
+        return CacheState.PRIMING
     served = scene.serving > 0 and is_rolled_out(scene) and observation.outcome.plan is not None
     if primed or served or known.state is CacheState.WARM:
         return CacheState.WARM

@@ -77,7 +77,7 @@ def _is_older(found: CrashStatus, previous: CrashStatus | None) -> bool:
 
 def _findings(scene: Scene) -> Iterator[Finding]:
     missing = scene.serving < scene.observation.wanted
-    for view in scene.pods:
+    for view in (*scene.pods, *scene.primers):
         if view.phase is Phase.FAILED:
             yield _failed(scene, view, in_force=missing)
         elif (settles_at := crash_settles(scene, view)) is not None and settles_at <= scene.observation.now:

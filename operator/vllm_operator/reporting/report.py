@@ -5,7 +5,7 @@ that speak of them, then the summary, then the events, which are the difference 
 """
 
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
@@ -46,7 +46,7 @@ def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLM
     judged = {
         ACCEPTED: planned.accepted(scene),
         PLANNED: planned.planned(scene, plan),
-        CACHE_WARM: caches.cache_warm(scene, cached),
+        CACHE_WARM: caches.cache_warm(scene, cached, block),
         STARTING: starting.starting(scene, block),
         CRASHED: summary.crashed(scene, crashes),
         AVAILABLE: summary.available(scene),
@@ -75,6 +75,8 @@ def _requeue_after(scene: Scene, crashes: Crashes, block: StartupStatus | None) 
 def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
     """When time alone changes something."""
     yield progress.held_until(scene, block)
+    recheck = scene.observation.care.recheck_seconds
+    yield scene.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
     yield claims.binding_deadline(scene)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in scene.starting:

@@ -1,10 +1,13 @@
 """An observation, read once: what every condition is judged from."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
+from vllm_operator.rendering.addresses import cache_address
+from vllm_operator.reporting import reading
 from vllm_operator.reporting.knowledge import Knowledge
 from vllm_operator.reporting.messages import Messages
-from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.observation import Manifest, Observation
 from vllm_operator.reporting.patience import Judgement, judge
 from vllm_operator.reporting.pod_events import EventLog, refine
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
@@ -27,21 +30,29 @@ _ON_THE_WAY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An observation with its Pods read. `pods` are all of them, worst first."""
+    """An observation with its Pods read.
+
+    `pods` are all replicas, worst first; `primers` the Pods that only fill a cache. `cache_keys` are the folders of
+    their caches by the uid of the Pod, where its spec tells.
+    """
 
     observation: Observation
     knowledge: Knowledge
     log: EventLog
     pods: tuple[PodView, ...]
+    primers: tuple[PodView, ...] = ()
+    cache_keys: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, observation: Observation, knowledge: Knowledge) -> "Scene":
         """Read an observation. Pods without a name are left out: nothing can be said about them."""
         log = EventLog(observation.pod_events)
-        views = [_wait_for_claim(refine(read_pod(pod), log)) for pod in observation.pods]
         scene = cls(observation, knowledge, log, ())
-        pods = tuple(sorted((v for v in views if v.name), key=scene._badness))
-        return cls(observation, knowledge, log, pods)
+        pods, primers = (
+            tuple(sorted((v for pod in found if (v := _wait_for_claim(refine(read_pod(pod), log))).name), key=scene._badness))
+            for found in (observation.pods, observation.primers)
+        )
+        return cls(observation, knowledge, log, pods, primers, _cache_keys((*observation.pods, *observation.primers)))
 
     @property
     def messages(self) -> Messages:
@@ -55,8 +66,8 @@ class Scene:
 
     @property
     def starting(self) -> tuple[PodView, ...]:
-        """Pods on their way to serving, worst first."""
-        return tuple(view for view in self.pods if view.phase in _ON_THE_WAY)
+        """Pods on their way to serving, worst first, then those that only fill a cache."""
+        return tuple(view for view in (*self.pods, *self.primers) if view.phase in _ON_THE_WAY)
 
     @property
     def troubled(self) -> tuple[PodView, ...]:
@@ -104,6 +115,11 @@ class Scene:
         progress = state.progress if state is not None else None
         done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
         return (rank, list(Stage).index(self.stage(view)), done, view.name)
+
+
+def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:
+    addresses = {reading.text(pod, "metadata", "uid"): cache_address(pod.get("spec")) for pod in pods}
+    return {uid: address.key for uid, address in addresses.items() if address is not None}
 
 
 def _wait_for_claim(view: PodView) -> PodView:

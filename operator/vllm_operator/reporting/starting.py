@@ -2,6 +2,7 @@
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus, StartupStatus
+from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import rollout
 from vllm_operator.reporting.conditions import FALSE, TRUE
@@ -34,6 +35,8 @@ def starting(scene: Scene, block: StartupStatus | None) -> Verdict:
         return Verdict(FALSE, Reason.SCALED_TO_ZERO, say("starting.scaled_to_zero"))
     if scene.serving >= observation.wanted:
         return _all_serve(scene)
+    if observation.care.step is PrimingStep.ELSEWHERE:
+        return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.care.holder))
     if failure := rollout.creation_failure(scene):
         return Verdict(FALSE, Reason.NOT_STARTED, say("starting.refused", message=failure))
     if scene.pods and scene.serving == 0:
@@ -69,12 +72,24 @@ def _of_pods(scene: Scene, block: StartupStatus | None) -> Verdict:
     others = len(scene.troubled) - 1
     if others:
         text = scene.messages.fit("pods.others", shrink=("text",), text=text, others=others)
+    waiting = _waiting(scene)
+    if waiting:
+        text = scene.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
     status, reason = (FALSE, Reason.STALLED) if scene.stalled(worst) else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(scene, text))
 
 
+def _waiting(scene: Scene) -> int:
+    """How many replicas start only when the first one has filled the cache."""
+    observation = scene.observation
+    living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in scene.pods)
+    return max(0, observation.wanted - living) if observation.care.step is PrimingStep.FIRST_POD else 0
+
+
 def _all_serve(scene: Scene) -> Verdict:
     observation, say = scene.observation, scene.messages.say
+    if observation.care.held:
+        return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=scene.serving))
     if not rollout.is_rolled_out(scene) and observation.outcome.plan is not None:
         updated = rollout.updated_replicas(scene) or 0
         return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted))

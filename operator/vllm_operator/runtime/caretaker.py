@@ -80,6 +80,7 @@ class Caretaker:
             now=self._now(),
             deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
             claim=await read_claim(self._client, snapshot, address.claim if address else None),
+            wished_claim=next((manifest for manifest in manifests if manifest["kind"] == CLAIM.kind), None),
             pods=snapshot.pods,
         )
         lease = read_lease(situation.claim, address.key) if address else None
@@ -120,7 +121,11 @@ def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | 
 
 
 def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
-    return (child["kind"], child["metadata"]["name"]) == (DEPLOYMENT.kind, resource.metadata.name)
+    """Whether a child is the Deployment of the replicas. One of an earlier object of this name is not."""
+    metadata = child["metadata"]
+    owners = [reference.get("uid") for reference in metadata.get("ownerReferences") or ()]
+    named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, resource.metadata.name)
+    return named and resource.metadata.uid in owners and not metadata.get("deletionTimestamp")
 
 
 def _is_same(child: Manifest, other: Manifest) -> bool:

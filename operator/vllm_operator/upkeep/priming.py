@@ -15,7 +15,7 @@ one that is gone or stuck is replaced, so nobody waits for ever.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -64,6 +64,7 @@ def decide(situation: Situation, rules: Sequence[PrimingRule], *, patience_secon
     if (record := _filled(situation, address)) is not None:
         return Staffing(record=record)
     staffing = _wanted(situation, address, rules, patience_seconds)
+    staffing = replace(staffing, care=replace(staffing.care, skipped=staffing.care.skipped or _remembered(situation)))
     lease, uid = read_lease(situation.claim, address.key), situation.resource.metadata.uid
     ours = lease is not None and lease.uid == uid
     if not staffing.care.is_priming:
@@ -110,7 +111,7 @@ def _wanted(situation: Situation, address: CacheAddress, rules: Sequence[Priming
     present = reading.integer(situation.deployment, "spec", "replicas") or 0
     running = present if situation.present_address == address else 0
     if running >= wanted > 1:
-        return Staffing(CacheCare(skipped=_remembered(situation)))  # all were started already: none is taken away
+        return Staffing()  # all were started already: none is taken away
     return Staffing(CacheCare(step=PrimingStep.FIRST_POD, because=reason), replicas=min(wanted, max(1, running)))
 
 

@@ -26,6 +26,7 @@ class Situation:
         wish: The Deployment as it would be rendered with all replicas.
         deployment: The Deployment as it is; None if there is none.
         claim: The claim of the caches; None if it does not exist yet.
+        wished_claim: The claim as it is going to be created; None if the user has named one.
         pods: The Pods of the VLLMDeployment, primers included.
         holder: The VLLMDeployment that the claim names as the one who fills the cache, if that is another one and exists.
         holder_pods: Its Pods.
@@ -38,6 +39,7 @@ class Situation:
     now: datetime
     deployment: Manifest | None = None
     claim: Manifest | None = None
+    wished_claim: Manifest | None = None
     pods: tuple[Manifest, ...] = ()
     holder: Manifest | None = None
     holder_pods: tuple[Manifest, ...] = ()
@@ -54,8 +56,8 @@ class Situation:
 
     @property
     def access_modes(self) -> tuple[str, ...]:
-        """Access modes of the claim; empty as long as it does not exist."""
-        modes = reading.mapping(self.claim, "spec").get("accessModes")
+        """Access modes of the claim; empty where it is not known."""
+        modes = reading.mapping(self.claim if self.claim is not None else self.wished_claim, "spec").get("accessModes")
         return tuple(str(mode) for mode in modes) if isinstance(modes, list) else ()
 
     @property

@@ -1,0 +1,87 @@
+"""Pods of a VLLMDeployment on a cluster in memory, made from the Deployments that the operator applied."""
+
+import copy
+from typing import Any
+
+from support.operators import Bench, llama
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.reporting import reading
+
+Manifest = dict[str, Any]
+READY = {"type": "Ready", "status": "True"}
+NOT_READY = {"type": "Ready", "status": "False"}
+
+
+class Fleet:
+    """What the controllers of a cluster do for the operator, by hand."""
+
+    def __init__(self, bench: Bench) -> None:
+        self.bench = bench
+        self._made = 0
+
+    async def serve(self, name: str = "llama", **spec: Any) -> None:
+        """Create a VLLMDeployment and reconcile it; its claim is bound at once."""
+        self.bench.cluster.put(llama(name, **spec))
+        await self.settle(name)
+        for claim in self.bench.cluster.all(CLAIM):
+            self.bench.cluster.edit(CLAIM, "default", claim["metadata"]["name"], {"status": {"phase": "Bound"}})
+        await self.settle(name)
+
+    async def settle(self, name: str = "llama") -> None:
+        await self.bench.settle(("default", name))
+
+    async def change(self, name: str = "llama", **spec: Any) -> None:
+        """Change the spec, which raises the generation, and reconcile."""
+        self.bench.cluster.edit(VLLM_DEPLOYMENT, "default", name, {"spec": spec})
+        await self.settle(name)
+
+    def deployment(self, name: str = "llama") -> Manifest | None:
+        return next((item for item in self.bench.cluster.all(DEPLOYMENT) if item["metadata"]["name"] == name), None)
+
+    def replicas(self, name: str = "llama") -> int | None:
+        return reading.integer(self.deployment(name), "spec", "replicas")
+
+    def start(self, deployment: str = "llama", *, pod: str | None = None) -> str:
+        """A Pod of a Deployment starts; return its name."""
+        template = copy.deepcopy((self.deployment(deployment) or {})["spec"]["template"])
+        self._made += 1
+        name = pod or f"{deployment}-{self._made}"
+        metadata = {"name": name, "namespace": "default", "labels": template["metadata"]["labels"]}
+        spec = {**template["spec"], "nodeName": "node-1"}
+        self.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
+        self.show(name, NOT_READY, state={"running": {"startedAt": self.time()}})
+        return name
+
+    def show(self, pod: str, *conditions: Manifest, state: Manifest | None = None, restarts: int = 0, phase: str = "Running") -> None:
+        """What the kubelet, or the scheduler, says of a Pod."""
+        moved = [{**condition, "lastTransitionTime": condition.get("lastTransitionTime", self.time())} for condition in conditions]
+        ready = any(condition == {**condition, **READY} for condition in moved)
+        state = state or {"running": {"startedAt": self.time()}}
+        container = {"name": "vllm", "state": state, "lastState": {}, "restartCount": restarts, "ready": ready, "started": ready}
+        containers = [container] if phase != "Pending" else []
+        self.bench.cluster.edit(POD, "default", pod, {"status": {"phase": phase, "conditions": moved, "containerStatuses": containers}})
+
+    def ready(self, pod: str) -> None:
+        self.show(pod, READY)
+
+    def unschedulable(self, pod: str) -> None:
+        self.bench.cluster.edit(POD, "default", pod, {"spec": {"nodeName": None}})
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient nvidia.com/gpu."}
+        self.show(pod, condition, phase="Pending")
+
+    def gone(self, pod: str) -> None:
+        self.bench.cluster.remove(POD, "default", pod)
+
+    def claim(self, name: str = "llama-cache") -> Manifest:
+        return next(item for item in self.bench.cluster.all(CLAIM) if item["metadata"]["name"] == name)
+
+    def annotations(self, claim: str = "llama-cache") -> dict[str, str]:
+        return dict(self.claim(claim)["metadata"].get("annotations") or {})
+
+    def key(self, name: str = "llama") -> str:
+        plan = self.bench.status(name).plan
+        assert plan is not None
+        return plan.cache_key
+
+    def time(self) -> str:
+        return reading.stamp(self.bench.now) or ""
