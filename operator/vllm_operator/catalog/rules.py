@@ -7,6 +7,7 @@ priority wins; two rules of the same kind, component and priority may not both a
 is checked when the rules are loaded.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -120,7 +121,7 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
         )
     except KeyError as error:
         raise RuleError(f"rule {name}: {error.args[0]} is missing") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RuleError(f"rule {name}: {error}") from error
     if not (rule.backend or rule.environment or rule.arguments or rule.refuse or rule.warn):
         raise RuleError(f"rule {name}: nothing follows from it; give backend, environment, arguments, refuse or warn")
