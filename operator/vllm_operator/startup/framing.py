@@ -212,9 +212,8 @@ class LineReader:
                 if found["level"] or not (rest[:1] == "{" or _WRAPPED.match(rest)):
                     break
                 # A process prefix around something that has a frame of its own.
-                inner = next(self._unwrapped(rest), None)
-                if inner is not None:
-                    yield Line(self.number, inner.process or found["process"], inner.level, inner.time or time, inner.text)
+                for inner in self._unwrapped(rest):
+                    yield Line(self.number, inner.process or found["process"] or "", inner.level, inner.time or time, inner.text)
                 return
             raw = raw[wrapped.end() :]
             time = wrapped["cri"] or wrapped["python"] or wrapped["iso"] or time
