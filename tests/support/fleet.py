@@ -83,5 +83,8 @@ class Fleet:
         assert plan is not None
         return plan.cache_key
 
+    def uid(self, pod: str) -> str:
+        return next(str(item["metadata"]["uid"]) for item in self.bench.cluster.all(POD) if item["metadata"]["name"] == pod)
+
     def time(self) -> str:
         return reading.stamp(self.bench.now) or ""

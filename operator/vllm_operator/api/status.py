@@ -147,6 +147,14 @@ class StageDuration(Model):
     warm_seconds: int | None = Field(default=None, ge=0, description="In the last warm start.")
 
 
+class QuarantinedCache(Model):
+    """Caches that were left behind because they are damaged."""
+
+    key: str = Field(max_length=63, description="Directory on the claim.")
+    time: Timestamp = Field(description="Since when.", json_schema_extra={"format": "date-time"})
+    signature: str = Field(max_length=128, description="The crash that showed it.")
+
+
 class CacheStatus(Model):
     """The caches."""
 
@@ -158,6 +166,12 @@ class CacheStatus(Model):
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")
     saved_seconds: int | None = Field(
         default=None, ge=0, description="What the last warm start saved against the last cold one with this key."
+    )
+    quarantined: list[QuarantinedCache] | None = Field(
+        default=None,
+        max_length=8,
+        description="Directories that were left behind because what they hold is damaged, the latest last.",
+        json_schema_extra=list_map("key"),
     )
     priming_skipped: Text | None = Field(
         default=None, description="Why the caches were not filled ahead of a rollout, where that was wanted."

@@ -24,6 +24,15 @@ class Severity(StrEnum):
     BENIGN = "benign"
 
 
+class RemedyAction(StrEnum):
+    """What the operator itself does about a crash."""
+
+    QUARANTINE_CACHE = "quarantine-cache"
+    """The kept caches are left behind, if it was them: the next start fills new ones."""
+    CLEAN_CACHE = "clean-cache"
+    """Caches that nobody uses are removed from the volume."""
+
+
 @dataclass(frozen=True, slots=True)
 class LinePattern:
     """A line matches if it contains `anchor` and `regex` is found in it.
@@ -75,6 +84,7 @@ class Signature:
     retryable: bool = False
     auto_safe: bool = False
     references: tuple[str, ...] = ()
+    action: RemedyAction | None = None
 
     @property
     def is_echo(self) -> bool:
@@ -129,6 +139,7 @@ def _signature(entry: Mapping[str, Any]) -> Signature:
             retryable=bool(entry["retryable"]),
             auto_safe=bool(entry["autoSafe"]),
             references=tuple(entry.get("references", ())),
+            action=RemedyAction(entry["remedyAction"]) if "remedyAction" in entry else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"signature {entry.get('id', '?')} in signatures.yaml: {error}") from error

@@ -18,6 +18,7 @@ from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_ve
 from vllm_operator.reporting.durations import learn
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.rollout import is_rolled_out
+from vllm_operator.reporting.quarantine import MOST, Blame, latest
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import pod_text
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
@@ -70,8 +71,8 @@ def start_seconds(view: PodView, state: StartupState) -> int | None:
     return max(0, round((done - begun).total_seconds())) if begun is not None and done is not None else None
 
 
-def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
-    """The caches of a plan; None without one."""
+def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) -> CacheStatus | None:
+    """The caches of a plan; None without one. `blame` says whether they are damaged."""
     if plan is None:
         return None
     previous = scene.observation.previous.cache
@@ -83,26 +84,53 @@ def cache_status(scene: Scene, plan: Plan | None) -> CacheStatus | None:
     stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
-        state=_state(scene, plan, known),
+        state=CacheState.QUARANTINED if blame is not None and blame.left_behind else _state(scene, plan, known),
         claim_name=scene.observation.claim_name,
-        generation=previous.generation if previous is not None else None,
+        generation=_generation(plan, previous, blame),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
         saved_seconds=max(0, cold - warm) if cold is not None and warm is not None else None,
         stages=stages or None,
+        quarantined=list(blame.quarantined) or None if blame is not None else None,
         priming_skipped=care.skipped,
     )
 
 
-def cache_warm(scene: Scene, cache: CacheStatus | None, block: StartupStatus | None = None) -> Verdict:
+def _generation(plan: Plan, previous: CacheStatus | None, blame: Blame | None) -> int | None:
+    """The generation of the next plan's key: that of this one, and one more if its caches are left behind."""
+    planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
+    before = previous.generation if previous is not None else None
+    present = max(int(planned) if planned.isdecimal() else 0, before or 0)
+    return present + 1 if blame is not None and blame.raised else present or before
+
+
+def cache_warm(scene: Scene, cache: CacheStatus | None, block: StartupStatus | None = None, blame: Blame | None = None) -> Verdict:
     """Whether the last start loaded what it needs; before that, what stands against it, or who fills the cache."""
     say, observation = scene.messages.say, scene.observation
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
     if observation.claim_name is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
+    if blame is not None and blame.left_behind:
+        text = say("cache.quarantined", claim=cache.claim_name, key=cache.key, signature=blame.signature)
+        return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache)
-    return Verdict(verdict.status, verdict.reason, _with_notes(scene, verdict.message))
+    text = _with_notes(scene, verdict.message)
+    return Verdict(verdict.status, verdict.reason, _with_blame(scene, text, blame) if verdict.status is not TRUE else text)
+
+
+def _with_blame(scene: Scene, text: str, blame: Blame | None) -> str:
+    """Add what was found out about damage, as long as no start with whole caches has shown that all is well."""
+    messages = scene.messages
+    if blame is None:
+        return text
+    if blame.message:
+        return messages.fit(blame.message, shrink=("text",), text=text, signature=blame.signature, most=MOST)
+    before = latest(scene, blame.quarantined)
+    if before is None:
+        return text
+    time = reading.moment(before.time)
+    return messages.fit("cache.left_behind", shrink=("text",), text=text, key=before.key, time=time, signature=before.signature)
 
 
 def _with_notes(scene: Scene, text: str) -> str:

@@ -39,6 +39,7 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
         *_long_stages(scene),
         *_stuck(scene, status),
         *_crash(scene, crashes),
+        *_caches(scene, status),
         *_started(scene, status),
     )
 
@@ -126,6 +127,19 @@ def _claim(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
         return
     uid = reading.text(scene.observation.claim, "metadata", "uid") or scene.observation.claim_name
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")
+
+
+def _caches(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """Caches that one Pod begins to fill, that were not filled ahead, or that are left behind."""
+    now, before = _both(scene, status, CACHE_WARM)
+    if now is None or status.cache is None:
+        return
+    if now.reason in (Reason.PRIMING, Reason.QUARANTINED) and (before is None or before.reason != now.reason):
+        kind = WARNING if now.reason == Reason.QUARANTINED else NORMAL
+        yield EventDraft(type=kind, reason=now.reason, message=now.message, key=f"{now.reason}-{status.cache.key}-{status.cache.generation}")
+    skipped = status.cache.priming_skipped
+    if skipped and (scene.observation.previous.cache is None or scene.observation.previous.cache.priming_skipped != skipped):
+        yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
 
 
 def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:

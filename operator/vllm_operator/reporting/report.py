@@ -15,6 +15,7 @@ from vllm_operator.reporting.crashes import Crashes, crash_settles, find_crashes
 from vllm_operator.reporting.events import draft_events
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.reporting.quarantine import blame_caches
 from vllm_operator.reporting.scene import Scene
 
 _SOON = 1.0
@@ -42,11 +43,12 @@ def report(observation: Observation, knowledge: Knowledge | None = None) -> Repo
 def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLMDeploymentStatus:
     observation = scene.observation
     plan = planned.observed_plan(scene)
-    cached = caches.cache_status(scene, plan)
+    blame = blame_caches(scene, plan, crashes) if plan is not None and observation.outcome.plan is not None else None
+    cached = caches.cache_status(scene, plan, blame)
     judged = {
         ACCEPTED: planned.accepted(scene),
         PLANNED: planned.planned(scene, plan),
-        CACHE_WARM: caches.cache_warm(scene, cached, block),
+        CACHE_WARM: caches.cache_warm(scene, cached, block, blame),
         STARTING: starting.starting(scene, block),
         CRASHED: summary.crashed(scene, crashes),
         AVAILABLE: summary.available(scene),

@@ -18,6 +18,7 @@ from vllm_operator.planning.care import CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.addresses import cache_address, template_spec
 from vllm_operator.runtime.rooms import Rooms
+from vllm_operator.upkeep.quarantine import next_generation
 from vllm_operator.upkeep.records import read_lease
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import Upkeep
@@ -34,6 +35,7 @@ class Tended:
 
     manifests: list[Manifest]
     live: list[Manifest]
+    outcome: Outcome
     kept: list[Manifest] = field(default_factory=list)
     claim_name: str | None = None
     claim: Manifest | None = None
@@ -50,8 +52,14 @@ class Caretaker:
         self._count = count
         self._now = now
 
-    async def tend(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Tended:
+    async def tend(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, replan: Callable[[int], Outcome]) -> Tended:
         """Find out what is to be applied now, and record on the claim what must be recorded before.
+
+        Args:
+            resource: The VLLMDeployment.
+            snapshot: It and its children, as read.
+            outcome: What planning says.
+            replan: Plans with another generation of the caches.
 
         Raises:
             ClusterError: Try again.
@@ -60,15 +68,27 @@ class Caretaker:
         if outcome.plan is None:
             # what runs keeps running: a spec that cannot be planned is no reason to stop
             name = _claim_name(resource, snapshot.child(DEPLOYMENT))
-            return Tended([], [], children, name, await read_claim(self._client, snapshot, name))
-        manifests = self._rooms.render(resource, outcome.plan)
-        situation = await self._situation(resource, snapshot, outcome.plan, manifests)
+            return Tended([], [], outcome, children, name, await read_claim(self._client, snapshot, name))
+        outcome, situation, manifests = await self._past_quarantine(resource, snapshot, outcome, outcome.plan, replan)
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
         claim = await self._record(situation, upkeep)
         kept = [child for child in children if upkeep.care.held and _is_replicas(child, resource)]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
-        return Tended(upkeep.manifests, live, kept, name, claim, upkeep.care)
+        return Tended(upkeep.manifests, live, outcome, kept, name, claim, upkeep.care)
+
+    async def _past_quarantine(
+        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
+    ) -> tuple[Outcome, Situation, list[Manifest]]:
+        """Pass over the generations that were left behind on this claim, by this object or another. What runs is left alone."""
+        while True:
+            manifests = self._rooms.render(resource, plan)
+            situation = await self._situation(resource, snapshot, plan, manifests)
+            generation = next_generation(situation)
+            again = replan(generation) if generation is not None else outcome
+            if again.plan is None or again.plan.cache_key == plan.cache_key:
+                return outcome, situation, manifests
+            outcome, plan = again, again.plan
 
     async def _situation(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan, manifests: list[Manifest]) -> Situation:
         wish = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)

@@ -120,14 +120,14 @@ class Reconciler:
             resource = VLLMDeployment.parse(snapshot.resource)
         except ValidationError as error:
             return await self._fail(snapshot.resource, Reason.INVALID_SPEC, _first_words(error))
-        outcome = await self._plan(resource)
-        tended = await self._caretaker.tend(resource, snapshot, outcome)
+        outcome, replan = await self._plan(resource)
+        tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
         applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
         applied.children += tended.kept
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
-        report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied, tended))
+        report = self._rooms.report(await self._observation(resource, snapshot, applied, tended))
         await self._tell(resource, snapshot, report)
         return _result(report, applied)
 
@@ -141,7 +141,8 @@ class Reconciler:
             words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
             await self._fail(snapshot.resource, Reason.OPERATOR_FAILED, words)
 
-    async def _plan(self, resource: VLLMDeployment) -> Outcome:
+    async def _plan(self, resource: VLLMDeployment) -> tuple[Outcome, Callable[[int], Outcome]]:
+        """Plan; also return how to plan with another generation of the caches."""
         pending = resource.status.plan is None
         try:
             inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
@@ -150,16 +151,15 @@ class Reconciler:
             message = (
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
-            return Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
-        return self._rooms.plan(resource, inventory)
+            blind = Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
+            return blind, lambda generation: blind
+        return self._rooms.plan(resource, inventory, None), lambda generation: self._rooms.plan(resource, inventory, generation)
 
-    async def _observation(
-        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied, tended: Tended
-    ) -> Observation:
+    async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended) -> Observation:
         claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
         return Observation(
             resource=resource,
-            outcome=outcome,
+            outcome=tended.outcome,
             now=self._now(),
             deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),

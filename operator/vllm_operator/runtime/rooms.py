@@ -29,8 +29,8 @@ class Rooms:
 
     read_inventory: Callable[[Sequence[Manifest], Sequence[Manifest]], Inventory]
     """From nodes and ResourceSlices to what GPUs there are."""
-    plan: Callable[[VLLMDeployment, Inventory], Outcome]
-    """From an object, with the plan that is pinned in its status, to a plan."""
+    plan: Callable[[VLLMDeployment, Inventory, int | None], Outcome]
+    """From an object, with the plan that is pinned in its status, to a plan; with a generation of the caches, or that of its status."""
     render: Callable[[VLLMDeployment, Plan], list[Manifest]]
     """From a plan to manifests."""
     tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
@@ -54,7 +54,8 @@ def load_rooms(*, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
     )
 
 
-def _plan(catalog: Catalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
+def _plan(catalog: Catalog, resource: VLLMDeployment, inventory: Inventory, generation: int | None = None) -> Outcome:
     cache = resource.status.cache
-    generation = (cache.generation or 0) if cache else 0
+    if generation is None:
+        generation = (cache.generation or 0) if cache else 0
     return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation)

@@ -330,6 +330,7 @@ class StartupParser:
             observed_backends=tuple(timeline.backends),
             entered=tuple(timeline.entered),
             lines=self._reader.number,
+            notices=tuple(dict.fromkeys(notice.signature for notice in self.notices)),
         )
 
 

@@ -75,7 +75,8 @@ class StartupState:
     `stage_since` and `last_line_at` are the timestamps of the log lines (UTC); `silent_stage_inferred` is
     set while the engine is in work that it does not log (FlashInfer JIT), as far as can be inferred.
     `observed_backends` pairs a component with the backend that the log names. `entered` are the stages in the
-    order in which they were entered, with their times.
+    order in which they were entered, with their times. `notices` are signatures of lines that are worth knowing and no
+    crash.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -91,3 +92,4 @@ class StartupState:
     observed_backends: tuple[tuple[str, str], ...] = ()
     entered: tuple[tuple[Stage, datetime | None], ...] = ()
     lines: int = 0
+    notices: tuple[str, ...] = ()

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
+from vllm_operator.api.status import CacheStatus
 from vllm_operator.reporting import reading
 
 Changes = dict[str, str | None]
@@ -46,6 +47,19 @@ def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:
 def is_quarantined(claim: Mapping[str, Any] | None, key: str) -> bool:
     """Whether the caches of a key were left behind as damaged."""
     return bool(_annotation(claim, QUARANTINED_ANNOTATION_PREFIX + key))
+
+
+def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | None) -> Changes:
+    """What to record of the directories that a status lists as left behind."""
+    record: Changes = {}
+    for entry in (status.quarantined if status else None) or ():
+        if claim is None or is_quarantined(claim, entry.key):
+            continue
+        record[QUARANTINED_ANNOTATION_PREFIX + entry.key] = entry.time
+        for prefix in (PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX):
+            if _annotation(claim, prefix + entry.key):
+                record[prefix + entry.key] = None
+    return record
 
 
 def quarantined_keys(claim: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import CacheCare
 from vllm_operator.upkeep.claims import fit_claims
 from vllm_operator.upkeep.priming import decide
-from vllm_operator.upkeep.records import Changes
+from vllm_operator.upkeep.records import Changes, quarantine_record
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.staffing import staff
 
@@ -39,4 +39,5 @@ def tend(
     """
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
     fitted, note = fit_claims(manifests, situation.claim)
-    return Upkeep(staff(fitted, staffing, situation), staffing.record, replace(staffing.care, claim_note=note))
+    record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache)
+    return Upkeep(staff(fitted, staffing, situation), record, replace(staffing.care, claim_note=note))

@@ -1,0 +1,189 @@
+"""Damaged caches are left behind, sound ones are not: on a cluster in memory, with the real planner and reporter."""
+
+import pytest
+
+from support.fleet import Fleet
+from support.operators import Bench
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
+from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
+
+POISON = Crash(
+    signature="TritonKernelImageInvalid",
+    cause="A compiled kernel cannot be loaded.",
+    remedy="Empty the caches.",
+    reference=None,
+    line="RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
+)
+WARM, COLD = CacheEvidence(hits=2), CacheEvidence(misses=2)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
+
+
+def crash(fleet: Fleet, pod: str, *, restarts: int = 0, evidence: CacheEvidence = CacheEvidence(), signature: str = "") -> None:
+    """The engine of a Pod crashes; its log says why."""
+    found = POISON if not signature else Crash(signature=signature, cause="x", remedy=None, reference=None, line="x")
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}
+    fleet.show(pod, {"type": "Ready", "status": "False"}, state={"terminated": ended}, restarts=restarts)
+    uid = fleet.uid(pod)
+    fleet.bench.logs.told[(uid, restarts)] = StartupState(stage=Stage.TORCH_COMPILE, crash=found, cache=evidence, last_line_at=fleet.bench.now)
+
+
+async def started(fleet: Fleet, **spec: object) -> str:
+    await fleet.serve(**spec)
+    pod = fleet.start()
+    await fleet.settle()
+    return pod
+
+
+def volume(fleet: Fleet) -> str:
+    container = fleet.deployment()["spec"]["template"]["spec"]["containers"][0]  # type: ignore[index]
+    return next(str(mount["subPath"]) for mount in container["volumeMounts"] if mount["mountPath"] == "/cache")
+
+
+async def test_a_damaged_cache_is_left_behind_and_the_next_start_is_clean(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    damaged = fleet.key()
+    crash(fleet, pod, evidence=WARM)
+    await fleet.settle()
+    cache = bench.status().cache
+    assert cache is not None
+    assert (cache.generation, fleet.key() != damaged, volume(fleet)) == (1, True, fleet.key())
+    assert [(entry.key, entry.signature) for entry in cache.quarantined or ()] == [(damaged, "TritonKernelImageInvalid")]
+    assert fleet.annotations()[labels.QUARANTINED_ANNOTATION_PREFIX + damaged] == fleet.time()
+    assert damaged in bench.condition("CacheWarm").message
+    fleet.gone(pod)
+    fleet.ready(fleet.start())
+    await fleet.settle()
+    assert bench.condition("Crashed").status == "False"
+    assert bench.condition("Ready").status == "True"
+
+
+async def test_a_crash_with_empty_caches_is_not_blamed_on_them(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    key = fleet.key()
+    crash(fleet, pod, evidence=COLD)
+    await fleet.settle()
+    assert fleet.key() == key
+    assert "caches that were empty, so they are not to blame" in bench.condition("CacheWarm").message
+
+
+async def test_a_cache_that_once_was_filled_is_blamed_without_any_log(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    damaged = fleet.key()
+    fleet.ready(pod)
+    await fleet.settle()
+    crash(fleet, pod)
+    await fleet.settle()
+    assert fleet.key() != damaged
+    assert labels.PRIMED_ANNOTATION_PREFIX + damaged not in fleet.annotations()
+
+
+async def test_a_second_death_of_the_same_is_blamed_on_what_the_first_left(fleet: Fleet) -> None:
+    pod = await started(fleet)
+    key = fleet.key()
+    crash(fleet, pod)
+    await fleet.settle()
+    assert fleet.key() == key
+    crash(fleet, pod, restarts=1)
+    await fleet.settle()
+    assert fleet.key() != key
+
+
+async def test_the_same_crash_with_new_caches_is_the_drivers(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    crash(fleet, pod, evidence=WARM)
+    await fleet.settle()
+    fleet.gone(pod)
+    clean = fleet.key()
+    pod = fleet.start()
+    for restarts in range(3):
+        crash(fleet, pod, restarts=restarts, evidence=WARM if restarts else COLD)
+        bench.pass_time(60)
+        await fleet.settle()
+    assert fleet.key() == clean
+    assert "not to blame" in bench.condition("CacheWarm").message
+
+
+async def test_after_three_times_in_a_day_a_person_is_asked(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    for _ in range(4):
+        fleet.ready(pod)
+        await fleet.settle()
+        bench.pass_time(3600)
+        crash(fleet, pod)
+        await fleet.settle()
+        key = fleet.key()
+        fleet.gone(pod)
+        pod = fleet.start()
+    cache = bench.status().cache
+    assert cache is not None
+    assert (cache.generation, len(cache.quarantined or ())) == (3, 3)
+    fleet.ready(pod)
+    await fleet.settle()
+    crash(fleet, pod)
+    await fleet.settle()
+    assert fleet.key() == key
+    assert "3 times within a day" in bench.condition("CacheWarm").message
+    bench.pass_time(24 * 3600)
+    await fleet.settle()
+    assert fleet.key() != key
+
+
+async def test_another_crash_leaves_the_caches_alone(fleet: Fleet) -> None:
+    pod = await started(fleet)
+    key = fleet.key()
+    crash(fleet, pod, evidence=WARM, signature="CudaOutOfMemory")
+    await fleet.settle()
+    assert fleet.key() == key
+
+
+async def test_a_new_object_does_not_use_what_was_left_behind(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    damaged = fleet.key()
+    crash(fleet, pod, evidence=WARM)
+    await fleet.settle()
+    clean = fleet.key()
+    for kind in (VLLM_DEPLOYMENT, DEPLOYMENT):
+        bench.cluster.remove(kind, "default", "llama")
+    fleet.gone(pod)
+    await fleet.serve()
+    assert (fleet.key(), clean != damaged) == (clean, True)
+    assert bench.status().cache.generation == 1  # type: ignore[union-attr]
+
+
+async def test_who_serves_with_what_another_left_behind_goes_on(bench: Bench, fleet: Fleet) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared", "namespace": "default"}}
+    bench.cluster.put({**claim, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}})
+    pods = {}
+    for name in ("llama", "other"):
+        await fleet.serve(name, cache={"claimName": "shared"})
+        pods[name] = fleet.start(name)
+        fleet.ready(pods[name])
+        await fleet.settle(name)
+    damaged = fleet.key("other")
+    crash(fleet, pods["llama"], evidence=WARM)
+    await fleet.settle("llama")
+    await fleet.settle("other")
+    assert (fleet.key("llama") != damaged, fleet.key("other")) == (True, damaged)
+    crash(fleet, pods["other"], evidence=WARM)
+    await fleet.settle("other")
+    assert fleet.key("other") == fleet.key("llama")
+
+
+async def test_a_report_that_leaves_caches_behind_settles(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    crash(fleet, pod, evidence=WARM)
+    await fleet.settle()
+    before = list(bench.cluster.writes)
+    bench.restart()
+    await bench.reconciler.reconcile(("default", "llama"))
+    assert bench.cluster.writes == before
