@@ -20,6 +20,28 @@ class PrimingStep(StrEnum):
     """A Pod of another VLLMDeployment that shares the claim; nothing of ours starts until it is done."""
 
 
+class CleaningState(StrEnum):
+    """How far the making of room on a full volume is."""
+
+    RUNNING = "Running"
+    DONE = "Done"
+    NOTHING = "Nothing"
+    """Nothing could be removed: all that is there is in use, or is not ours."""
+    FAILED = "Failed"
+    IMPOSSIBLE = "Impossible"
+    """The claim can be mounted by one Pod only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cleaning:
+    """Making room on a full volume. `advice` is the command that enlarges it."""
+
+    state: CleaningState
+    removed: tuple[str, ...] = ()
+    freed_bytes: int = 0
+    advice: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCare:
     """What is being done about the caches of one VLLMDeployment.
@@ -31,6 +53,7 @@ class CacheCare:
         held: Whether the Deployment is left as it is until the cache is filled.
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
+        cleaning: What is done about a volume that a start found full; None if none did.
         recheck_seconds: When to look again although nothing happens; None if only a change can matter.
     """
 
@@ -40,6 +63,7 @@ class CacheCare:
     held: bool = False
     skipped: str | None = None
     claim_note: str | None = None
+    cleaning: Cleaning | None = None
     recheck_seconds: float | None = None
 
     @property

@@ -140,6 +140,9 @@ def _with_notes(scene: Scene, text: str) -> str:
         text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted)
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
+    if (cleaning := observation.care.cleaning) is not None:
+        facts: dict[str, Any] = {"removed": len(cleaning.removed), "freed_gibibytes": cleaning.freed_bytes / 2**30, "advice": cleaning.advice}
+        text = messages.fit(f"cache.cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
     if observation.care.claim_note:
         text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.care.claim_note)
     return text

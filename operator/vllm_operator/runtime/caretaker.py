@@ -11,13 +11,26 @@ from datetime import datetime
 from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import (
+    CLAIM,
+    DEPLOYMENT,
+    JOB,
+    POD,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    Conflict,
+    Forbidden,
+    Invalid,
+    Manifest,
+    NotFound,
+)
 from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.care import CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.addresses import cache_address, template_spec
 from vllm_operator.runtime.rooms import Rooms
+from vllm_operator.upkeep.cleaning import CleaningNeed, keep_of, render_need
 from vllm_operator.upkeep.quarantine import next_generation
 from vllm_operator.upkeep.records import read_lease
 from vllm_operator.upkeep.situation import Situation
@@ -73,6 +86,8 @@ class Caretaker:
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
         claim = await self._record(situation, upkeep)
+        if upkeep.cleaning is not None:
+            await self._clean(situation, upkeep.cleaning)
         kept = [child for child in children if upkeep.care.held and _is_replicas(child, resource)]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
         return Tended(upkeep.manifests, live, outcome, kept, name, claim, upkeep.care)
@@ -131,6 +146,21 @@ class Caretaker:
         if now["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
         return now
+
+
+    async def _clean(self, situation: Situation, need: CleaningNeed) -> None:
+        """Start the Job that makes room. One that exists already is left alone."""
+        namespace = situation.resource.metadata.namespace
+        try:
+            users = await self._client.find(VLLM_DEPLOYMENT, namespace)
+            pods = await self._client.find(POD, namespace)
+            await self._client.create(render_need(situation, need, keep_of(situation, users, pods)))
+        except Conflict:
+            return
+        except (Forbidden, Invalid) as error:
+            log.warning("no room can be made on the volume of the caches: %s", error)
+            return
+        self._count("create", JOB.kind)
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:

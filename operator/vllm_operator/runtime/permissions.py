@@ -12,6 +12,7 @@ from vllm_operator.cluster.client import (
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     EVENT,
+    JOB,
     NODE,
     POD,
     RESOURCE_SLICE,
@@ -66,6 +67,7 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(EVENT, "list", "messages say less"),
     *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
     *_all(CLAIM_TEMPLATE, "list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(JOB, "create", "no room is made on a full volume of caches"),
     *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
 )
 """Without these something is missing that few need."""

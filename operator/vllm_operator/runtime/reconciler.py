@@ -43,7 +43,7 @@ from vllm_operator.runtime.caretaker import Caretaker, Tended
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
-from vllm_operator.upkeep.situation import is_primer
+from vllm_operator.upkeep.situation import is_primer, is_replica
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class Reconciler:
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=tended.claim_name,
-            pods=tuple(pod for pod in snapshot.pods if not is_primer(pod)),
+            pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=await read_events(self._client, snapshot.pods, claim),
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),

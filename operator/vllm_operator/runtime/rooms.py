@@ -44,12 +44,13 @@ class Rooms:
 def load_rooms(*, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
     """Fill in what ships with the package. Takes some tenths of a second: keep the result."""
     catalog, startup = load_catalog(), load_startup()
+    knowledge = load_knowledge(startup)
     return Rooms(
         read_inventory=partial(read_inventory, gpus=catalog.gpus),
         plan=partial(_plan, catalog),
         render=render,
-        tend=partial(tend, rules=catalog.priming, patience_seconds=priming_patience_seconds),
-        report=partial(report, knowledge=load_knowledge(startup)),
+        tend=partial(tend, rules=catalog.priming, full=knowledge.cleaning, patience_seconds=priming_patience_seconds),
+        report=partial(report, knowledge=knowledge),
         make_parser=partial(StartupParser, startup),
     )
 

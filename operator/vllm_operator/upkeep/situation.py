@@ -67,12 +67,17 @@ class Situation:
 
     def replicas(self) -> list[tuple[CacheAddress | None, PodView]]:
         """The replicas, each with where its caches are."""
-        return [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if not is_primer(pod)]
+        return [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_replica(pod)]
 
     def primers(self) -> list[tuple[CacheAddress | None, PodView]]:
         """The primers, each with where its caches are. Those that are leaving are left out."""
         found = [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_primer(pod)]
         return [(address, view) for address, view in found if view.phase is not Phase.TERMINATING]
+
+
+def is_replica(pod: Manifest) -> bool:
+    """Whether a Pod is there to serve."""
+    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) not in (Component.PRIMER.value, Component.CLEANING.value)
 
 
 def is_primer(pod: Manifest) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import CacheCare
 from vllm_operator.upkeep.claims import fit_claims
+from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
 from vllm_operator.upkeep.priming import decide
 from vllm_operator.upkeep.records import Changes, quarantine_record
 from vllm_operator.upkeep.situation import Situation
@@ -24,10 +25,16 @@ class Upkeep:
     manifests: list[dict[str, Any]]
     record: Changes
     care: CacheCare
+    cleaning: CleaningNeed | None = None
 
 
 def tend(
-    situation: Situation, manifests: Sequence[dict[str, Any]], rules: Sequence[PrimingRule], *, patience_seconds: int = PATIENCE_SECONDS
+    situation: Situation,
+    manifests: Sequence[dict[str, Any]],
+    rules: Sequence[PrimingRule],
+    *,
+    full: frozenset[str] = frozenset(),
+    patience_seconds: int = PATIENCE_SECONDS,
 ) -> Upkeep:
     """Decide what to do for the caches.
 
@@ -35,9 +42,11 @@ def tend(
         situation: What is the case.
         manifests: Everything as rendered, with all replicas.
         rules: When `priming: Auto` primes.
+        full: Signatures of a crash for want of room.
         patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
     fitted, note = fit_claims(manifests, situation.claim)
-    record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache)
-    return Upkeep(staff(fitted, staffing, situation), record, replace(staffing.care, claim_note=note))
+    record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
+    care = replace(staffing.care, claim_note=note, cleaning=describe_cleaning(situation, full))
+    return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full))

@@ -1,0 +1,1 @@
+"""Programs that run in Pods of their own, as text. They use nothing but Python's standard library."""

@@ -1,0 +1,181 @@
+"""Making room on a claim: when, what must stay, and what came of it.
+
+Two occasions: a start found the volume full, or a directory that was left behind as damaged has been kept long enough
+for inspection. Either has one Job. Its result is read from the Pod of the Job; what it removed is no longer recorded
+as filled.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from vllm_operator.api.labels import COMPONENT_LABEL, PRIMED_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
+from vllm_operator.planning.care import Cleaning, CleaningState
+from vllm_operator.rendering.addresses import folders_of, template_spec
+from vllm_operator.rendering.cleaning import render_cleaning
+from vllm_operator.rendering.metadata import Component
+from vllm_operator.reporting import reading
+from vllm_operator.reporting.pods import Phase
+from vllm_operator.upkeep.records import Changes, is_primed
+from vllm_operator.upkeep.situation import Situation
+
+PAUSE = timedelta(minutes=10)
+"""Between two Jobs: a volume that is full again so soon is too small."""
+INSPECTION = timedelta(days=7)
+"""How long a damaged directory is kept."""
+REMOVED = " removed"
+
+
+@dataclass(frozen=True, slots=True)
+class CleaningNeed:
+    """A Job that should run. `node` is where the volume is mounted, None where that is not known."""
+
+    occasion: str
+    is_full: bool
+    node: str | None
+    doomed: tuple[str, ...]
+
+
+def find_need(situation: Situation, signatures: frozenset[str]) -> CleaningNeed | None:
+    """Whether a Job should run now. `signatures` are those of a full volume."""
+    if situation.claim is None or situation.address is None or "ReadWriteOncePod" in situation.access_modes:
+        return None
+    views = list(_jobs(situation))
+    if any(view.finished_at is None or situation.now - view.finished_at < PAUSE for view in views):
+        return None
+    crash = situation.resource.status.last_crash
+    sufferer = crashed_for_room(situation, signatures)
+    if crash is not None and sufferer is not None:
+        occasion = f"{crash.pod}/{crash.restarts}"
+        return CleaningNeed(occasion, is_full=True, node=sufferer, doomed=tuple(_left_behind(situation, timedelta(0))))
+    aged = tuple(_left_behind(situation, INSPECTION))
+    node = next((view.node for _, view in situation.replicas() if view.phase is Phase.READY), "")
+    if aged and (node or not situation.is_one_node):
+        return CleaningNeed(" ".join(aged), is_full=False, node=node or None, doomed=aged)
+    return None
+
+
+def crashed_for_room(situation: Situation, signatures: frozenset[str]) -> str | None:
+    """The node of the Pod whose last crash was for want of room and that has not served since; None if there is none."""
+    crash = situation.resource.status.last_crash
+    if crash is None or crash.signature not in signatures:
+        return None
+    over = (Phase.READY, Phase.TERMINATING)
+    views = (view for _, view in (*situation.replicas(), *situation.primers()) if view.name == crash.pod and view.phase not in over)
+    return next((view.node for view in views if view.node), None)
+
+
+def keep_of(situation: Situation, users: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Directories that must stay: those of all VLLMDeployments and Pods of the namespace, and of the plan at hand."""
+    address = situation.address
+    if address is None:
+        return frozenset()
+    keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key}
+    if situation.present_address is not None:
+        keys.add(situation.present_address.key)
+    over = ("Succeeded", "Failed")
+    for pod in pods:
+        if reading.text(pod, "status", "phase") not in over:
+            keys |= folders_of(pod.get("spec"), address.claim)
+    return frozenset(keys - {""})
+
+
+def render_need(situation: Situation, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
+    """The Job of a need."""
+    address = situation.address
+    assert address is not None
+    return render_cleaning(
+        situation.resource,
+        template_spec(situation.wish),
+        claim=address.claim,
+        occasion=need.occasion,
+        node=need.node,
+        keep=keep,
+        doomed=[key for key in need.doomed if key not in keep],
+        is_full=need.is_full,
+    )
+
+
+def describe_cleaning(situation: Situation, signatures: frozenset[str]) -> Cleaning | None:
+    """What is being done, or came of it, for a start that found the volume full; None if none did."""
+    crash, address = situation.resource.status.last_crash, situation.address
+    if crash is None or address is None or crashed_for_room(situation, signatures) is None:
+        return None
+    views = sorted(_jobs(situation), key=lambda view: (view.finished_at is None, view.finished_at or situation.now))
+    if not views:
+        impossible = "ReadWriteOncePod" in situation.access_modes
+        return Cleaning(state=CleaningState.IMPOSSIBLE if impossible else CleaningState.RUNNING, advice=_advice(situation))
+    last = views[-1]
+    if last.finished_at is None:
+        return Cleaning(state=CleaningState.RUNNING)
+    if last.result is None:
+        return Cleaning(state=CleaningState.FAILED, advice=_advice(situation))
+    removed = tuple(str(key) for key in last.result.get("removed") or ())
+    state = CleaningState.DONE if removed else CleaningState.NOTHING
+    return Cleaning(state=state, removed=removed, freed_bytes=reading.integer(last.result, "freedBytes") or 0, advice=_advice(situation))
+
+
+def cleaning_record(situation: Situation) -> Changes:
+    """What is to be recorded of what Jobs have removed."""
+    record: Changes = {}
+    for view in _jobs(situation):
+        for key in (view.result or {}).get("removed") or ():
+            mark = QUARANTINED_ANNOTATION_PREFIX + str(key)
+            before = reading.text(situation.claim, "metadata", "annotations", mark)
+            if before and not before.endswith(REMOVED):
+                record[mark] = before + REMOVED
+            if is_primed(situation.claim, str(key)) and (situation.address is None or key != situation.address.key):
+                record[PRIMED_ANNOTATION_PREFIX + str(key)] = None
+    return record
+
+
+@dataclass(frozen=True, slots=True)
+class _JobView:
+    name: str
+    finished_at: datetime | None
+    result: Mapping[str, Any] | None
+
+
+def _jobs(situation: Situation) -> Iterator[_JobView]:
+    for pod in situation.pods:
+        if reading.text(pod, "metadata", "labels", COMPONENT_LABEL) != Component.CLEANING.value:
+            continue
+        container = next(reading.objects(pod, "status", "containerStatuses"), {})
+        ended = reading.mapping(container, "state", "terminated")
+        over = reading.text(pod, "status", "phase") in ("Succeeded", "Failed")
+        finished = reading.moment(ended, "finishedAt") or (reading.moment(pod, "metadata", "creationTimestamp") if over else None)
+        yield _JobView(reading.text(pod, "metadata", "name"), finished, _result(reading.text(ended, "message")))
+
+
+def _result(text: str) -> Mapping[str, Any] | None:
+    try:
+        found = json.loads(text) if text else None
+    except ValueError:
+        return None
+    return found if isinstance(found, Mapping) and isinstance(found.get("removed"), list) else None
+
+
+def _left_behind(situation: Situation, age: timedelta) -> Iterator[str]:
+    """Keys that were left behind at least so long ago and are still on the volume."""
+    for name, value in sorted(reading.mapping(situation.claim, "metadata", "annotations").items()):
+        since = reading.moment(value)
+        if str(name).startswith(QUARANTINED_ANNOTATION_PREFIX) and since is not None and situation.now - since >= age:
+            yield str(name).removeprefix(QUARANTINED_ANNOTATION_PREFIX)
+
+
+def _advice(situation: Situation) -> str:
+    """The command that enlarges the claim to twice its size."""
+    metadata = situation.resource.metadata
+    size = reading.text(situation.claim, "spec", "resources", "requests", "storage")
+    number = size.rstrip("kKMGTPi")
+    larger = f"{int(number) * 2}{size.removeprefix(number)}" if number.isdecimal() else "SIZE"
+    claim = reading.text(situation.claim, "metadata", "name")
+    cache = situation.resource.spec.cache
+    if cache is not None and cache.claim_name:
+        patch = json.dumps({"spec": {"resources": {"requests": {"storage": larger}}}}, separators=(",", ":"))
+        return f"kubectl patch pvc {claim} -n {metadata.namespace} --type merge -p '{patch}'"
+    patch = json.dumps({"spec": {"cache": {"volume": {"size": larger}}}}, separators=(",", ":"))
+    return f"kubectl patch vllm {metadata.name} -n {metadata.namespace} --type merge -p '{patch}'"
+
