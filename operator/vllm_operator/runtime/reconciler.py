@@ -11,7 +11,7 @@ more, and meets the events that it has written.
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
 
@@ -21,7 +21,7 @@ from vllm_operator.api import labels
 from vllm_operator.api.conditions import READY, Reason, set_condition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
-from vllm_operator.cluster.apply import Applied, Applier
+from vllm_operator.cluster.apply import Applied, Applier, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
@@ -36,6 +36,7 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.events import EventRecorder, shorten
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe, read_events
+from vllm_operator.planning.care import CacheCare
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
@@ -169,8 +170,8 @@ class Reconciler:
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=await read_events(self._client, snapshot.pods, claim),
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
-            care=tended.care,
-            apply_error="; ".join(map(str, applied.refusals)) or None,
+            care=_with_refused_claim(tended.care, applied, claim),
+            apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claim)) or None,
         )
 
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
@@ -216,6 +217,19 @@ class Reconciler:
 def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
     name = resource.metadata.name
     return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def _is_only_size(refusal: Refusal, claim: Manifest | None) -> bool:
+    """Whether a refusal is about a claim that exists: everything works but with its former size."""
+    return claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"])
+
+
+def _with_refused_claim(care: CacheCare, applied: Applied, claim: Manifest | None) -> CacheCare:
+    refusal = next((refusal for refusal in applied.refusals if _is_only_size(refusal, claim)), None)
+    if refusal is None:
+        return care
+    note = f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
+    return replace(care, claim_note=note)
 
 
 def _result(report: Report, applied: Applied) -> Result:

@@ -1,0 +1,263 @@
+"""Caches on a real API server: filled by one Pod, kept, shared, repaired, made room in."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.cluster import Cluster, Manifest, Simulator, simulated
+from support.operator_process import OperatorProcess, condition, has, llama
+
+pytestmark = pytest.mark.cluster
+
+RACES = {"version": "0.16.0"}
+"""A version that is known to race: one Pod goes first."""
+MANY = {"volume": {"accessMode": "ReadWriteMany"}}
+
+
+async def pods(cluster: Cluster, name: str = "llama", component: str = "engine") -> list[Manifest]:
+    selector = f"app.kubernetes.io/instance={name},app.kubernetes.io/component={component}"
+    return [pod for pod in await cluster.list_all("Pod", selector=selector) if not pod["metadata"].get("deletionTimestamp")]
+
+
+async def the_pod(cluster: Cluster, deployment: str = "llama", component: str = "engine") -> str:
+    await cluster.wait_for("Deployment", deployment, lambda d: d.get("status", {}).get("replicas"))
+    [pod] = await pods(cluster, deployment.removesuffix("-primer"), component)
+    return str(pod["metadata"]["name"])
+
+
+def replicas(number: int) -> Callable[[Manifest], bool]:
+    return lambda deployment: bool(deployment["spec"]["replicas"] == number)
+
+
+def annotations(claim: Manifest, prefix: str) -> dict[str, str]:
+    found = claim["metadata"].get("annotations") or {}
+    return {name.removeprefix(f"{prefix}.vllm-operator.dev/"): value for name, value in found.items() if name.startswith(prefix + ".")}
+
+
+async def finish(cluster: Cluster, sim: Simulator, pod: str) -> None:
+    """The first start ends well, and later ones are quick."""
+    await sim.script(load="0")
+    await sim.change(pod, load="0")
+
+
+async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
+    """Three replicas on an empty cache: the name of the Pod that goes first."""
+    await sim.script(path="ok", pull="0", load="hold")
+    await cluster.create(llama(cluster.namespace, replicas=3, engine=RACES, **{"cache": MANY, **spec}))
+    await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Priming"))
+    await cluster.wait_for("Deployment", "llama", replicas(1))
+    return await the_pod(cluster)
+
+
+async def all_serve(cluster: Cluster) -> Manifest:
+    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3 and has("Ready", "True")(r))
+
+
+async def test_one_fills_the_cache_then_all_start(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    first = await priming(served, sim)
+    assert len(await pods(served)) == 1
+    await finish(served, sim, first)
+    done = await all_serve(served)
+    key = done["status"]["cache"]["key"]
+    claim = await served.get("PersistentVolumeClaim", "llama-cache")
+    assert (list(annotations(claim, "primed")), annotations(claim, "priming")) == ([key], {})
+    assert done["status"]["cache"]["state"] == "Warm"
+
+
+async def test_a_restart_of_the_operator_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    first = await priming(served, sim)
+    await operator.kill()
+    await finish(served, sim, first)
+    await served.wait_for("Pod", first, lambda pod: pod["status"]["containerStatuses"][0]["ready"])
+    assert len(await pods(served)) == 1
+    await operator.start()
+    await all_serve(served)
+
+
+async def test_an_eviction_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    first = await priming(served, sim)
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first, "namespace": served.namespace}}
+    await served.request("POST", f"/api/v1/namespaces/{served.namespace}/pods/{first}/eviction", body=eviction)
+    await served.wait_until_gone("Pod", first)
+    second = await the_pod(served)
+    assert second != first
+    assert annotations(await served.get("PersistentVolumeClaim", "llama-cache"), "primed") == {}
+    assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
+    await finish(served, sim, second)
+    await all_serve(served)
+
+
+async def test_the_node_goes_away_while_one_fills_the_cache(
+    served: Cluster, sim: Simulator, gpu_nodes: Callable[..., list[str]], operator: OperatorProcess
+) -> None:
+    gpu_nodes("h100-sxm")
+    first = await priming(served, sim)
+    node = (await served.wait_for("Pod", first, lambda pod: pod["spec"].get("nodeName")))["spec"]["nodeName"]
+    await served.patch("Node", node, {"metadata": {"annotations": simulated(node="down")}})
+    await served.delete("Node", node)
+    # what the garbage collection of Pods does with Pods of nodes that are gone, a minute later
+    await served.request("DELETE", f"/api/v1/namespaces/{served.namespace}/pods/{first}", params={"gracePeriodSeconds": "0"})
+    await served.wait_until_gone("Pod", first)
+    second = await the_pod(served)
+    assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
+    await finish(served, sim, second)
+    await all_serve(served)
+
+
+async def shared_claim(cluster: Cluster) -> dict[str, str]:
+    spec = {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "1Gi"}}}
+    await cluster.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": spec})
+    return {"claimName": "shared"}
+
+
+async def test_two_share_a_claim_and_one_fills_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    cache = await shared_claim(served)
+    first = await priming(served, sim, cache=cache)
+    await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
+    waiting = await served.wait_for("VLLMDeployment", "other", has("Starting", "True", "Priming"))
+    assert "VLLMDeployment llama fills directory" in condition(waiting, "CacheWarm")["message"]
+    assert (await served.get("Deployment", "other"))["spec"]["replicas"] == 0
+    await finish(served, sim, first)
+    await all_serve(served)
+    await served.wait_for("VLLMDeployment", "other", has("Ready", "True"), within=30)
+
+
+async def test_the_other_takes_over_from_one_that_is_deleted(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    cache = await shared_claim(served)
+    await priming(served, sim, cache=cache)
+    await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
+    await served.wait_for("VLLMDeployment", "other", has("Starting", "True", "Priming"))
+    await sim.script(load="0")
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_for("VLLMDeployment", "other", has("Ready", "True"), within=30)
+
+
+async def test_a_kept_claim_is_warm_for_the_next_object(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await finish(served, sim, await priming(served, sim))
+    await all_serve(served)
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("Deployment", "llama")
+    await sim.script(load="hold")
+    await served.create(llama(served.namespace, replicas=3, engine=RACES, cache=MANY))
+    await served.wait_for("Deployment", "llama", replicas(3))
+    again = await served.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("cache"))
+    assert again["status"]["cache"]["state"] == "Warm"
+
+
+async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    await served.create(llama(served.namespace, cache=MANY))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    before = await served.get("Deployment", "llama")
+    await sim.script(load="hold")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    primer = await the_pod(served, "llama-primer", "primer")
+    held = await served.wait_for("VLLMDeployment", "llama", has("Starting", "True", "Priming"))
+    assert (condition(held, "Available")["status"], held["status"]["readyReplicas"]) == ("True", 1)
+    assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
+    slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]
+    assert [len(item.get("endpoints") or []) for item in slices] == [1]
+    await finish(served, sim, primer)
+    await served.wait_until_gone("Deployment", "llama-primer")
+    await served.wait_for(
+        "VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and "v0.24.0" in r["status"]["plan"]["image"], within=30
+    )
+
+
+async def test_without_a_gpu_to_spare_the_rollout_goes_on(served: Cluster, sim: Simulator) -> None:
+    async with OperatorProcess(served.kubeconfig, served.namespace, priming_patience_seconds="1") as operator:
+        await operator.until_ready()
+        await sim.script(path="ok", pull="0", load="0")
+        await served.create(llama(served.namespace, cache=MANY, parallelism={"tensor": 8}))
+        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+        await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+        done = await served.wait_for(
+            "VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30
+        )
+        assert done["status"]["cache"]["primingSkipped"] == "No GPU to spare was found within 1 s."
+        await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
+
+
+async def test_a_cache_is_filled_ahead_of_traffic(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    await served.create(llama(served.namespace, replicas=0, cache={"priming": "Always"}))
+    await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "primed"))
+    await served.wait_until_gone("Deployment", "llama-primer")
+    assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 0
+
+
+async def crashing(cluster: Cluster, sim: Simulator, line: bytes, *, backoff: str = "10") -> str:
+    """A Pod that has served and then dies of what its log says."""
+    await sim.script(path="ok", pull="0", load="0", backoff=backoff)
+    await cluster.create(llama(cluster.namespace))
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await cluster.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "primed"))
+    pod = await the_pod(cluster)
+    sim.log(pod).write(b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n" + line)
+    await sim.change(pod, path="crash", crash_phase="ready", crash_after="0", crash_times="1")
+    return pod
+
+
+async def test_damaged_caches_are_left_behind(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await crashing(served, sim, b"RuntimeError: Triton Error [CUDA]: device kernel image is invalid\n")
+    repaired = await served.wait_for(
+        "VLLMDeployment",
+        "llama",
+        lambda r: r["status"].get("cache", {}).get("generation") == 1 and has("Ready", "True")(r),
+        within=40,
+    )
+    [left] = repaired["status"]["cache"]["quarantined"]
+    assert left["signature"] == "TritonKernelImageInvalid"
+    assert repaired["status"]["cache"]["key"] != left["key"]
+    claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda c: annotations(c, "quarantined"))
+    assert list(annotations(claim, "quarantined")) == [left["key"]]
+    assert left["key"] not in annotations(claim, "primed")
+
+
+async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    pod = await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n", backoff="8")
+    await sim.change(pod, crash_times="3", crash_phase="loading")
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "DiskFull"))
+    cleaners: list[Manifest] = []
+    while not cleaners:
+        await served.wait_for("VLLMDeployment", "llama", lambda r: "volume is full" in condition(r, "CacheWarm").get("message", ""))
+        cleaners = await pods(served, component="cleaning")
+    name = cleaners[0]["metadata"]["name"]
+    assert [volume["persistentVolumeClaim"]["claimName"] for volume in cleaners[0]["spec"]["volumes"]] == ["llama-cache"]
+    await served.wait_for("Pod", name, lambda p: p.get("status", {}).get("containerStatuses"))
+    result = json.dumps({"removed": ["v0.16.0-sm90-h100-tp1-00000001"], "freedBytes": 2**30})
+    ended = {"exitCode": 0, "reason": "Completed", "message": result, "finishedAt": "2099-01-01T00:00:00Z", "startedAt": "2026-01-01T00:00:00Z"}
+    status = cleaners[0]["spec"]["containers"][0]
+    container = {"name": "clean", "image": status["image"], "imageID": "", "ready": False, "restartCount": 0, "state": {"terminated": ended}}
+    await served.patch("Pod", name, {"status": {"phase": "Succeeded", "containerStatuses": [container]}}, subresource="status")
+    await served.wait_for(
+        "VLLMDeployment", "llama", lambda r: "that nobody used was removed (1.0 GiB)" in condition(r, "CacheWarm")["message"]
+    )
+    await sim.change(pod, path="ok")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+
+
+async def test_a_claim_grows_where_its_class_allows_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"volume": {"size": "40Gi"}}}})
+    await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda c: c["spec"]["resources"]["requests"]["storage"] == "40Gi")
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == 2)
+    assert condition(told, "Ready")["status"] == "True"
+
+
+async def test_a_claim_of_a_class_that_cannot_grow_keeps_its_size(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    storage_class = "/apis/storage.k8s.io/v1/storageclasses/sim-volume"
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    merge = "application/merge-patch+json"
+    await served.request("PATCH", storage_class, body={"allowVolumeExpansion": False}, content_type=merge)
+    try:
+        await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"volume": {"size": "40Gi"}}}})
+        told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["observedGeneration"] == 2)
+        assert "llama-cache keeps its size" in condition(told, "CacheWarm")["message"]
+        assert condition(told, "Ready")["status"] == "True"
+    finally:
+        await served.request("PATCH", storage_class, body={"allowVolumeExpansion": True}, content_type=merge)
