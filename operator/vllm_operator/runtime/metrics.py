@@ -6,7 +6,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from vllm_operator import __version__
-from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.startup.state import Stage
 
 PREFIX = "vllm_operator"
@@ -37,6 +37,24 @@ class Metrics:
         self._stage = Gauge(
             f"{PREFIX}_startup_stage",
             f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.",
+            ["namespace", "name"],
+            registry=self.registry,
+        )
+        self._starts = Gauge(
+            f"{PREFIX}_start_seconds",
+            "Duration of the last start of a VLLMDeployment with its present caches: cold (they were empty) or warm.",
+            ["namespace", "name", "caches"],
+            registry=self.registry,
+        )
+        self._saved = Gauge(
+            f"{PREFIX}_start_saved_seconds",
+            "What the caches saved: the last cold start with the present cache key against the last warm one.",
+            ["namespace", "name"],
+            registry=self.registry,
+        )
+        self._left_behind = Gauge(
+            f"{PREFIX}_caches_left_behind",
+            "Generations of caches that were left behind as damaged.",
             ["namespace", "name"],
             registry=self.registry,
         )
@@ -75,6 +93,7 @@ class Metrics:
         for type_, value in shown:
             self._conditions.labels(namespace, name, type_, value).set(1)
         self._shown[(namespace, name)] = shown
+        self._show_caches(namespace, name, status.cache)
         stages = list(Stage)
         stage = status.startup.stage if status.startup else None
         if stage in stages:
@@ -82,11 +101,27 @@ class Metrics:
         else:
             self._drop_stage(namespace, name)
 
+    def _show_caches(self, namespace: str, name: str, cache: CacheStatus | None) -> None:
+        known = cache or CacheStatus()
+        shown = (
+            (self._starts, (namespace, name, "cold"), known.cold_start_seconds),
+            (self._starts, (namespace, name, "warm"), known.warm_start_seconds),
+            (self._saved, (namespace, name), known.saved_seconds),
+            (self._left_behind, (namespace, name), known.generation),
+        )
+        for gauge, labels, value in shown:
+            if value is not None:
+                gauge.labels(*labels).set(value)
+            else:
+                with contextlib.suppress(KeyError):
+                    gauge.remove(*labels)
+
     def forget(self, namespace: str, name: str) -> None:
         """A VLLMDeployment is gone."""
         for type_, value in self._shown.pop((namespace, name), set()):
             self._conditions.remove(namespace, name, type_, value)
         self._drop_stage(namespace, name)
+        self._show_caches(namespace, name, None)
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""

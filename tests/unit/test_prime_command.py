@@ -1,0 +1,64 @@
+"""`vllm-operator prime` on a cluster in memory."""
+
+import asyncio
+
+import pytest
+
+from support.fleet import Fleet
+from support.operators import Bench
+from vllm_operator.api.labels import PRIME_ANNOTATION
+from vllm_operator.cli.prime import prime
+from vllm_operator.cluster.client import NotFound
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
+
+
+async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    await fleet.serve(replicas=0)
+    command = asyncio.create_task(prime(bench.cluster, "default", "llama", timeout_seconds=20, look_seconds=0))
+    while PRIME_ANNOTATION not in (bench.resource()["metadata"].get("annotations") or {}):
+        await asyncio.sleep(0)
+    await fleet.settle()
+    fleet.ready(fleet.start("llama-primer"))
+    await asyncio.sleep(0.01)
+    await fleet.settle()
+    assert await command == 0
+    said = capsys.readouterr().out
+    assert "A Pod that serves no requests fills the empty directory" in said
+    assert f"The caches of llama are filled (directory {fleet.key()})." in said
+
+
+async def test_it_does_not_wait_where_it_is_told_only_to_ask(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(replicas=0)
+    assert await prime(bench.cluster, "default", "llama", timeout_seconds=0, look_seconds=0) == 0
+    assert bench.resource()["metadata"]["annotations"] == {PRIME_ANNOTATION: fleet.key()}
+
+
+async def test_it_gives_up_in_the_end(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(replicas=0)
+    assert await prime(bench.cluster, "default", "llama", timeout_seconds=0.05, look_seconds=0) == 1
+
+
+async def test_an_object_that_does_not_exist(bench: Bench) -> None:
+    with pytest.raises(NotFound):
+        await prime(bench.cluster, "default", "llama", timeout_seconds=1)
+
+
+async def test_the_time_saved_is_a_metric(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    status = bench.status()
+    assert status.cache is not None
+    cache = status.cache.model_copy(update={"cold_start_seconds": 459, "warm_start_seconds": 35, "saved_seconds": 424})
+    bench.metrics.reported("default", "llama", status.model_copy(update={"cache": cache}))
+    text = bench.metrics.render().decode()
+    assert 'vllm_operator_start_saved_seconds{name="llama",namespace="default"} 424.0' in text
+    bench.metrics.forget("default", "llama")
+    assert 'name="llama"' not in bench.metrics.render().decode()
