@@ -83,6 +83,9 @@ class Fleet:
         assert plan is not None
         return plan.cache_key
 
+    def pods(self) -> tuple[str, ...]:
+        return tuple(str(item["metadata"]["name"]) for item in self.bench.cluster.all(POD))
+
     def uid(self, pod: str) -> str:
         return next(str(item["metadata"]["uid"]) for item in self.bench.cluster.all(POD) if item["metadata"]["name"] == pod)
 
