@@ -8,6 +8,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, simulated
 from support.operator_process import OperatorProcess, condition, has, llama
+from testenv.nodes import gpu_node
 
 pytestmark = pytest.mark.cluster
 
@@ -89,10 +90,8 @@ async def test_an_eviction_while_one_fills_the_cache(served: Cluster, sim: Simul
     await all_serve(served)
 
 
-async def test_the_node_goes_away_while_one_fills_the_cache(
-    served: Cluster, sim: Simulator, gpu_nodes: Callable[..., list[str]], operator: OperatorProcess
-) -> None:
-    gpu_nodes("h100-sxm")
+async def test_the_node_goes_away_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    [spare] = served.environment.create_nodes([gpu_node("h100-sxm", "gpu-h100-sxm-spare")])
     first = await priming(served, sim)
     node = (await served.wait_for("Pod", first, lambda pod: pod["spec"].get("nodeName")))["spec"]["nodeName"]
     await served.patch("Node", node, {"metadata": {"annotations": simulated(node="down")}})
@@ -104,6 +103,7 @@ async def test_the_node_goes_away_while_one_fills_the_cache(
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
     await finish(served, sim, second)
     await all_serve(served)
+    await served.delete("Node", spare)
 
 
 async def shared_claim(cluster: Cluster) -> dict[str, str]:
@@ -173,9 +173,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on(served: Cluster, sim: 
         await served.create(llama(served.namespace, cache=MANY, parallelism={"tensor": 8}))
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
         await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
-        done = await served.wait_for(
-            "VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30
-        )
+        done = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30)
         assert done["status"]["cache"]["primingSkipped"] == "No GPU to spare was found within 1 s."
         await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
 
@@ -196,7 +194,7 @@ async def crashing(cluster: Cluster, sim: Simulator, line: bytes, *, backoff: st
     await cluster.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "primed"))
     pod = await the_pod(cluster)
     sim.log(pod).write(b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n" + line)
-    await sim.change(pod, path="crash", crash_phase="ready", crash_after="0", crash_times="1")
+    await sim.change(pod, path="crash", crash_phase="ready", crash_after="0", load="hold")
     return pod
 
 
@@ -218,7 +216,6 @@ async def test_damaged_caches_are_left_behind(served: Cluster, sim: Simulator, o
 
 async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     pod = await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n", backoff="8")
-    await sim.change(pod, crash_times="3", crash_phase="loading")
     await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "DiskFull"))
     cleaners: list[Manifest] = []
     while not cleaners:
@@ -228,14 +225,27 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     assert [volume["persistentVolumeClaim"]["claimName"] for volume in cleaners[0]["spec"]["volumes"]] == ["llama-cache"]
     await served.wait_for("Pod", name, lambda p: p.get("status", {}).get("containerStatuses"))
     result = json.dumps({"removed": ["v0.16.0-sm90-h100-tp1-00000001"], "freedBytes": 2**30})
-    ended = {"exitCode": 0, "reason": "Completed", "message": result, "finishedAt": "2099-01-01T00:00:00Z", "startedAt": "2026-01-01T00:00:00Z"}
+    ended = {
+        "exitCode": 0,
+        "reason": "Completed",
+        "message": result,
+        "finishedAt": "2099-01-01T00:00:00Z",
+        "startedAt": "2026-01-01T00:00:00Z",
+    }
     status = cleaners[0]["spec"]["containers"][0]
-    container = {"name": "clean", "image": status["image"], "imageID": "", "ready": False, "restartCount": 0, "state": {"terminated": ended}}
+    container = {
+        "name": "clean",
+        "image": status["image"],
+        "imageID": "",
+        "ready": False,
+        "restartCount": 0,
+        "state": {"terminated": ended},
+    }
     await served.patch("Pod", name, {"status": {"phase": "Succeeded", "containerStatuses": [container]}}, subresource="status")
     await served.wait_for(
         "VLLMDeployment", "llama", lambda r: "that nobody used was removed (1.0 GiB)" in condition(r, "CacheWarm")["message"]
     )
-    await sim.change(pod, path="ok")
+    await sim.change(pod, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
 
