@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from engine.caches import CACHES, WARM_SECONDS, Cache  # noqa: E402 - the line above makes it importable as a program
+from engine.caches import CACHES, WARM_SECONDS, Cache
 
 CONTENT = b"\x7fELF" + b"k" * 1020
 BATON = "lock"
@@ -47,7 +47,10 @@ class Engine:
             print("(EngineCore pid=91) Traceback (most recent call last):", flush=True)
             print('(EngineCore pid=91)   File "/site/vllm/v1/engine/core.py", line 1110, in run_engine_core', flush=True)
             print(f"(EngineCore pid=91) {text}", flush=True)
-            print("(APIServer pid=30) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}", flush=True)
+            print(
+                "(APIServer pid=30) RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}",
+                flush=True,
+            )
             return 1
         return 0
 
@@ -90,7 +93,9 @@ class Engine:
         if whole:
             return True
         if cache.name == "torch.compile":
-            self._log("decorators.py:340", f"Compiling model again due to a load failure from {path}, reason: Compile cache file corrupted.")
+            self._log(
+                "decorators.py:340", f"Compiling model again due to a load failure from {path}, reason: Compile cache file corrupted."
+            )
             return False
         if cache.name == "Triton":
             raise EngineCrashError("RuntimeError: Triton Error [CUDA]: device kernel image is invalid")

@@ -153,4 +153,3 @@ def clean(volume: Path, environment: dict[str, str]) -> None:
         os.utime(path, (past, past))
     moved = environment | {"CLEAN_ROOT": str(volume), "CLEAN_SHARE": "100", "CLEAN_REPORT": str(volume.parent / "report")}
     subprocess.run([sys.executable, "-c", cleaning_script()], env=moved, check=True)
-

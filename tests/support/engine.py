@@ -43,9 +43,13 @@ class Node:
             report = Path(disk) / "report"
             # what is not on the volume is lost with the container: the image's home and /tmp
             inside = {"HOME": f"{disk}/root", "TMPDIR": f"{disk}/tmp", **environment}
-            moved = {name: value.replace(CACHE_ROOT, str(root), 1) if value.startswith(CACHE_ROOT) else value for name, value in inside.items()}
+            moved = {
+                name: value.replace(CACHE_ROOT, str(root), 1) if value.startswith(CACHE_ROOT) else value for name, value in inside.items()
+            }
             moved |= self._settings | {"ENGINE_REPORT": str(report), "PATH": os.environ["PATH"]}
-            with subprocess.Popen([sys.executable, str(PROGRAM)], env=moved, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            with subprocess.Popen(
+                [sys.executable, str(PROGRAM)], env=moved, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            ) as process:
                 assert process.stdout is not None
                 lines: list[str] = []
                 for line in process.stdout:

@@ -66,7 +66,12 @@ class Fleet:
 
     def unschedulable(self, pod: str) -> None:
         self.bench.cluster.edit(POD, "default", pod, {"spec": {"nodeName": None}})
-        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/1 nodes: Insufficient nvidia.com/gpu."}
+        condition = {
+            "type": "PodScheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "message": "0/1 nodes: Insufficient nvidia.com/gpu.",
+        }
         self.show(pod, condition, phase="Pending")
 
     def gone(self, pod: str) -> None:

@@ -15,7 +15,7 @@ POISON = Crash(
     reference=None,
     line="RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
 )
-WARM, COLD = CacheEvidence(hits=2), CacheEvidence(misses=2)
+NOTHING, WARM, COLD = CacheEvidence(), CacheEvidence(hits=2), CacheEvidence(misses=2)
 
 
 @pytest.fixture
@@ -28,13 +28,15 @@ def fleet(bench: Bench) -> Fleet:
     return Fleet(bench)
 
 
-def crash(fleet: Fleet, pod: str, *, restarts: int = 0, evidence: CacheEvidence = CacheEvidence(), signature: str = "") -> None:
+def crash(fleet: Fleet, pod: str, *, restarts: int = 0, evidence: CacheEvidence = NOTHING, signature: str = "") -> None:
     """The engine of a Pod crashes; its log says why."""
     found = POISON if not signature else Crash(signature=signature, cause="x", remedy=None, reference=None, line="x")
     ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}
     fleet.show(pod, {"type": "Ready", "status": "False"}, state={"terminated": ended}, restarts=restarts)
     uid = fleet.uid(pod)
-    fleet.bench.logs.told[(uid, restarts)] = StartupState(stage=Stage.TORCH_COMPILE, crash=found, cache=evidence, last_line_at=fleet.bench.now)
+    fleet.bench.logs.told[(uid, restarts)] = StartupState(
+        stage=Stage.TORCH_COMPILE, crash=found, cache=evidence, last_line_at=fleet.bench.now
+    )
 
 
 async def started(fleet: Fleet, **spec: object) -> str:

@@ -91,14 +91,18 @@ async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> Non
 
 async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
-    bench.cluster.edit(CLAIM, "default", "llama-cache", {"metadata": {"annotations": {labels.PRIMED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z"}}})
+    bench.cluster.edit(
+        CLAIM, "default", "llama-cache", {"metadata": {"annotations": {labels.PRIMED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z"}}}
+    )
     pod = fleet.start()
     crash(fleet, pod, 0)
     await fleet.settle()
     await fleet.settle()
     finish(fleet, json.dumps({"removed": [OLD], "freedBytes": 3 * 2**30}))
     await fleet.settle()
-    assert "a directory that nobody used was removed (3.0 GiB), and the start is tried again by itself" in bench.condition("CacheWarm").message
+    assert (
+        "a directory that nobody used was removed (3.0 GiB), and the start is tried again by itself" in bench.condition("CacheWarm").message
+    )
     assert labels.PRIMED_ANNOTATION_PREFIX + OLD not in fleet.annotations()
     assert len(jobs(bench)) == 1
 
@@ -164,10 +168,19 @@ def make(root: Path, name: str, *, days: float, size: int = 10) -> None:
 
 def clean(root: Path, *, keep: list[str], doomed: list[str] | None = None, share: int = 100) -> dict[str, Any]:
     """Run the program of the Job; a share of 100 is never reached, so all that may go goes."""
-    variables = {"CLEAN_ROOT": str(root), "CLEAN_KEEP": json.dumps(keep), "CLEAN_DOOMED": json.dumps(doomed or []), "CLEAN_SHARE": str(share)}
+    variables = {
+        "CLEAN_ROOT": str(root),
+        "CLEAN_KEEP": json.dumps(keep),
+        "CLEAN_DOOMED": json.dumps(doomed or []),
+        "CLEAN_SHARE": str(share),
+    }
     report = root.parent / "report"
     done = subprocess.run(
-        [sys.executable, "-c", cleaning_script()], env={**variables, "CLEAN_REPORT": str(report)}, capture_output=True, text=True, check=True
+        [sys.executable, "-c", cleaning_script()],
+        env={**variables, "CLEAN_REPORT": str(report)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     found: dict[str, Any] = json.loads(report.read_text())
     assert json.loads(done.stdout) == found

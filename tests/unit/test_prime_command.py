@@ -24,8 +24,8 @@ def fleet(bench: Bench) -> Fleet:
 async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     await fleet.serve(replicas=0)
     command = asyncio.create_task(prime(bench.cluster, "default", "llama", timeout_seconds=20, look_seconds=0))
-    while PRIME_ANNOTATION not in (bench.resource()["metadata"].get("annotations") or {}):
-        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    assert bench.resource()["metadata"]["annotations"] == {PRIME_ANNOTATION: fleet.key()}
     await fleet.settle()
     fleet.ready(fleet.start("llama-primer"))
     await asyncio.sleep(0.01)

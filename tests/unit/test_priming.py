@@ -281,4 +281,3 @@ def test_a_version_that_is_not_known_may_be_any() -> None:
     rule = next(rule for rule in load_priming_rules() if rule.id == "compile-cache-in-place")
     assert rule.applies(version=None, backends=(), one_node=False)
     assert not rule.applies(version="0.20.1", backends=(), one_node=False)
-

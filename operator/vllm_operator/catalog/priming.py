@@ -61,5 +61,5 @@ def _read(entry: Mapping[str, Any]) -> PrimingRule:
 
 
 def _plain(backend: str) -> str:
-    """vLLM writes one backend as DEEPGEMM, DEEP_GEMM and deep_gemm."""
+    """VLLM writes one backend as DEEPGEMM, DEEP_GEMM and deep_gemm."""
     return backend.replace("_", "").upper()

@@ -55,9 +55,7 @@ async def _connect(arguments: argparse.Namespace) -> int:
         await client.close()
 
 
-async def prime(
-    client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS
-) -> int:
+async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
     """Ask for the caches to be filled, and print what happens until they are; return the exit status.
 
     Raises:

@@ -70,3 +70,7 @@ class CacheCare:
     def is_priming(self) -> bool:
         """Whether an empty cache is being filled by one Pod, here or elsewhere."""
         return self.step is not PrimingStep.NONE
+
+
+NO_CARE = CacheCare()
+"""Nothing is being done, and nothing has to be."""

@@ -17,8 +17,8 @@ from vllm_operator.reporting.claims import claim_verdict, is_one_node
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.reporting.durations import learn
 from vllm_operator.reporting.pods import Phase, PodView
-from vllm_operator.reporting.rollout import is_rolled_out
 from vllm_operator.reporting.quarantine import MOST, Blame, latest
+from vllm_operator.reporting.rollout import is_rolled_out
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import pod_text
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
@@ -141,7 +141,11 @@ def _with_notes(scene: Scene, text: str) -> str:
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
     if (cleaning := observation.care.cleaning) is not None:
-        facts: dict[str, Any] = {"removed": len(cleaning.removed), "freed_gibibytes": cleaning.freed_bytes / 2**30, "advice": cleaning.advice}
+        facts: dict[str, Any] = {
+            "removed": len(cleaning.removed),
+            "freed_gibibytes": cleaning.freed_bytes / 2**30,
+            "advice": cleaning.advice,
+        }
         text = messages.fit(f"cache.cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
     if observation.care.claim_note:
         text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.care.claim_note)

@@ -136,7 +136,9 @@ def _caches(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
         return
     if now.reason in (Reason.PRIMING, Reason.QUARANTINED) and (before is None or before.reason != now.reason):
         kind = WARNING if now.reason == Reason.QUARANTINED else NORMAL
-        yield EventDraft(type=kind, reason=now.reason, message=now.message, key=f"{now.reason}-{status.cache.key}-{status.cache.generation}")
+        yield EventDraft(
+            type=kind, reason=now.reason, message=now.message, key=f"{now.reason}-{status.cache.key}-{status.cache.generation}"
+        )
     skipped = status.cache.priming_skipped
     if skipped and (scene.observation.previous.cache is None or scene.observation.previous.cache.priming_skipped != skipped):
         yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")

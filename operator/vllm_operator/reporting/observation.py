@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.planning.care import CacheCare
+from vllm_operator.planning.care import NO_CARE, CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.startup.state import StartupState
 
@@ -56,7 +56,7 @@ class Observation:
     primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
-    care: CacheCare = CacheCare()
+    care: CacheCare = NO_CARE
     apply_error: str | None = None
 
     @property

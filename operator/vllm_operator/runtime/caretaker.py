@@ -26,7 +26,7 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
-from vllm_operator.planning.care import CacheCare
+from vllm_operator.planning.care import NO_CARE, CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.addresses import cache_address, template_spec
 from vllm_operator.runtime.rooms import Rooms
@@ -52,7 +52,7 @@ class Tended:
     kept: list[Manifest] = field(default_factory=list)
     claim_name: str | None = None
     claim: Manifest | None = None
-    care: CacheCare = CacheCare()
+    care: CacheCare = NO_CARE
 
 
 class Caretaker:
@@ -146,7 +146,6 @@ class Caretaker:
         if now["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
         return now
-
 
     async def _clean(self, situation: Situation, need: CleaningNeed) -> None:
         """Start the Job that makes room. One that exists already is left alone."""

@@ -178,4 +178,3 @@ def _advice(situation: Situation) -> str:
         return f"kubectl patch pvc {claim} -n {metadata.namespace} --type merge -p '{patch}'"
     patch = json.dumps({"spec": {"cache": {"volume": {"size": larger}}}}, separators=(",", ":"))
     return f"kubectl patch vllm {metadata.name} -n {metadata.namespace} --type merge -p '{patch}'"
-
