@@ -1,5 +1,4 @@
-"""The command line: `vllm-operator run` in the cluster, `plan` and `diagnose` anywhere,
-`prime` from wherever the cluster can be reached.
+"""The command line: `vllm-operator run` in the cluster, `prime` on one that can be reached, `plan` and `diagnose` anywhere.
 
 Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imported only when it is used:
 `diagnose` must not pay for the Kubernetes client.

@@ -189,3 +189,19 @@ async def test_a_report_that_leaves_caches_behind_settles(bench: Bench, fleet: F
     bench.restart()
     await bench.reconciler.reconcile(("default", "llama"))
     assert bench.cluster.writes == before
+
+
+async def test_a_lock_that_nobody_holds_is_left_behind_with_its_caches(bench: Bench, fleet: Fleet) -> None:
+    pod = await started(fleet)
+    fleet.ready(pod)
+    await fleet.settle()
+    fleet.gone(pod)
+    key, pod = fleet.key(), fleet.start()
+    state = StartupState(stage=Stage.KERNEL_WARMUP, last_line_at=bench.now, started_at=bench.now, notices=("JitLockStale",))
+    bench.logs.told[(fleet.uid(pod), 0)] = state
+    await fleet.settle()
+    assert fleet.key() == key
+    bench.pass_time(2 * 3600)
+    await fleet.settle()
+    assert fleet.key() != key
+    assert "JitLockStale" in bench.condition("CacheWarm").message
