@@ -34,9 +34,14 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
+<<<<<<< HEAD
 from vllm_operator.cluster.observe import Snapshot, observe, read_events
 from vllm_operator.planning.care import CacheCare
+=======
+from vllm_operator.cluster.observe import Snapshot, observe, read_claim
+>>>>>>> main
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
@@ -105,6 +110,7 @@ class Reconciler:
         self._caretaker = Caretaker(client, rooms, count=metrics.wrote, now=now)
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
+        self._explanations = Explanations(client, now=now)
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one VLLMDeployment and its status up to date.
@@ -128,9 +134,14 @@ class Reconciler:
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
+<<<<<<< HEAD
         report = self._rooms.report(await self._observation(resource, snapshot, applied, tended))
+=======
+        observation, look_again = await self._observation(resource, snapshot, outcome, applied)
+        report = self._rooms.report(observation)
+>>>>>>> main
         await self._tell(resource, snapshot, report)
-        return _result(report, applied)
+        return _result(report, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
         """Say in the status that the operator itself has failed. Raises ClusterError."""
@@ -156,23 +167,51 @@ class Reconciler:
             return blind, lambda generation: blind
         return self._rooms.plan(resource, inventory, None), lambda generation: self._rooms.plan(resource, inventory, generation)
 
+<<<<<<< HEAD
     async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended) -> Observation:
         claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
         return Observation(
+=======
+    async def _apply(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Applied:
+        if outcome.plan is None:
+            # what runs keeps running: a spec that cannot be planned is no reason to stop
+            return Applied(children=list(snapshot.children))
+        manifests = self._rooms.render(resource, outcome.plan)
+        return await self._applier.apply(snapshot.resource, manifests, snapshot.children)
+
+    async def _observation(
+        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied
+    ) -> tuple[Observation, float | None]:
+        """All that the report is made from, and in how many seconds there may be more to know."""
+        deployment = _child(applied, DEPLOYMENT) or snapshot.child(DEPLOYMENT)
+        claim_name = claim_of(resource, deployment, _child(applied, CLAIM))
+        claim = _child(applied, CLAIM)
+        if claim is None or claim["metadata"]["name"] != claim_name:
+            claim = await read_claim(self._client, snapshot, claim_name)
+        events, look_again = await self._explanations.read(snapshot.pods, claim)
+        observation = Observation(
+>>>>>>> main
             resource=resource,
             outcome=tended.outcome,
             now=self._now(),
             deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
+<<<<<<< HEAD
             claim_name=tended.claim_name,
             pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=await read_events(self._client, snapshot.pods, claim),
+=======
+            claim_name=claim_name,
+            pods=snapshot.pods,
+            pod_events=events,
+>>>>>>> main
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
             care=_with_refused_claim(tended.care, applied, claim),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claim)) or None,
         )
+        return observation, look_again
 
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""
@@ -232,11 +271,12 @@ def _with_refused_claim(care: CacheCare, applied: Applied, claim: Manifest | Non
     return replace(care, claim_note=note)
 
 
-def _result(report: Report, applied: Applied) -> Result:
+def _result(report: Report, applied: Applied, look_again: float | None) -> Result:
     if applied.waiting:
         return Result("waiting", LEAVING_SECONDS)
     unavailable = any(isinstance(refusal.error, Unavailable) for refusal in applied.refusals)
-    return Result("retry" if unavailable else "refused" if applied.refusals else "success", report.requeue_after_seconds)
+    times = [seconds for seconds in (report.requeue_after_seconds, look_again) if seconds is not None]
+    return Result("retry" if unavailable else "refused" if applied.refusals else "success", min(times, default=None))
 
 
 def _first_words(error: ValidationError) -> str:
