@@ -36,12 +36,8 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.events import EventRecorder, shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
-<<<<<<< HEAD
-from vllm_operator.cluster.observe import Snapshot, observe, read_events
+from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.planning.care import CacheCare
-=======
-from vllm_operator.cluster.observe import Snapshot, observe, read_claim
->>>>>>> main
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
@@ -134,12 +130,8 @@ class Reconciler:
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
-<<<<<<< HEAD
-        report = self._rooms.report(await self._observation(resource, snapshot, applied, tended))
-=======
-        observation, look_again = await self._observation(resource, snapshot, outcome, applied)
+        observation, look_again = await self._observation(resource, snapshot, applied, tended)
         report = self._rooms.report(observation)
->>>>>>> main
         await self._tell(resource, snapshot, report)
         return _result(report, applied, look_again)
 
@@ -167,46 +159,23 @@ class Reconciler:
             return blind, lambda generation: blind
         return self._rooms.plan(resource, inventory, None), lambda generation: self._rooms.plan(resource, inventory, generation)
 
-<<<<<<< HEAD
-    async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended) -> Observation:
-        claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
-        return Observation(
-=======
-    async def _apply(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Applied:
-        if outcome.plan is None:
-            # what runs keeps running: a spec that cannot be planned is no reason to stop
-            return Applied(children=list(snapshot.children))
-        manifests = self._rooms.render(resource, outcome.plan)
-        return await self._applier.apply(snapshot.resource, manifests, snapshot.children)
-
     async def _observation(
-        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied
+        self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended
     ) -> tuple[Observation, float | None]:
         """All that the report is made from, and in how many seconds there may be more to know."""
-        deployment = _child(applied, DEPLOYMENT) or snapshot.child(DEPLOYMENT)
-        claim_name = claim_of(resource, deployment, _child(applied, CLAIM))
-        claim = _child(applied, CLAIM)
-        if claim is None or claim["metadata"]["name"] != claim_name:
-            claim = await read_claim(self._client, snapshot, claim_name)
+        claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
         events, look_again = await self._explanations.read(snapshot.pods, claim)
         observation = Observation(
->>>>>>> main
             resource=resource,
             outcome=tended.outcome,
             now=self._now(),
             deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
-<<<<<<< HEAD
             claim_name=tended.claim_name,
             pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
-            pod_events=await read_events(self._client, snapshot.pods, claim),
-=======
-            claim_name=claim_name,
-            pods=snapshot.pods,
             pod_events=events,
->>>>>>> main
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
             care=_with_refused_claim(tended.care, applied, claim),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claim)) or None,
