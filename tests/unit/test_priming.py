@@ -190,6 +190,17 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     assert fleet.deployment("llama-primer") is None
 
 
+async def test_a_quota_without_room_for_one_more_does_not_hold_the_rollout(bench: Bench, fleet: Fleet) -> None:
+    await serving(fleet, cache={"volume": MANY})
+    before = fleet.deployment()
+    await fleet.change(engine={"version": "0.24.0"})
+    failure = {"type": "ReplicaFailure", "status": "True", "message": "pods is forbidden: exceeded quota: gpus"}
+    bench.cluster.edit(DEPLOYMENT, "default", "llama-primer", {"status": {"conditions": [failure]}})
+    await fleet.settle()
+    assert fleet.deployment() != before
+    assert "exceeded quota" in bench.condition("CacheWarm").message
+
+
 async def test_a_new_image_that_crashes_leaves_the_old_one_serving(bench: Bench, fleet: Fleet) -> None:
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()

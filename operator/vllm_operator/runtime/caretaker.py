@@ -13,6 +13,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.cluster.client import (
     CLAIM,
+    CLAIM_TEMPLATE,
     DEPLOYMENT,
     JOB,
     POD,
@@ -29,6 +30,7 @@ from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.care import NO_CARE, CacheCare
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.addresses import cache_address, template_spec
+from vllm_operator.rendering.primer import primer_name
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.upkeep.cleaning import CleaningNeed, keep_of, render_need
 from vllm_operator.upkeep.quarantine import next_generation
@@ -88,7 +90,12 @@ class Caretaker:
         claim = await self._record(situation, upkeep)
         if upkeep.cleaning is not None:
             await self._clean(situation, upkeep.cleaning)
-        kept = [child for child in children if upkeep.care.held and _is_replicas(child, resource)]
+        wished = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in upkeep.manifests}
+        kept = [
+            child
+            for child in children
+            if upkeep.care.held and _stays(child, resource) and (child["kind"], child["metadata"]["name"]) not in wished
+        ]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
         return Tended(upkeep.manifests, live, outcome, kept, name, claim, upkeep.care)
 
@@ -114,6 +121,7 @@ class Caretaker:
             wish=wish,
             now=self._now(),
             deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
+            primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
             claim=await read_claim(self._client, snapshot, address.claim if address else None),
             wished_claim=next((manifest for manifest in manifests if manifest["kind"] == CLAIM.kind), None),
             pods=snapshot.pods,
@@ -170,10 +178,20 @@ def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | 
 
 
 def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
-    """Whether a child is the Deployment of the replicas. One of an earlier object of this name is not."""
+    """Whether a child is the Deployment of the replicas."""
+    return _is_deployment(child, resource, resource.metadata.name)
+
+
+def _stays(child: Manifest, resource: VLLMDeployment) -> bool:
+    """Whether a child stays as it is while a rollout is held: the replicas, and what new Pods of theirs would need."""
+    return _is_replicas(child, resource) or child["kind"] == CLAIM_TEMPLATE.kind
+
+
+def _is_deployment(child: Manifest, resource: VLLMDeployment, name: str) -> bool:
+    """Whether a child is the Deployment of this name. One of an earlier VLLMDeployment of the same name is not."""
     metadata = child["metadata"]
     owners = [reference.get("uid") for reference in metadata.get("ownerReferences") or ()]
-    named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, resource.metadata.name)
+    named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, name)
     return named and resource.metadata.uid in owners and not metadata.get("deletionTimestamp")
 
 

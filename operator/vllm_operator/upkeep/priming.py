@@ -24,7 +24,7 @@ from vllm_operator.api.spec import CacheSpec, Priming
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import NO_CARE, CacheCare, PrimingStep
 from vllm_operator.rendering.addresses import CacheAddress, cache_address
-from vllm_operator.reporting import reading
+from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
 from vllm_operator.upkeep.records import Changes, Lease, is_primed, is_quarantined, read_lease
 from vllm_operator.upkeep.situation import Situation
@@ -124,7 +124,7 @@ def _replaces_serving(situation: Situation, address: CacheAddress) -> bool:
 
 def _ahead_of_rollout(situation: Situation, address: CacheAddress, patience_seconds: int) -> Staffing:
     views = [view for at, view in situation.primers() if at == address]
-    skipped = _remembered(situation) or _cannot_prime(situation) or _no_gpu(situation, views, patience_seconds)
+    skipped = _remembered(situation) or _cannot_prime(situation) or _cannot_create(situation) or _no_gpu(situation, views, patience_seconds)
     if skipped is not None:
         return Staffing(CacheCare(skipped=skipped))
     if any(view.phase is Phase.CRASHED for _, view in situation.replicas()):
@@ -145,6 +145,14 @@ def _cannot_prime(situation: Situation) -> str | None:
     if "ReadWriteOncePod" not in situation.access_modes:
         return None
     return "The claim can be mounted by one Pod only (ReadWriteOncePod)."
+
+
+def _cannot_create(situation: Situation) -> str | None:
+    """A quota, for example, that has no room for one Pod more."""
+    failure = reading.named(situation.primer, "ReplicaFailure", "status", "conditions")
+    if failure.get("status") != "True":
+        return None
+    return f"No Pod could be created for it: {wording.clean(reading.text(failure, 'message'), 300)}"
 
 
 def _no_gpu(situation: Situation, views: Sequence[PodView], patience_seconds: int) -> str | None:

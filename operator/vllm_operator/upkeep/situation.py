@@ -25,6 +25,7 @@ class Situation:
         plan: Its plan.
         wish: The Deployment as it would be rendered with all replicas.
         deployment: The Deployment as it is; None if there is none.
+        primer: The Deployment of the primer as it is; None if there is none.
         claim: The claim of the caches; None if it does not exist yet.
         wished_claim: The claim as it is going to be created; None if the user has named one.
         pods: The Pods of the VLLMDeployment, primers included.
@@ -38,6 +39,7 @@ class Situation:
     wish: Manifest
     now: datetime
     deployment: Manifest | None = None
+    primer: Manifest | None = None
     claim: Manifest | None = None
     wished_claim: Manifest | None = None
     pods: tuple[Manifest, ...] = ()
