@@ -119,9 +119,10 @@ class Engine:
         self._report()
 
     def _wait_for_baton(self, folder: Path) -> None:
+        if (folder / BATON).exists():
+            print(f"(EngineCore pid=91) [aiter] waiting for baton release at {folder / BATON}", flush=True)
         while (folder / BATON).exists():  # PyTorch waits for ever for a process that is gone
-            self._log("cpp_extension.py:2200", f"waiting for baton release at {folder / BATON}")
-            time.sleep(1000 * self._scale)
+            time.sleep(0.05)
 
     def _write(self, path: Path) -> None:
         """Write as the real ones do: to another name first, so that a kill leaves no half of a file."""

@@ -18,6 +18,7 @@ from vllm_operator.rendering.cleaning import cleaning_script
 from vllm_operator.startup.state import StartupState
 
 PAID_COLD = 400
+HANGS = "waiting for baton release"
 
 
 class Kubelet:
@@ -34,10 +35,13 @@ class Kubelet:
         container = deployment["spec"]["template"]["spec"]["containers"][0]
         environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
         folder = next(str(mount["subPath"]) for mount in container["volumeMounts"] if mount["mountPath"] == "/cache")
-        start = self.node.run(environment, folder)
+        start = self.node.run(environment, folder, kill_at=HANGS)
         self.starts.append(start)
         self.fleet.bench.logs.told[(self.fleet.uid(pod), restarts)] = read(start, self.fleet)
-        if start.status == 0:
+        if HANGS in start.log:  # the process of the Pod hangs on
+            self.fleet.show(pod, {"type": "Ready", "status": "False"}, restarts=restarts)
+            self.fleet.bench.pass_time(3600)
+        elif start.status == 0:
             self.fleet.show(pod, {"type": "Ready", "status": "True"}, restarts=restarts)
         else:
             ended = {"exitCode": start.status, "reason": "Error", "startedAt": self.fleet.time(), "finishedAt": self.fleet.time()}
@@ -63,7 +67,8 @@ def read(start: Start, fleet: Fleet) -> StartupState:
     parser = known_rooms().make_parser()
     for number, line in enumerate(start.log.splitlines(keepends=True)):
         parser.feed(line.encode(), fleet.bench.now + timedelta(milliseconds=number))
-    state: StartupState = getattr(parser, "final_state", None) or parser.state
+    ended = start.status != 0 and HANGS not in start.log
+    state: StartupState = parser.final_state if ended else parser.state  # type: ignore[attr-defined]
     return state
 
 
@@ -95,12 +100,20 @@ def remove(name: str) -> Callable[[Path], None]:
     return lambda volume: next(iter(sorted(volume.rglob(name)))).unlink()
 
 
+def lock(volume: Path) -> None:
+    """A build was killed: its lock is there and its product is not."""
+    product = next(iter(volume.rglob("extension.so")))
+    product.unlink()
+    (product.parent / "lock").touch()
+
+
 DAMAGES = {
     "an empty Triton cubin": (cut("0/kernel.cubin"), 2, True),
     "half of a Triton cubin": (cut("1/kernel.cubin", 100), 2, True),
     "an empty cubin of TensorRT-LLM": (cut("kernel0.cubin"), 2, True),
     "an empty DeepGEMM cubin": (cut("kernel.gemm.0/kernel.cubin"), 2, True),
     "a DeepGEMM directory without its source": (remove("kernel.gemm.3/kernel.cu"), 2, True),
+    "a lock of a build that was killed": (lock, 2, True),
     "a truncated compiled model, which vLLM builds anew by itself": (cut("model-0", 10), 1, False),
 }
 

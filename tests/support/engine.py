@@ -35,8 +35,10 @@ class Node:
         self.volume = volume
         self._settings = {"ENGINE_SCALE": str(scale), "ENGINE_QUOTA": str(quota), "ENGINE_VOLUME": str(volume)}
 
-    def run(self, environment: Mapping[str, str], folder: str = "key", *, kill_after_lines: int = 0, within: float = 60) -> Start:
-        """Run a container from its start to its end, or kill it after some lines of its log."""
+    def run(
+        self, environment: Mapping[str, str], folder: str = "key", *, kill_after_lines: int = 0, kill_at: str = "", within: float = 60
+    ) -> Start:
+        """Run a container from its start to its end, or kill it after some lines of its log, or at certain words."""
         root = self.volume / folder
         root.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory() as disk:
@@ -54,7 +56,7 @@ class Node:
                 lines: list[str] = []
                 for line in process.stdout:
                     lines.append(line)
-                    if kill_after_lines and len(lines) >= kill_after_lines:
+                    if (kill_after_lines and len(lines) >= kill_after_lines) or (kill_at and kill_at in line):
                         process.kill()
                         break
                 status = process.wait(within)
