@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from support.gpus import real_node
+from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
@@ -112,3 +114,10 @@ def test_the_documentation_names_every_variable() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "caches.md").read_text("utf-8")
     undocumented = [name for name in variables(None, Distribution.NVLLM) if f"`{name}`" not in page]
     assert undocumented == []
+
+
+def test_a_value_that_differs_from_pod_to_pod_is_told() -> None:
+    field = {"fieldRef": {"fieldPath": "status.podIP"}}
+    env = [{"name": name, "valueFrom": field} for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP", "MY_POD_IP")]
+    notes = made(deployment(engine={"version": "0.20.1", "env": env}), real_node("h100-sxm")).notes
+    assert [note.partition(" ")[0] for note in notes if "fieldRef" in note] == ["VLLM_NIXL_SIDE_CHANNEL_HOST"]

@@ -42,10 +42,11 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """All caches, those of weights apart."""
+    """All caches, those of weights apart. `per_pod_allowed` are vLLM's variables that are no part of its own cache keys."""
 
     compiled: tuple[Cache, ...]
     weights: Cache
+    per_pod_allowed: frozenset[str] = frozenset()
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
         """Return the caches of compiled artifacts that a build of vLLM uses.
@@ -76,6 +77,7 @@ def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
     caches = Caches(
         compiled=tuple(_read_cache(entry, CACHE_ROOT) for entry in table["caches"]),
         weights=_read_cache({"name": "weights", "directory": ".", **table["weights"]}, WEIGHTS_ROOT),
+        per_pod_allowed=frozenset(table.get("perPodValues", {}).get("allowed", ())),
     )
     _check_unique(caches)
     return caches

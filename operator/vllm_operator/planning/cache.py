@@ -12,9 +12,10 @@ digest of all of them.
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vllm_operator.api.spec import Distribution
+from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.api.status import PlannedVariable
 from vllm_operator.catalog.caches import Caches
 
@@ -105,6 +106,16 @@ def plan_cache(
         f"g{generation}" if generation else "",
     )
     return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
+
+
+def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
+    """Say which of the user's variables make every start a cold one, because their values differ from Pod to Pod."""
+    return tuple(
+        f"{variable.name} has another value in each Pod (fieldRef), and vLLM makes it part of the keys of its compiled artifacts: no Pod "
+        f"finds those of another. Pass it as a flag, if there is one, or set it in the Pod's command."
+        for variable in env
+        if variable.name.startswith("VLLM_") and variable.name not in caches.per_pod_allowed and "fieldRef" in (variable.value_from or {})
+    )
 
 
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:

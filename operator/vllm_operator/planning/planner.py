@@ -17,7 +17,7 @@ from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, Pla
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.cache import CachePlan, plan_cache
+from vllm_operator.planning.cache import CachePlan, per_pod_notes, plan_cache
 from vllm_operator.planning.facts import Facts, resolve_facts
 from vllm_operator.planning.image import image_options
 from vllm_operator.planning.outcome import Outcome, Verdict
@@ -164,6 +164,7 @@ class _Planner:
             *decision.notes,
             *check_names(overrides, version.table),
             *overridden,
+            *per_pod_notes((self.resource.spec.engine and self.resource.spec.engine.env) or (), self.catalog.caches),
             *shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
