@@ -33,7 +33,7 @@ format: $(STAMP) ## Format the code
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Pure tests, in seconds
-	$(BIN)/pytest tests/unit tests/golden
+	$(BIN)/pytest tests/unit tests/golden tests/engine
 
 .PHONY: testenv
 testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first time
