@@ -67,7 +67,7 @@ class Reason:
     NO_CLAIM = "NoClaim"
     """No volume keeps the caches."""
     PRIMING = "Priming"
-    """One Pod fills the cache, others wait for it; the message says which and why."""
+    """One Pod fills the cache, others wait for it; the message says which and why. Also a reason of Starting."""
     QUARANTINED = "Quarantined"
     """The cache was damaged and has been left behind."""
     # Starting
