@@ -113,9 +113,9 @@ class Engine:
             done = f"{100 * (unit + 1) // cache.units:3d}%"
             print(f"(EngineCore pid=91) DeepGEMM warmup: {done}|##########| {unit + 1}/{cache.units} [00:01<00:01, 10.00it/s]", flush=True)
         if path is not None:
-            self._write(path)
-            if cache.name == "DeepGEMM":
+            if cache.name == "DeepGEMM":  # the real one renames a directory: the source is never missing for a kernel
                 self._write(path.parent / "kernel.cu")
+            self._write(path)
         self._report()
 
     def _wait_for_baton(self, folder: Path) -> None:

@@ -331,7 +331,7 @@ async def test_nothing_is_reported_before_the_logs_have_shown_what_they_hold(ben
 
 
 async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(resource: VLLMDeployment, inventory: Inventory) -> Any:
+    def broken(resource: VLLMDeployment, inventory: Inventory, generation: int | None = None) -> Any:
         raise ZeroDivisionError("a bug")
 
     good = bench.rooms

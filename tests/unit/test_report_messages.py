@@ -27,7 +27,7 @@ FACTS: dict[str, Any] = {
     "time": o.NOW,
 }
 NUMBERS = ("completed", "total", "eta", "usual", "limit_seconds", "others", "serving", "wanted", "updated", "cold", "warm", "failures")
-FACTS |= dict.fromkeys((*NUMBERS, "seconds", "times", "code"), 3)
+FACTS |= dict.fromkeys((*NUMBERS, "seconds", "times", "code", "removed", "freed_gibibytes"), 3)
 
 
 def facts(name: str) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def test_every_message_can_be_said(name: str) -> None:
 @pytest.mark.parametrize("name", DATA["messages"])
 def test_every_message_is_used(name: str) -> None:
     group, _, rest = name.partition(".")
-    assert f'"{name}"' in SOURCES or (group == "pod" and f'f"{group}.{{' in SOURCES and rest)
+    assert f'"{name}"' in SOURCES or (group in ("pod", "cleaning") and f'f"{group}.{{' in SOURCES and rest)
 
 
 @pytest.mark.parametrize("name", [name for name in DATA["messages"] if facts(name)])

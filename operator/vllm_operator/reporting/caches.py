@@ -146,7 +146,7 @@ def _with_notes(scene: Scene, text: str) -> str:
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
             "advice": cleaning.advice,
         }
-        text = messages.fit(f"cache.cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
+        text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
     if observation.care.claim_note:
         text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.care.claim_note)
     return text
