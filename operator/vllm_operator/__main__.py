@@ -1,4 +1,4 @@
-"""The command line: `vllm-operator run` in the cluster, `plan` and `diagnose` anywhere.
+"""The command line: `vllm-operator run` in the cluster, `plan`, `catalog` and `diagnose` anywhere.
 
 Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imported only when it is used:
 `diagnose` must not pay for the Kubernetes client.
@@ -27,6 +27,7 @@ class Command(Protocol):
 COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
+    "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and rules"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
 }
 

@@ -118,9 +118,9 @@ def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, "-f", path, "--nodes", nodes)
     assert status == 2
     assert "one, two" in err
-    assert "--name" in err
-    assert run(capsys, "-f", path, "--nodes", nodes, "--name", "two")[0] == 0
-    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "--name", "three")[2]
+    assert "add its name" in err
+    assert run(capsys, "-f", path, "--nodes", nodes, "two")[0] == 0
+    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "three")[2]
 
 
 @pytest.mark.parametrize(
