@@ -100,6 +100,8 @@ def test_conditions_that_exclude_each_other_are_told_apart(one, two, want):
         ({"then": 1}, "unknown key then"),
         ({"backend": None}, "nothing follows from it"),
         ({"when": []}, "rule a: "),
+        ({"because": "x" * 1000}, "because is longer than 900 characters"),
+        ({"environment": {"A": "x" * 3000}}, "environment is longer than 2000 characters"),
     ],
 )
 def test_a_malformed_rule_is_refused_by_name(given, message):
