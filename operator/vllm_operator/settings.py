@@ -45,6 +45,11 @@ class Settings:
     """First wait after a failure; doubled each time. Half of what a person notices."""
     retry_limit_seconds: float = 15.0
     """Longest wait between two tries: how late the operator may notice that the API server is back."""
+    rules_config_map: str = ""
+    """Name of a ConfigMap with rules of the cluster's owner, in the operator's namespace; `namespace/name` for another
+    one, none if empty."""
+    rules_seconds: float = 30.0
+    """How often that ConfigMap is read: how late a changed rule is noticed. One small read each time."""
     log_streams: int = 200
     """Container logs followed at the same time. Each costs a connection here, at the API server and at the
     kubelet; further ones take turns."""

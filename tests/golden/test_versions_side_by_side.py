@@ -74,7 +74,7 @@ def merged(keys: Iterable[Iterable[str]]) -> list[str]:
 
 def page(name: str) -> str:
     made = plans(name)
-    node, spec = SPECS[name]
+    spec = SPECS[name][1]
     columns = [rows(each) for each in made]
     lines = []
     for key in merged(columns):

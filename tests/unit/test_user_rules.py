@@ -24,16 +24,17 @@ def moe(rules):
 
 
 def test_a_rule_of_the_user_beats_what_the_engine_does():
-    rules, problems = add_user_rules(OURS, [TRITON])
-    assert problems == ()
+    read = add_user_rules(OURS, [TRITON])
+    assert (read.added, read.problems) == (("our-own-choice",), ())
     assert moe(OURS)[:2] == ("FLASHINFER_TRTLLM", "Engine")
-    assert moe(rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
+    assert moe(read.rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
 
 
 def test_broken_rules_are_named_and_left_out_and_the_rest_is_used():
     broken = [{"id": "x"}, "nonsense", {**TRITON, "id": "y", "when": {"moon": "full"}}, {**TRITON, "id": "moe-int4-engine"}]
-    rules, problems = add_user_rules(OURS, [*broken, TRITON])
-    assert moe(rules)[0] == "TRITON"
+    read = add_user_rules(OURS, [*broken, TRITON])
+    problems = read.problems
+    assert moe(read.rules)[0] == "TRITON"
     assert len(problems) == 4
     assert "component is missing" in problems[0]
     assert "unknown condition moon" in problems[2]
@@ -41,6 +42,6 @@ def test_broken_rules_are_named_and_left_out_and_the_rest_is_used():
 
 
 def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first():
-    rules, problems = add_user_rules(OURS, [TRITON, {**TRITON, "id": "other", "backend": "DEEPGEMM"}])
-    assert moe(rules)[0] == "TRITON"
-    assert "may both apply" in problems[0]
+    read = add_user_rules(OURS, [TRITON, {**TRITON, "id": "other", "backend": "DEEPGEMM"}])
+    assert moe(read.rules)[0] == "TRITON"
+    assert "may both apply" in read.problems[0]

@@ -44,7 +44,7 @@ class EventRecorder:
 
 
 def build_event(resource: Manifest, *, type: str, reason: str, message: str, key: str, now: datetime) -> Manifest:
-    """An event about a VLLMDeployment. Equal `key`s give equal names."""
+    """An event about an object, a VLLMDeployment if it does not say what it is. Equal `key`s give equal names."""
     metadata = resource["metadata"]
     digest = hashlib.sha256("\0".join((metadata["uid"], reason, key)).encode()).hexdigest()[:16]
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -53,8 +53,8 @@ def build_event(resource: Manifest, *, type: str, reason: str, message: str, key
         "kind": "Event",
         "metadata": {"name": f"{metadata['name'][: MAX_NAME - 17]}.{digest}", "namespace": metadata["namespace"]},
         "involvedObject": {
-            "apiVersion": labels.API_VERSION,
-            "kind": labels.KIND,
+            "apiVersion": resource.get("apiVersion", labels.API_VERSION),
+            "kind": resource.get("kind", labels.KIND),
             "name": metadata["name"],
             "namespace": metadata["namespace"],
             "uid": metadata["uid"],

@@ -6,7 +6,7 @@ from functools import partial
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.planning.inventory import read_inventory
@@ -18,6 +18,7 @@ from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
+from vllm_operator.runtime.rule_source import KnownCatalog
 from vllm_operator.startup.parser import StartupParser
 
 
@@ -37,19 +38,23 @@ class Rooms:
     """A reader for one log."""
 
 
-def load_rooms() -> Rooms:
-    """Fill in what ships with the package. Takes some tenths of a second: keep the result."""
-    catalog, startup = load_catalog(), load_startup()
+def load_rooms(known: KnownCatalog | None = None) -> Rooms:
+    """Fill in what ships with the package. Takes some tenths of a second: keep the result.
+
+    Args:
+        known: What is known at the moment, where it may change later.
+    """
+    known, startup = known or KnownCatalog.of(load_catalog()), load_startup()
     return Rooms(
-        read_inventory=partial(read_inventory, gpus=catalog.gpus),
-        plan=partial(_plan, catalog),
+        read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
+        plan=partial(_plan, known),
         render=render,
         report=partial(report, knowledge=load_knowledge(startup)),
         make_parser=partial(StartupParser, startup),
     )
 
 
-def _plan(catalog: Catalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
+def _plan(known: KnownCatalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
     cache = resource.status.cache
     generation = (cache.generation or 0) if cache else 0
-    return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation)
+    return plan(resource, inventory, known.current, pinned=resource.status.plan, cache_generation=generation)
