@@ -13,12 +13,14 @@ import gc
 import logging
 import signal
 import sys
+from dataclasses import replace
 from functools import partial
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -33,7 +35,7 @@ from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
-from vllm_operator.settings import LogFormat, Settings, SettingsError
+from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,11 @@ def run(arguments: argparse.Namespace) -> int:
         settings = Settings.from_environment()
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return 2
+    try:
+        settings = replace(settings, rules_config_map=place_of(settings.rules_config_map))
+    except ValueError as error:
+        print(f"{PREFIX}RULES_CONFIG_MAP: {error}", file=sys.stderr)  # noqa: T201
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     try:
@@ -88,7 +95,8 @@ class Operator:
         self.metrics = Metrics()
         self.readiness = Readiness()
         self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
-        rooms = load_rooms()
+        known = KnownCatalog.of(load_catalog())
+        rooms = load_rooms(known)
         self.followers = Followers(
             client,
             make_parser=rooms.make_parser,
@@ -107,6 +115,25 @@ class Operator:
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
+        self.rules = RuleSource(
+            client,
+            known,
+            config_map=settings.rules_config_map,
+            seconds=settings.rules_seconds,
+            metrics=self.metrics,
+            changed=self._look_at_all,
+        )
+        self.supervisor = Supervisor(
+            Parts(
+                client=client,
+                readiness=self.readiness,
+                add=self.queue.add,
+                make_watches=self._watches,
+                namespaces=settings.namespaces,
+                host=client.configuration.host,
+                prepare=self.rules.load,
+            )
+        )
         # what was loaded so far lives for ever: the collector need not look at it again
         gc.collect()
         gc.freeze()
@@ -114,16 +141,6 @@ class Operator:
     async def run(self, stop: asyncio.Event) -> int:
         """Run until told to stop; return the exit status."""
         health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
-        supervisor = Supervisor(
-            Parts(
-                client=self._client,
-                readiness=self.readiness,
-                add=self.queue.add,
-                make_watches=self._watches,
-                namespaces=self._settings.namespaces,
-                host=self._client.configuration.host,
-            )
-        )
         try:
             await health.start(self._settings.http_host, self._settings.http_port)
         except OSError as error:
@@ -133,7 +150,8 @@ class Operator:
             return 1
         log.info("probes and metrics on port %d", health.port)
         self.workers.start()
-        supervision = asyncio.create_task(supervisor.run(), name="supervisor")
+        supervision = asyncio.create_task(self.supervisor.run(), name="supervisor")
+        rules = asyncio.create_task(self.rules.run(), name="rules")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
         died = supervision.done()
@@ -141,13 +159,17 @@ class Operator:
             log.error("the supervisor has ended", exc_info=supervision.exception())
         log.info("stopping")
         supervision.cancel()
+        rules.cancel()
         stopping.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await asyncio.gather(
-                    supervision, stopping, self.workers.stop(), self.followers.close(), health.stop(), return_exceptions=True
+                    supervision, rules, stopping, self.workers.stop(), self.followers.close(), health.stop(), return_exceptions=True
                 )
         return 1 if died else 0
+
+    async def _look_at_all(self) -> None:
+        await self.supervisor.list_all()
 
     def _watches(self, kinds: object) -> Watches:
         return Watches(
