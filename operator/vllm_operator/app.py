@@ -32,6 +32,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
 from vllm_operator.runtime.rooms import load_rooms
+from vllm_operator.runtime.rule_source import KnownCatalog, RuleSource, place_of
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
