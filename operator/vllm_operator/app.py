@@ -13,6 +13,7 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +22,7 @@ from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.cluster.client import Kind
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -95,7 +97,11 @@ class Operator:
         self._client = client
         self.metrics = Metrics()
         self.readiness = Readiness()
-        self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
+        self.queue: WorkQueue[Key] = WorkQueue(
+            base_seconds=settings.retry_base_seconds,
+            limit_seconds=settings.retry_limit_seconds,
+            rest_seconds=settings.rest_milliseconds / 1000,
+        )
         known = KnownCatalog.of(load_catalog())
         rooms = load_rooms(known)
         self.followers = Followers(
@@ -135,6 +141,7 @@ class Operator:
                 prepare=self.rules.load,
             )
         )
+        client.forbidden = self.supervisor.doubt_permissions
         # what was loaded so far lives for ever: the collector need not look at it again
         gc.collect()
         gc.freeze()
@@ -172,11 +179,11 @@ class Operator:
     async def _look_at_all(self) -> None:
         await self.supervisor.list_all()
 
-    def _watches(self, kinds: object) -> Watches:
+    def _watches(self, kinds: Sequence[Kind]) -> Watches:
         return Watches(
             add=self.queue.add,
             login=partial(_connection_info, self._client.configuration),
-            kinds=kinds,  # type: ignore[arg-type]
+            kinds=kinds,
             namespaces=self._settings.namespaces,
             received=self.metrics.watched,
             request_timeout_seconds=self._settings.request_timeout_seconds,
