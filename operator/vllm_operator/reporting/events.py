@@ -58,8 +58,9 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
     if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):
         message = scene.messages.say("event.planned", text=scene.observation.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
-    differences = mismatches(plan)
-    if differences and differences != mismatches(before_plan):
+    names = scene.knowledge.logged_names
+    differences = mismatches(plan, names)
+    if differences and differences != mismatches(before_plan, names):
         message = scene.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import cache
 
+from vllm_operator.catalog.logged_names import LoggedNames, load_logged_names
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.reporting.messages import Messages, load_messages
 from vllm_operator.reporting.terminations import Rules, load_rules
@@ -15,6 +16,7 @@ class Knowledge:
     messages: Messages
     startup: StartupKnowledge
     terminations: Rules
+    logged_names: LoggedNames
     weak: frozenset[str]
     """Signatures that say little: what comes later may say more."""
 
@@ -26,4 +28,4 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     rules = load_rules()
     echoes = {signature.id for signature in known.signatures if signature.is_echo}
     weak = echoes | {rule.id for rule in rules.containers if rule.is_weak}
-    return Knowledge(messages=load_messages(), startup=known, terminations=rules, weak=frozenset(weak))
+    return Knowledge(messages=load_messages(), startup=known, terminations=rules, logged_names=load_logged_names(), weak=frozenset(weak))
