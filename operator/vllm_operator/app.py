@@ -24,6 +24,7 @@ from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cluster.client import Kind
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.runtime.follower import FollowerSettings
@@ -31,6 +32,7 @@ from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.log_output import configure
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
 from vllm_operator.runtime.rooms import load_rooms
@@ -118,7 +120,12 @@ class Operator:
             ),
         )
         inventory = InventoryCache(client, rooms.read_inventory, seconds=settings.node_cache_seconds)
-        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics)
+        self.configs = (
+            ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
+            if settings.hub_endpoint
+            else None
+        )
+        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
@@ -171,10 +178,13 @@ class Operator:
         stopping.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await asyncio.gather(
-                    supervision, rules, stopping, self.workers.stop(), self.followers.close(), health.stop(), return_exceptions=True
-                )
+                ends = (self.workers.stop(), self.followers.close(), self._close_configs(), health.stop())
+                await asyncio.gather(supervision, rules, stopping, *ends, return_exceptions=True)
         return 1 if died else 0
+
+    async def _close_configs(self) -> None:
+        if self.configs is not None:
+            await self.configs.close()
 
     async def _look_at_all(self) -> None:
         await self.supervisor.list_all()

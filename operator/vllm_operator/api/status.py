@@ -86,6 +86,16 @@ class NodeRequirement(Model):
     )
 
 
+class ModelFact(Model):
+    """One fact about the model that the choice of kernels depends on."""
+
+    name: str = Field(max_length=64, description="Fact, for example attention or experts.")
+    value: str = Field(max_length=128, description="Value as text.")
+    source: str = Field(
+        max_length=64, description="Where it is from: spec.model.facts, config.json on the hub, or the table of well-known models."
+    )
+
+
 class Plan(Model):
     """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
 
@@ -111,6 +121,12 @@ class Plan(Model):
         default_factory=list,
         max_length=16,
         description="What the cache key was derived from.",
+        json_schema_extra=list_map("name"),
+    )
+    model_facts: list[ModelFact] = Field(
+        default_factory=list,
+        max_length=16,
+        description="What was known of the model at planning, and from where. What is not listed was unknown.",
         json_schema_extra=list_map("name"),
     )
     backends: list[BackendChoice] = Field(

@@ -34,12 +34,14 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe, read_claim, read_events
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
 
@@ -52,6 +54,8 @@ CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""
 LEAVING_SECONDS = 1.0
 """A child that is being deleted is looked at again after this; its end is also seen by a watch."""
+HUB_SECONDS = 30.0
+"""A key that waits for the hub comes back by itself after this at the latest; its answer brings it back before."""
 PENDING_AGE_SECONDS = 5.0
 """Where no GPU was found, the picture of the nodes may be this old at most."""
 
@@ -91,6 +95,7 @@ class Reconciler:
         inventory: InventoryCache[Inventory],
         logs: Logs,
         metrics: Metrics,
+        configs: ModelConfigs | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -98,6 +103,7 @@ class Reconciler:
         self._inventory = inventory
         self._logs = logs
         self._metrics = metrics
+        self._configs = configs
         self._now = now
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
@@ -117,7 +123,10 @@ class Reconciler:
             resource = VLLMDeployment.parse(snapshot.resource)
         except ValidationError as error:
             return await self._fail(snapshot.resource, Reason.INVALID_SPEC, _first_words(error))
-        outcome = await self._plan(resource)
+        answer = self._configs.ask(resource) if self._configs is not None else HubAnswer()
+        if answer is None:
+            return Result("waiting", HUB_SECONDS)  # it is looked at again as soon as the hub has answered
+        outcome = await self._plan(resource, answer)
         applied = await self._apply(resource, snapshot, outcome)
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
@@ -136,7 +145,7 @@ class Reconciler:
             words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
             await self._fail(snapshot.resource, Reason.OPERATOR_FAILED, words)
 
-    async def _plan(self, resource: VLLMDeployment) -> Outcome:
+    async def _plan(self, resource: VLLMDeployment, answer: HubAnswer) -> Outcome:
         pending = resource.status.plan is None
         try:
             inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
@@ -146,7 +155,7 @@ class Reconciler:
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
             return Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
-        return self._rooms.plan(resource, inventory)
+        return self._rooms.plan(resource, inventory, answer)
 
     async def _apply(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> Applied:
         if outcome.plan is None:

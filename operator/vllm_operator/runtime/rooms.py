@@ -9,6 +9,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -28,8 +29,8 @@ class Rooms:
 
     read_inventory: Callable[[Sequence[Manifest], Sequence[Manifest]], Inventory]
     """From nodes and ResourceSlices to what GPUs there are."""
-    plan: Callable[[VLLMDeployment, Inventory], Outcome]
-    """From an object, with the plan that is pinned in its status, to a plan."""
+    plan: Callable[[VLLMDeployment, Inventory, HubAnswer], Outcome]
+    """From an object, with the plan that is pinned in its status, and what the hub tells of its model, to a plan."""
     render: Callable[[VLLMDeployment, Plan], list[Manifest]]
     """From a plan to manifests."""
     report: Callable[[Observation], Report]
@@ -54,7 +55,15 @@ def load_rooms(known: KnownCatalog | None = None) -> Rooms:
     )
 
 
-def _plan(known: KnownCatalog, resource: VLLMDeployment, inventory: Inventory) -> Outcome:
+def _plan(known: KnownCatalog, resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer) -> Outcome:
     cache = resource.status.cache
     generation = (cache.generation or 0) if cache else 0
-    return plan(resource, inventory, known.current, pinned=resource.status.plan, cache_generation=generation)
+    return plan(
+        resource,
+        inventory,
+        known.current,
+        pinned=resource.status.plan,
+        cache_generation=generation,
+        model_config=answer.config,
+        model_config_trouble=answer.trouble,
+    )
