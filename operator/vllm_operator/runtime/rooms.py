@@ -1,12 +1,13 @@
 """The pure rooms as the reconciler uses them: functions with everything that is known already filled in."""
 
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.cluster.hub import HubAnswer
@@ -21,6 +22,9 @@ from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.rule_source import KnownCatalog
 from vllm_operator.startup.parser import StartupParser
+
+MAX_OUTCOMES = 64
+"""Objects whose latest outcome is remembered: those that something is happening to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +52,49 @@ def load_rooms(known: KnownCatalog | None = None) -> Rooms:
     known, startup = known or KnownCatalog.of(load_catalog()), load_startup()
     return Rooms(
         read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
-        plan=partial(_plan, known),
+        plan=Planner(known),
         render=render,
         report=partial(report, knowledge=load_knowledge(startup)),
         make_parser=partial(StartupParser, startup),
     )
 
 
-def _plan(known: KnownCatalog, resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer) -> Outcome:
+class Planner:
+    """Plans, and remembers the latest outcomes: most looks at an object find nothing that a plan depends on changed."""
+
+    def __init__(self, known: KnownCatalog) -> None:
+        self._known = known
+        self._latest: OrderedDict[str, tuple[VLLMDeployment, Inventory, Catalog, HubAnswer, Outcome]] = OrderedDict()
+
+    def __call__(self, resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer) -> Outcome:
+        """Plan one VLLMDeployment for these GPUs; the plan in its status is the pinned one."""
+        catalog = self._known.current
+        last = self._latest.get(resource.metadata.uid)
+        if last is not None and last[1] is inventory and last[2] is catalog and last[3] == answer and _plans_alike(last[0], resource):
+            return last[4]
+        outcome = plan(
+            resource,
+            inventory,
+            catalog,
+            pinned=resource.status.plan,
+            cache_generation=_cache_generation(resource),
+            model_config=answer.config,
+            model_config_trouble=answer.trouble,
+        )
+        if resource.metadata.uid:
+            self._latest.pop(resource.metadata.uid, None)
+            self._latest[resource.metadata.uid] = (resource, inventory, catalog, answer, outcome)
+            if len(self._latest) > MAX_OUTCOMES:
+                self._latest.popitem(last=False)
+        return outcome
+
+
+def _plans_alike(old: VLLMDeployment, new: VLLMDeployment) -> bool:
+    if old.metadata.generation != new.metadata.generation or old.metadata.annotations != new.metadata.annotations:
+        return False
+    return _cache_generation(old) == _cache_generation(new) and old.status.plan == new.status.plan and old.spec == new.spec
+
+
+def _cache_generation(resource: VLLMDeployment) -> int:
     cache = resource.status.cache
-    generation = (cache.generation or 0) if cache else 0
-    return plan(
-        resource,
-        inventory,
-        known.current,
-        pinned=resource.status.plan,
-        cache_generation=generation,
-        model_config=answer.config,
-        model_config_trouble=answer.trouble,
-    )
+    return (cache.generation or 0) if cache else 0
