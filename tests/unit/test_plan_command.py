@@ -84,6 +84,17 @@ def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> No
     assert all(len(line) <= 140 for line in out.splitlines())
 
 
+def test_the_config_of_an_unknown_model_tells_what_it_is(files: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "new", "num_attention_heads": 16, "kv_lora_rank": 512}), "utf-8")
+    unknown = manifest(model={"uri": "hf://someone/unheard-of"})
+    arguments = ("-f", files("cr.yaml", unknown), "--nodes", files("nodes.yaml", real_node("h200")))
+    assert "attention = MLA  (config.json)" in run(capsys, *arguments, "--model-config", str(config))[1]
+    assert "MLA" not in run(capsys, *arguments)[1]
+    config.write_text("[]", "utf-8")
+    assert run(capsys, *arguments, "--model-config", str(config))[0] == 2
+
+
 def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")))
     assert status == 1

@@ -43,6 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="file with the nodes of the cluster, as `kubectl get nodes -o yaml` writes it; "
         "may hold ResourceSlices too (`kubectl get nodes,resourceslices -o yaml`)",
     )
+    parser.add_argument(
+        "--model-config", metavar="FILE", help="the model's config.json, for facts about it; the operator reads it from the hub"
+    )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
     parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
@@ -55,6 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.name
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
+        config = _read_config(arguments.model_config) if arguments.model_config else None
         resource = VLLMDeployment.parse(manifest)
         pinned = resource.status.plan
         if arguments.diff and pinned is None:
@@ -65,8 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     catalog = load_catalog()
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
     if arguments.diff and pinned is not None:
-        return _diff(resource, pinned, inventory, catalog, arguments.output)
-    outcome = plan(resource, inventory, catalog)
+        return _diff(resource, pinned, inventory, catalog, config, arguments.output)
+    outcome = plan(resource, inventory, catalog, model_config=config)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
         _print_for_programs(
@@ -77,16 +81,25 @@ def run(arguments: argparse.Namespace) -> int:
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
 
 
-def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, form: str | None) -> int:
+def _diff(
+    resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, config: dict[str, Any] | None, form: str | None
+) -> int:
     """Print what planning anew would do otherwise."""
     generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
-    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation)
+    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, model_config=config)
     fresh = outcome.today or outcome
     if form:
         _print_for_programs(difference_page.for_programs(pinned, fresh, catalog.version), form)
     else:
         difference_page.write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
     return SAME_STATUS if fresh.plan and not difference_page.differences_of(pinned, fresh) else DIFFERENT_STATUS
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    found = read_objects(path)
+    if len(found) != 1:
+        raise InputError(f"{path} is not a model's config.json: that is one JSON object")
+    return found[0]
 
 
 def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -44,6 +44,7 @@ def _plan(made: Plan, catalog: Catalog) -> list[str]:
     lines = [line for name, value in rows for line in _labelled(name, value)]
     lines += [""]
     lines += _backends(made)
+    lines += _section("Known of the model", [f"{fact.name} = {fact.value}  ({fact.source})" for fact in made.model_facts])
     lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
     kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
     lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])

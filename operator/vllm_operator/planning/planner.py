@@ -32,6 +32,7 @@ from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.summary import summarize
 from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.visible_devices import translate
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
@@ -63,7 +64,8 @@ def plan(
         model_config: The content of the model's config.json, if it was read.
         model_config_trouble: Why it could not be read, where that was tried.
     """
-    planner = _Planner(resource, inventory, catalog, pinned, cache_generation, model_config, model_config_trouble)
+    resource, translated = translate(resource)
+    planner = _Planner(resource, translated, inventory, catalog, pinned, cache_generation, model_config, model_config_trouble)
     fresh = planner.outcome()
     if pinned is None or not is_in_force(pinned, resource):
         return fresh
@@ -76,6 +78,7 @@ class _Planner:
     """The arguments of `plan`, and the steps."""
 
     resource: VLLMDeployment
+    translated: tuple[str, ...]
     inventory: Inventory
     catalog: Catalog
     pinned: Plan | None
@@ -175,6 +178,7 @@ class _Planner:
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
             *target.notes,
+            *self.translated,
             *decision.notes,
             *check_names(overrides, version.table),
             *overridden,

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.planning.visible_devices import translate
 from vllm_operator.rendering.claim import render_claim
 from vllm_operator.rendering.deployment import render_deployment
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
@@ -21,6 +22,7 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
+    resource, _ = translate(resource)
     manifests = (
         render_claim(resource),
         render_service(resource),
