@@ -1,5 +1,8 @@
 """Another catalog, by a newer operator or by rules of the cluster's owner, changes nothing that runs until it is asked to."""
 
+import asyncio
+import os
+import sys
 from typing import Any
 
 import pytest
@@ -39,6 +42,16 @@ async def running(cluster: Cluster) -> Manifest:
     return {"version": deployment["metadata"]["resourceVersion"], "spec": deployment["spec"], "pods": pods}
 
 
+async def plan_diff(cluster: Cluster) -> tuple[int, str]:
+    """Exit status and page of `vllm-operator plan --diff --live`."""
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--diff", "--live", "-n", cluster.namespace, "llama")
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    page, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, page.decode()
+
+
 async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_asked(served: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0")
     async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
@@ -61,6 +74,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert resource["status"]["plan"]["catalogVersion"] == planned_with
         assert condition(resource, "Ready")["status"] == "True"
         assert await running(served) == before
+        assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
 
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
         resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"))
@@ -71,6 +85,9 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
             return "--attention-backend" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
         await served.wait_for("Deployment", "llama", changed)
+        status, page = await plan_diff(served)
+        assert status == 1
+        assert page.index("backend of Attention") < page.index("We have measured it.") < page.index("FLASH_ATTN")
         assert "Traceback" not in operator.log, operator.log
 
 

@@ -95,6 +95,25 @@ def test_the_config_of_an_unknown_model_tells_what_it_is(files: Any, tmp_path: P
     assert run(capsys, *arguments, "--model-config", str(config))[0] == 2
 
 
+def test_rules_of_the_cluster_are_followed_and_broken_ones_named(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = {
+        "component": "MoE",
+        "kind": "choice",
+        "backend": "DEEPGEMM",
+        "because": "We measured.",
+        "source": "us",
+        "when": {"versions": ">=0.20"},
+    }
+    text = yaml.safe_dump([{"id": "ours", **rule}, {"id": "half"}])
+    rules = files("rules.yaml", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules"}, "data": {"a": text}})
+    arguments = ("-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("h200")))
+    status, out, err = run(capsys, *arguments, "--rules", rules, "-o", "json")
+    moe = next(choice for choice in json.loads(out)["plan"]["backends"] if choice["component"] == "MoE")
+    assert (status, moe["backend"], moe["source"]) == (0, "DEEPGEMM", "ours: us")
+    assert err == "Warning: rule half: component is missing. The rule is ignored.\n"
+    assert "holds no ConfigMap" in run(capsys, *arguments, "--rules", files("none.yaml", manifest()))[2]
+
+
 def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")))
     assert status == 1

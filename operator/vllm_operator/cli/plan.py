@@ -20,7 +20,7 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.api.validation import violations
-from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
 from vllm_operator.cli.plan_page import write_page
@@ -46,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-config", metavar="FILE", help="the model's config.json, for facts about it; the operator reads it from the hub"
     )
+    parser.add_argument("--rules", metavar="FILE", help="file with the ConfigMap that holds the cluster's own rules")
     parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
     parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
@@ -58,6 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.name
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
+        catalog = _catalog(arguments.rules)
         config = _read_config(arguments.model_config) if arguments.model_config else None
         resource = VLLMDeployment.parse(manifest)
         pinned = resource.status.plan
@@ -66,7 +68,6 @@ def run(arguments: argparse.Namespace) -> int:
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
-    catalog = load_catalog()
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
     if arguments.diff and pinned is not None:
         return _diff(resource, pinned, inventory, catalog, config, arguments.output)
@@ -93,6 +94,20 @@ def _diff(
     else:
         difference_page.write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
     return SAME_STATUS if fresh.plan and not difference_page.differences_of(pinned, fresh) else DIFFERENT_STATUS
+
+
+def _catalog(rules: str | None) -> Catalog:
+    """What is known, with the rules of the cluster's owner; what is broken in them is named, as the operator does."""
+    if rules is None:
+        return load_catalog()
+    maps = _of_kind(read_objects(rules), "ConfigMap")
+    if not maps:
+        raise InputError(f"{rules} holds no ConfigMap")
+    texts = {f"{_name(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
+    catalog, read = with_user_rules(load_catalog(), texts)
+    for problem in read.problems:
+        print(f"Warning: {problem}", file=sys.stderr)
+    return catalog
 
 
 def _read_config(path: str) -> dict[str, Any]:
