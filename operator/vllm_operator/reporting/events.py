@@ -2,7 +2,8 @@
 
 Nothing is remembered here. An event is due where the new status differs from the previous one in a way that
 people want to hear of. Its key names the occurrence, so that one that is reported twice, because the operator
-ended between the event and the status, has the same key both times.
+ended between the event and the status, has the same key both times. What repeats itself (a crash loop, a long
+stage of each restart) is a series: one event whose count rises and whose message is the latest.
 """
 
 import hashlib
@@ -93,7 +94,8 @@ def _long_stages(scene: Scene) -> Iterator[EventDraft]:
         seconds = (ended - begun).total_seconds()
         if seconds > LONG_STAGE_SECONDS:
             message = scene.messages.say("event.stage", pod=view, what=scene.messages.stage(stage), seconds=seconds)
-            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{stage}")
+            key, series = f"stage-{view.uid}-{view.restarts}-{stage}", f"stage-{view.uid}-{stage}"
+            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
 
 
 def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
@@ -111,8 +113,9 @@ def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     if now is None or now.reason not in _STUCK or not scene.troubled or (before is not None and before.reason == now.reason):
         return
     worst = scene.troubled[0]
+    series = f"{now.reason}-{worst.uid}"
     yield EventDraft(
-        type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{worst.uid}-{worst.restarts}-{scene.stage(worst)}"
+        type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{scene.stage(worst)}", series=series
     )
 
 
@@ -134,7 +137,8 @@ def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:
     crash = crashes.last
     uid = next((view.uid for view in scene.pods if view.name == crash.pod), crash.pod)
     message = crash_text(scene, crash)
-    yield EventDraft(type=WARNING, reason=reason(crash.signature), message=message, key=f"crash-{uid}-{crash.restarts}")
+    word = reason(crash.signature)
+    yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
 
 
 def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -69,14 +69,16 @@ class Observation:
 class EventDraft:
     """An event to be recorded on the VLLMDeployment.
 
-    `type` is Normal or Warning. `key` is the same whenever the same occurrence is reported again: an event
-    whose name is derived from it cannot be recorded twice.
+    `type` is Normal or Warning. `key` names the occurrence: it is the same whenever the same one is reported
+    again, and then nothing is recorded. `series` is the same for occurrences that repeat each other, such as
+    the crashes of one Pod by one cause: they are counted in one event. Empty: this happens once.
     """
 
     type: str
     reason: str
     message: str
     key: str
+    series: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe, read_claim, read_events
 from vllm_operator.planning.outcome import Outcome, Verdict
@@ -178,11 +178,10 @@ class Reconciler:
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""
         for event in report.events:
-            written = await self._recorder.record(
-                snapshot.resource, type=event.type, reason=event.reason, message=event.message, key=event.key, now=self._now()
-            )
-            if written:
-                self._metrics.wrote("create", "Event")
+            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+            verb = await self._recorder.record(snapshot.resource, occurrence, now=self._now())
+            if verb:
+                self._metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
         if report.status != resource.status:
