@@ -81,13 +81,23 @@ class EventDraft:
     series: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class PodReference:
+    """A Pod by name and uid."""
+
+    name: str
+    uid: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What to write and when to look again.
+    """What to write, what to do, and when to look again.
 
+    `restart_pods` are to be deleted once the status is written, because their start has stalled.
     `requeue_after_seconds` is when time alone may change the report; None if only an observed change can.
     """
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...] = ()
+    restart_pods: tuple[PodReference, ...] = ()
     requeue_after_seconds: float | None = None

@@ -25,6 +25,7 @@ from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
+    POD,
     SERVICE,
     ClusterClient,
     Forbidden,
@@ -50,6 +51,8 @@ Key: TypeAlias = tuple[str, str]
 
 CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""
+ACT_SECONDS = 0.1
+"""What was decided about a crash is carried out after this, from the status that it was written to."""
 LEAVING_SECONDS = 1.0
 """A child that is being deleted is looked at again after this; its end is also seen by a watch."""
 PENDING_AGE_SECONDS = 5.0
@@ -124,6 +127,9 @@ class Reconciler:
             return Result("waiting", CATCH_UP_SECONDS)
         report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied))
         await self._tell(resource, snapshot, report)
+        await self._restart(resource, report)
+        if report.status.remediation != resource.status.remediation:
+            return Result("waiting", ACT_SECONDS)
         return _result(report, applied)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
@@ -186,6 +192,16 @@ class Reconciler:
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
         if report.status != resource.status:
             await self._write_status(snapshot.resource, report.status)
+
+    async def _restart(self, resource: VLLMDeployment, report: Report) -> None:
+        """Delete Pods whose start has stalled. It was noted in the status: an operator that ends here goes on with it."""
+        for pod in report.restart_pods:
+            try:
+                await self._client.delete(POD, pod.name, resource.metadata.namespace, uid=pod.uid)
+            except Forbidden as error:
+                log.warning("the stalled Pod %s cannot be deleted: %s", pod.name, error)
+                continue
+            self._metrics.wrote("delete", POD.kind)
 
     async def _write_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
         metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "uid")}
