@@ -63,6 +63,7 @@ demo-stop: $(STAMP) ## End what demo-keep left running
 generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
+	$(BIN)/python hack/generate_backends_doc.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI

@@ -108,6 +108,19 @@ def test_indices_and_values_from_elsewhere_are_not_refused(value: str | None) ->
     assert made(deployment(**visible(value)), real_node("h100-mig-single")).count == 1
 
 
+def test_a_gpu_that_the_model_does_not_run_on_is_passed_over() -> None:
+    request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"})
+    assert refusal(request, real_node("h200"))[0] == "KnownBad"
+    got = made(request, real_node("h200"), real_node("rtx-pro-6000"))
+    assert got.architecture == "sm_120"
+    assert any(note.startswith("NVIDIA H200 141GB (sm_90) would come first, but does not work here:") for note in got.notes)
+
+
+def test_a_gpu_of_which_nothing_is_known_is_no_way_around_what_is_known_to_fail() -> None:
+    request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"})
+    assert refusal(request, real_node("h200"), real_node("nfd-only"))[0] == "KnownBad"
+
+
 # The user wins.
 
 

@@ -84,15 +84,6 @@ class LabelTable:
 
 
 @dataclass(frozen=True, slots=True)
-class SliceDefaults:
-    """What to pass for slices with less than `large_memory_mebibytes`, and why."""
-
-    large_memory_mebibytes: int
-    arguments: tuple[tuple[str, str], ...]
-    because: str
-
-
-@dataclass(frozen=True, slots=True)
 class GPUs:
     """Everything that is known of GPUs."""
 
@@ -100,7 +91,6 @@ class GPUs:
     products: Mapping[str, Product]
     label_tables: tuple[LabelTable, ...]
     presence_labels: tuple[str, ...]
-    slices: SliceDefaults
 
     def product(self, name: str | None) -> Product | None:
         """Return what is known of a product, by its label value in any spelling, or None."""
@@ -167,11 +157,6 @@ def load_gpus(data: Mapping[str, Any] | None = None) -> GPUs:
         products={product_key(entry["name"]): _product(entry) for entry in table["products"]},
         label_tables=tuple(_label_table(entry) for entry in table["labels"]),
         presence_labels=tuple(table["presence"]["labels"]),
-        slices=SliceDefaults(
-            large_memory_mebibytes=table["slices"]["largeMemory"],
-            arguments=tuple(table["slices"]["arguments"].items()),
-            because=table["slices"]["because"],
-        ),
     )
 
 

@@ -1,18 +1,16 @@
-"""The model, and the flags that follow from the spec and the GPU alone."""
+"""The model, and the flags that follow from the spec alone."""
 
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.api.status import PlannedArgument
-from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.paths import MODEL_ROOT
 from vllm_operator.planning.cache import ParallelShape
-from vllm_operator.planning.pools import Pool
 from vllm_operator.planning.version import ResolvedVersion
 
 PORT = 8000
 """Port on which the engine listens; its probes and the Service expect it there."""
 
 
-def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
+def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape) -> list[PlannedArgument]:
     """Return the flags; one that this version does not know is left out."""
     wanted = [
         ("--port", str(PORT), "The probes and the Service expect the engine there."),
@@ -25,7 +23,6 @@ def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: Paral
     args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
     if parallel.expert:
         args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
-    args += _slice_arguments(pool, gpus)
     return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 
@@ -44,10 +41,3 @@ def served_name(model: ModelSpec) -> str | None:
         return model.served_name
     scheme, _, rest = model.uri.partition("://")
     return None if scheme == "hf" else rest.rstrip("/")
-
-
-def _slice_arguments(pool: Pool, gpus: GPUs) -> list[PlannedArgument]:
-    """What a slice needs, because the engine takes it for the whole GPU when it picks its defaults."""
-    if pool.mig_profile is None or pool.memory_mebibytes is None or pool.memory_mebibytes >= gpus.slices.large_memory_mebibytes:
-        return []
-    return [PlannedArgument(name=name, value=value, reason=gpus.slices.because) for name, value in gpus.slices.arguments]

@@ -5,7 +5,7 @@ driver, the backends, the caches; then what the user sets himself replaces what 
 planning with a verdict. Equal input gives an equal plan.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.summary import summarize
-from vllm_operator.planning.target import Request, Target, choose_target
+from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
@@ -96,10 +96,10 @@ class _Planner:
             return _not_accepted(shape)
         facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
         request = self._request(engine, version, shape, facts, overrides)
-        target = choose_target(request, self.inventory, self.catalog.gpus, self.catalog.images)
-        if isinstance(target, Verdict):
-            return Outcome(ACCEPTED, target, None)
-        decision = self._decide(version, shape, facts, target)
+        targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
+        if isinstance(targets, Verdict):
+            return Outcome(ACCEPTED, targets, None)
+        target, decision = self._best(version, shape, facts, targets)
         if decision.refusal is not None:
             return _not_accepted(decision.refusal)
         made = self._assemble(version, shape, target, decision, overrides)
@@ -129,10 +129,24 @@ class _Planner:
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         return self.pinned is not None and self.pinned.replan_token == token
 
+    def _best(self, version: ResolvedVersion, shape: Shape, facts: Facts, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
+        """The first target on which nothing known to fail stands against the choice; the first of all if there is none."""
+        first = self._decide(version, shape, facts, targets[0])
+        seen = {targets[0].architecture, None}
+        for target in targets[1:] if first.refusal else ():
+            if target.architecture in seen:
+                continue
+            seen.add(target.architecture)
+            decision = self._decide(version, shape, facts, target)
+            if decision.refusal is None:
+                note = f"{targets[0].title} would come first, but does not work here: {first.refusal.message if first.refusal else ''}"
+                return target, replace(decision, notes=(note, *decision.notes))
+        return targets[0], first
+
     def _decide(self, version: ResolvedVersion, shape: Shape, facts: Facts, target: Target) -> BackendDecision:
         spec, parallel = self.resource.spec, shape.parallel
         situation = replace(
-            describe_situation(spec, version, facts, target.architecture),
+            describe_situation(spec, version, facts, target.architecture, mig_profile=target.pool.mig_profile),
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
             data=parallel.data,
@@ -143,7 +157,7 @@ class _Planner:
         cache = self._cache(version, shape, target)
         patience = plan_patience(self.resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
-        own = engine_arguments(self.resource.spec.model, version, shape.parallel, target.pool, self.catalog.gpus)
+        own = engine_arguments(self.resource.spec.model, version, shape.parallel)
         args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, overrides)
         # The more likely it is that somebody has to do something, the further to the front.

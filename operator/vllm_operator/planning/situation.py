@@ -6,20 +6,29 @@ from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Tog
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.planning.facts import Facts
 from vllm_operator.planning.overrides import read_overrides
+from vllm_operator.planning.quantities import read_integer
 from vllm_operator.planning.version import ResolvedVersion
 
 GIGABYTE = 10**9
 DEEPSEEK_HEADS = (128, 64, 128)
 
 
-def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None) -> Situation:
+def describe_situation(
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None, *, mig_profile: str | None = None
+) -> Situation:
     """Describe a deployment in the terms of the rules.
 
-    `architecture` is that of the GPU the plan is for, such as sm_90; None if it is not known.
+    Args:
+        spec: What the user asks for.
+        version: The vLLM version.
+        facts: What is known of the model.
+        architecture: Architecture of the GPU that the plan is for, such as sm_90; None if it is not known.
+        mig_profile: Profile of the MIG slices that the plan is for; the one in the spec if absent.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     environment, arguments = read_overrides(spec).known_values()
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
+    profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
     expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
     return Situation(
@@ -34,13 +43,13 @@ def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts
         routing_groups=facts.routing_groups,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
-        slice_gigabytes=_slice_gigabytes(accelerator.mig.profile if accelerator and accelerator.mig else None),
+        slice_gigabytes=_slice_gigabytes(profile),
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
         uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor),
         optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
         distribution=version.distribution,
         allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
-        mig=bool(accelerator and accelerator.mig),
+        mig=bool(profile or (accelerator and accelerator.mig)),
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,
@@ -54,8 +63,8 @@ def describe_situation(spec: VLLMDeploymentSpec, version: ResolvedVersion, facts
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
     """A parallel size: a flag of the user beats the field, 1 if neither is given."""
     for flag in flags:
-        if arguments.get(flag, "").isdecimal():
-            return int(arguments[flag])
+        if size := read_integer(arguments.get(flag)):
+            return size
     return given or 1
 
 

@@ -1,7 +1,7 @@
 """Which GPUs a replica runs on.
 
-Pools that cannot serve the request are left out, each with the reason; of the others the first in this order is
-taken, so that the same request and the same cluster always give the same answer:
+Pools that cannot serve the request are left out, each with the reason; the others are put in this order, so that the
+same request and the same cluster always give the same answer:
 
 1. GPUs with room for the weights, where both sizes are known
 2. the user's order of architectures, then of products
@@ -90,8 +90,8 @@ class Target:
         return self.pool.capability
 
 
-def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> Target | Verdict:
-    """Choose the pool that a replica runs on, or say why there is none and what can be done."""
+def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
+    """Find the pools that a replica can run on, the best first, or say why there is none and what can be done."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -111,7 +111,11 @@ def choose_target(request: Request, inventory: Inventory, gpus: GPUs, images: Im
     if not candidates:
         message = explain(request.accelerator, request.count, inventory, rejections, gpus)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
-    pool, fit = min(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
+    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
+    return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)
+
+
+def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: GPUs) -> Target:
     return Target(
         pool=pool,
         resource=pool.resource,
