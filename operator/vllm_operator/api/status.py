@@ -5,9 +5,9 @@ rendered again without planning again, which is how a newer operator leaves runn
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vllm_operator.api.base import Model, list_atomic, list_map
 from vllm_operator.api.spec import Distribution
@@ -274,6 +274,10 @@ class RemediationStatus(Model):
         description="Pods that were deleted because their start had stalled.",
         json_schema_extra=list_atomic(),
     )
+
+    @model_serializer(mode="wrap")
+    def _without_empty_lists(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value != []}
 
 
 class VLLMDeploymentStatus(Model):
