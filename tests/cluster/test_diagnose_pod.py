@@ -28,7 +28,14 @@ async def diagnose(cluster: Cluster, *words: str) -> tuple[int, str]:
 async def make_pod(cluster: Cluster, sim: Simulator, **script: str) -> None:
     await sim.script(pull="0", **script)
     container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
-    await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "any"}, "spec": {"containers": [container]}})
+    await cluster.create(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "any"},
+            "spec": {"containers": [container], "tolerations": [{"operator": "Exists"}]},
+        }
+    )
 
 
 async def test_a_pod_that_crashed_is_explained_whoever_made_it(served: Cluster, sim: Simulator) -> None:

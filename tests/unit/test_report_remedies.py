@@ -22,7 +22,8 @@ AUTO: dict[str, Any] = {"remediation": {"mode": "Auto"}}
 
 def crashed(spec: dict[str, Any], *, stage: Stage = Stage.MEMORY_PROFILING, **more: Any) -> Observation:
     state = StartupState(stage=stage, crash=CRASH, last_line_at=o.at(-31), lines=9)
-    return o.observe(o.crashed_pod(), states={X1: state}, spec=spec, **more)
+    pods = more.pop("pods", (o.crashed_pod(),))
+    return o.observe(*pods, states={X1: state}, spec=spec, **more)
 
 
 def told(written: Report) -> list[tuple[str, str]]:
@@ -64,6 +65,17 @@ def test_a_crash_of_an_engine_that_had_started_is_not_remedied() -> None:
     written = report(crashed(AUTO, stage=Stage.READY))
     assert written.status.remediation is not None
     assert written.status.remediation.applied == []
+
+
+def test_a_crash_of_the_former_spec_changes_nothing_about_the_present_one() -> None:
+    replaced = o.deployment(1, updated=0)
+    assert report(crashed(AUTO, deployment=replaced)).status.remediation is None
+    unseen = {**o.deployment(1), "metadata": {"name": "vllm-a", "generation": 2}}
+    assert report(crashed(AUTO, deployment=unseen)).status.remediation is None
+    old, new = o.crashed_pod(), o.starting_pod("vllm-a-x2")
+    for pod, template, created in ((old, "a", -400), (new, "b", -10)):
+        pod["metadata"] |= {"labels": {"pod-template-hash": template}, "creationTimestamp": o.stamp(created)}
+    assert report(crashed(AUTO, deployment=o.deployment(2, updated=1), pods=(old, new))).status.remediation is None
 
 
 def stalled(**startup: Any) -> Observation:

@@ -39,7 +39,7 @@ class Case:
     """A crash that is in force, and what must be known to decide about it.
 
     `restarts` counts the restarts of its Pod before the run that crashed; `during_start`: the log was read, and shows
-    that the run had not become ready; `created_at` is when its Pod was created; `now` is RFC 3339, in seconds.
+    that the run had not become ready; `is_current`: its Pod is of the present spec; `created_at` is when its Pod was created; `now` is RFC 3339, in seconds.
     """
 
     signature: Signature
@@ -48,6 +48,7 @@ class Case:
     now: str
     captures: Mapping[str, str]
     during_start: bool = False
+    is_current: bool = True
     created_at: datetime | None = None
     serving: int = 0
 
@@ -181,7 +182,9 @@ def _is_decided(kept: RemediationStatus, case: Case) -> bool:
 
 
 def _is_superseded(kept: RemediationStatus, case: Case) -> bool:
-    """Whether the crash is of a Pod from before the last remedy: it says nothing about that."""
+    """Whether the crash is of a Pod from before the last change: it says nothing about that."""
+    if not case.is_current:
+        return True
     if not kept.applied or case.created_at is None:
         return bool(kept.applied)
     return case.created_at < datetime.fromisoformat(kept.applied[-1].since)

@@ -3,7 +3,7 @@
 from vllm_operator.api.spec import OnStall, StartupSpec
 from vllm_operator.api.status import RemediationStatus
 from vllm_operator.planning.remediation import Case, current, settled, with_stalled
-from vllm_operator.reporting import reading
+from vllm_operator.reporting import reading, rollout
 from vllm_operator.reporting.crashes import Crashes
 from vllm_operator.reporting.pods import PodView
 from vllm_operator.reporting.scene import Scene
@@ -43,6 +43,7 @@ def _about_crashes(scene: Scene, crashes: Crashes) -> RemediationStatus | None:
         now=reading.stamp(scene.observation.now) or "",
         captures=dict(finding.captures),
         during_start=finding.during_start,
+        is_current=rollout.is_current(scene, finding.view),
         created_at=finding.view.created_at,
         serving=scene.serving,
     )
