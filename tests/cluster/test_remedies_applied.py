@@ -26,6 +26,7 @@ async def crash(served: Cluster, sim: Simulator, *, but: tuple[str, ...] = ()) -
                 break
             await asyncio.sleep(0.2)
     pod = str(found[0]["metadata"]["name"])
+    await served.wait_for("Pod", pod, lambda p: "running" in (p["status"].get("containerStatuses") or [{}])[0].get("state", {}))
     log = sim.log(pod)
     log.write(RUNNING + LOADING + TOO_LONG)
     log.exit()
@@ -82,7 +83,7 @@ async def test_a_command_that_is_pasted_too_late_is_refused(served: Cluster, sim
     await crash(served, sim)
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("remediation") or {}).get("command"), within=40)
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"args": [{"name": "seed", "value": "7"}]}}})
-    with pytest.raises(RefusedError, match="test"):
+    with pytest.raises(RefusedError, match="422"):
         await paste(served, told["status"]["remediation"]["command"])
 
 

@@ -16,10 +16,9 @@ import yaml
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import as_json
 from vllm_operator.cli.diagnosis_page import page
-from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, LogRequest, Manifest, NotFound
+from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.observe import read_events
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.reporting.pod_events import EventLog, refine
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
@@ -90,7 +89,7 @@ async def diagnose_pod(
     """
     knowledge = load_knowledge()
     pod = await client.get(POD, name, namespace)
-    view = refine(read_pod(pod), EventLog(await read_events(client, [pod], None)))
+    view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)
     try:
         await _read_log(client, parser, LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous))
@@ -102,6 +101,14 @@ async def diagnose_pod(
         parser.end()
     state = parser.final_state if has_ended else parser.state
     return Diagnosis(parser, _explained(knowledge, view, state) if has_ended else state, _about(knowledge, view, previous=previous))
+
+
+async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
+    """What the scheduler and the kubelet said about the Pod; nothing, where that may not be read."""
+    try:
+        return tuple(await client.find(EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]}))
+    except Forbidden:
+        return ()
 
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:

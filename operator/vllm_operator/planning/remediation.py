@@ -39,7 +39,8 @@ class Case:
     """A crash that is in force, and what must be known to decide about it.
 
     `restarts` counts the restarts of its Pod before the run that crashed; `during_start`: the log was read, and shows
-    that the run had not become ready; `is_current`: its Pod is of the present spec; `created_at` is when its Pod was created; `now` is RFC 3339, in seconds.
+    that the run had not become ready; `is_current`: its Pod is of the present spec; `created_at` is when its Pod was
+    created; `now` is RFC 3339, in seconds.
     """
 
     signature: Signature
