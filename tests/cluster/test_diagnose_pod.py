@@ -39,12 +39,14 @@ async def make_pod(cluster: Cluster, sim: Simulator, **script: str) -> None:
 
 
 async def test_a_pod_that_crashed_is_explained_whoever_made_it(served: Cluster, sim: Simulator) -> None:
-    await make_pod(served, sim, path="crash", crash_after="hold", backoff="60")
+    await make_pod(served, sim, path="crash", crash_after="hold", crash_times="1", load="hold")
+    await served.wait_for("Pod", "any", lambda p: "running" in (p["status"].get("containerStatuses") or [{}])[0].get("state", {}))
     log = sim.log("any", container="engine")
     log.write(RUNNING + LOADING + TOO_LONG)
     log.exit()
     await sim.change("any", crash_after="0")
     await served.wait_for("Pod", "any", lambda p: (p["status"].get("containerStatuses") or [{}])[0].get("restartCount") == 1)
+    sim.log("any", container="engine", run=1).write(RUNNING)
     status, page = await diagnose(served, "pod/any", "-n", served.namespace, "--previous")
     assert status == 0, page
     assert in_order(page, "Pod any on node", "Crashed during weight load: MaxModelLenExceedsKvCache", "What happened", "16.00 GiB", "5568")
