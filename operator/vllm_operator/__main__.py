@@ -8,7 +8,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from vllm_operator import __version__
@@ -29,7 +29,15 @@ COMMANDS = {
     "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
     "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and rules"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
+    "diagnose-pod": ("vllm_operator.cli.diagnose_pod", "the same for a Pod of the cluster: read its log and its status"),
+    "signatures": ("vllm_operator.cli.signatures", "list the crashes that are known by name, or show one"),
 }
+
+PLUGIN_COMMANDS = {
+    "diagnose": COMMANDS["diagnose-pod"],
+    **{name: COMMANDS[name] for name in ("plan", "signatures", "catalog")},
+}
+"""What `kubectl vllm` knows, which is about things in a cluster: there `diagnose` names a Pod."""
 
 PIPE_CLOSED_STATUS = 141
 """As of a process that SIGPIPE has ended."""
@@ -37,13 +45,22 @@ PIPE_CLOSED_STATUS = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    return _run(argv, "vllm-operator", COMMANDS)
+
+
+def kubectl_plugin(argv: Sequence[str] | None = None) -> int:
+    """Run one command as `kubectl vllm COMMAND`; return its exit status."""
+    return _run(argv, "kubectl vllm", PLUGIN_COMMANDS)
+
+
+def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str, str]]) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="vllm-operator", description="Run vLLM on Kubernetes with the right kernels and warm caches.")
+    parser = argparse.ArgumentParser(prog=program, description="Run vLLM on Kubernetes with the right kernels and warm caches.")
     parser.add_argument("--version", action="version", version=f"vllm-operator {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     command: Command | None = None
-    for name, (module, summary) in COMMANDS.items():
+    for name, (module, summary) in known.items():
         subparser = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             command = cast(Command, importlib.import_module(module))

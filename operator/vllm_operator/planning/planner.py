@@ -18,6 +18,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.cache import CachePlan, plan_cache
+from vllm_operator.planning.deadline import plan_patience
 from vllm_operator.planning.facts import Facts, resolve_facts
 from vllm_operator.planning.image import image_options
 from vllm_operator.planning.model_config import ConfigFacts
@@ -171,7 +172,8 @@ class _Planner:
         self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: Facts
     ) -> Plan:
         cache = self._cache(version, shape, target)
-        env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
+        patience = plan_patience(self.resource.spec, version.table)
+        env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
         own = engine_arguments(self.resource.spec.model, version, shape.parallel)
         args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, overrides)

@@ -1,10 +1,15 @@
 """What reports draw on beside the observation: the messages, and what is known of starts and crashes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
 from vllm_operator.catalog.logged_names import LoggedNames, load_logged_names
+from vllm_operator.catalog.remedies import load_remedies
+from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.versions import load_versions
+from vllm_operator.planning.remediation import Remediator
 from vllm_operator.reporting.messages import Messages, load_messages
 from vllm_operator.reporting.terminations import Rules, load_rules
 
@@ -19,6 +24,10 @@ class Knowledge:
     logged_names: LoggedNames
     weak: frozenset[str]
     """Signatures that say little: what comes later may say more."""
+    signatures: Mapping[str, Signature]
+    """Known crashes by name."""
+    remediator: Remediator
+    """Decides what to do about crashes."""
 
 
 @cache
@@ -28,4 +37,12 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     rules = load_rules()
     echoes = {signature.id for signature in known.signatures if signature.is_echo}
     weak = echoes | {rule.id for rule in rules.containers if rule.is_weak}
-    return Knowledge(messages=load_messages(), startup=known, terminations=rules, logged_names=load_logged_names(), weak=frozenset(weak))
+    return Knowledge(
+        messages=load_messages(),
+        startup=known,
+        terminations=rules,
+        logged_names=load_logged_names(),
+        weak=frozenset(weak),
+        signatures={signature.id: signature for signature in known.signatures},
+        remediator=Remediator(load_versions(), load_remedies()),
+    )

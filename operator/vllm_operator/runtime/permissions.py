@@ -63,7 +63,9 @@ REQUIRED: tuple[Permission, ...] = (
 OPTIONAL: tuple[Permission, ...] = (
     *_all(DEPLOYMENT, "delete", "what is not wanted any more stays"),
     *_all(SERVICE, "delete", "what is not wanted any more stays"),
+    *_all(POD, "delete", "stalled starts are reported and not restarted"),
     *_all(EVENT, "list", "messages say less"),
+    *_all(EVENT, "get patch", "an event that repeats itself is not counted"),
     *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
     *_all(CLAIM_TEMPLATE, "list create patch delete", "dynamic resource allocation cannot be used"),
     *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),

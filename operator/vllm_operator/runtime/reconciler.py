@@ -25,6 +25,7 @@ from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
+    POD,
     SERVICE,
     ClusterClient,
     Forbidden,
@@ -33,7 +34,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
@@ -53,6 +54,8 @@ Key: TypeAlias = tuple[str, str]
 
 CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""
+ACT_SECONDS = 0.1
+"""What was decided about a crash is carried out after this, from the status that it was written to."""
 LEAVING_SECONDS = 1.0
 """A child that is being deleted is looked at again after this; its end is also seen by a watch."""
 HUB_SECONDS = 30.0
@@ -136,6 +139,9 @@ class Reconciler:
         observation, look_again = await self._observation(resource, snapshot, outcome, applied)
         report = self._rooms.report(observation)
         await self._tell(resource, snapshot, report)
+        await self._restart(resource, report)
+        if report.status.remediation != resource.status.remediation:
+            return Result("waiting", ACT_SECONDS)
         return _result(report, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
@@ -195,15 +201,24 @@ class Reconciler:
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""
         for event in report.events:
-            written = await self._recorder.record(
-                snapshot.resource, type=event.type, reason=event.reason, message=event.message, key=event.key, now=self._now()
-            )
-            if written:
-                self._metrics.wrote("create", "Event")
+            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+            verb = await self._recorder.record(snapshot.resource, occurrence, now=self._now())
+            if verb:
+                self._metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
         if report.status != resource.status:
             await self._write_status(snapshot.resource, report.status)
+
+    async def _restart(self, resource: VLLMDeployment, report: Report) -> None:
+        """Delete Pods whose start has stalled. It was noted in the status: an operator that ends here goes on with it."""
+        for pod in report.restart_pods:
+            try:
+                await self._client.delete(POD, pod.name, resource.metadata.namespace, uid=pod.uid)
+            except Forbidden as error:
+                log.warning("the stalled Pod %s cannot be deleted: %s", pod.name, error)
+                continue
+            self._metrics.wrote("delete", POD.kind)
 
     async def _write_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
         metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "uid")}

@@ -15,11 +15,13 @@ from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.remediation import carried_out
 from vllm_operator.rendering.manifests import render
 from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
+from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.rule_source import KnownCatalog
 from vllm_operator.startup.parser import StartupParser
 
@@ -53,10 +55,14 @@ def load_rooms(known: KnownCatalog | None = None) -> Rooms:
     return Rooms(
         read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
         plan=Planner(known),
-        render=render,
+        render=_render,
         report=partial(report, knowledge=load_knowledge(startup)),
-        make_parser=partial(StartupParser, startup),
+        make_parser=lambda: ProgressClock(StartupParser(startup), startup.stages.heartbeats),
     )
+
+
+def _render(resource: VLLMDeployment, plan: Plan) -> list[Manifest]:
+    return render(*carried_out(resource, plan))
 
 
 class Planner:

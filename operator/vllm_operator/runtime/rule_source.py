@@ -14,7 +14,7 @@ from pathlib import Path
 from vllm_operator.catalog.loader import Catalog, with_user_rules
 from vllm_operator.catalog.user_rules import UserRules
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
-from vllm_operator.cluster.events import EventRecorder
+from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -106,9 +106,8 @@ class RuleSource:
     async def _tell(self, manifest: Manifest, read: UserRules) -> None:
         for problem in read.problems:
             log.warning("%s/%s: %s", self._namespace, self._name, problem)
-            await self._recorder.record(
-                manifest, type="Warning", reason="RuleIgnored", message=problem, key=problem, now=datetime.now(UTC)
-            )
+            occurrence = Occurrence(type="Warning", reason="RuleIgnored", message=problem, key=problem)
+            await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
 
 
 def _words(error: ClusterError, namespace: str, name: str) -> str:
