@@ -59,15 +59,21 @@ demo-keep: $(STAMP) ## The same, and leave it running to play with
 demo-stop: $(STAMP) ## End what demo-keep left running
 	@PYTHONPATH=hack $(BIN)/python -m demo --stop
 
+.PHONY: image
+image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:tag
+	hack/image.sh $(IMAGE)
+
 .PHONY: generate
 generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
+	$(BIN)/python hack/generate_chart.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 -o requirements/runtime.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev -o requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --group build -o requirements/build.txt
 
 .PHONY: clean
 clean: ## Remove what was built here
