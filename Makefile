@@ -68,6 +68,7 @@ generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, referenc
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
 	$(BIN)/python hack/generate_chart.py
+	$(BIN)/python hack/generate_backends_doc.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI

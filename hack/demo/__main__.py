@@ -15,8 +15,10 @@ from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
 from demo.history import History
 from demo.situations import SITUATIONS, Situation, failures
 from demo.table import Lines, draw
+from testenv.binaries import BuildError
 from testenv.controlplane import ControlPlaneError
 from testenv.processes import ProcessGroup
+from testenv.toolchain import ToolchainError
 
 SPEED = 20.0
 LOOK_EVERY = 0.1
@@ -103,12 +105,12 @@ class Show:
             self._picture = None
 
     def _check_operator(self) -> None:
-        words = self._cluster.operator_words()
-        if words is not None:
-            raise DemoError(f"the operator ended. Its last words:\n{words}")
+        if not self._cluster.is_operator_alive():
+            raise DemoError(f"the operator ended. Its last words:\n{self._cluster.operator_words()}")
         if self._now > SETTLED_WITHIN:
             late = ", ".join(name for name, history in self.histories.items() if not history.settled_at)
-            raise DemoError(f"after {SETTLED_WITHIN:.0f} s these have not settled: {late}")
+            words = self._cluster.operator_words()
+            raise DemoError(f"these have not settled after {SETTLED_WITHIN:.0f} s: {late}. The operator's last words:\n{words}")
 
 
 def main() -> int:
@@ -126,8 +128,8 @@ def main() -> int:
         return 0
     try:
         return show(console, keep=arguments.keep, speed=arguments.speed, picture=arguments.picture)
-    except (DemoError, ControlPlaneError) as error:
-        console.print(f"[bold red]The demo failed:[/] {error}", soft_wrap=True)
+    except (DemoError, ControlPlaneError, BuildError, ToolchainError) as error:
+        console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -151,7 +153,7 @@ def show(console: Console, *, keep: bool, speed: float, picture: Path | None) ->
         report(console, cluster)
         complaints = failures(performance.histories)
         for complaint in complaints:
-            console.print(f"[bold red]✘[/] {complaint}", soft_wrap=True)
+            console.print(f"✘ {complaint}", style="red", markup=False, highlight=False, soft_wrap=True)
         memory = cluster.operator_memory()
         console.print(
             f"{'[bold red]not as it should be' if complaints else '[bold green]all four situations are as they should be'}[/]"

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from testenv.api import ApiClient
-from testenv.binaries import ensure_binaries
+from testenv.binaries import TEST_ENVIRONMENT, ensure_binaries
 from testenv.environment import Environment
 from testenv.nodes import gpu_node
 
@@ -45,6 +45,8 @@ class Cluster:
         self._kubectl = ""
 
     def __enter__(self) -> Self:
+        # all at once and first: what is missing is built, with progress shown
+        self._kubectl = str(ensure_binaries(TEST_ENVIRONMENT)["kubectl"])
         self.environment.start()
         return self
 
@@ -60,7 +62,6 @@ class Cluster:
     def prepare(self, say: Callable[[str], None]) -> None:
         """Bring up the nodes, the CRD and the operator."""
         say(f"control plane {self.client.request('GET', '/version')['gitVersion']} is up")
-        self._kubectl = str(ensure_binaries(["kubectl"])["kubectl"])
         names = self.environment.create_nodes(gpu_nodes())
         say(f"{len(names)} GPU nodes are ready: {', '.join(names)}")
         self.kubectl("apply", "-f", str(ROOT / "crds"), "-f", str(MANIFESTS / "namespace.yaml"))
@@ -79,10 +80,13 @@ class Cluster:
         }
         self.environment.control_plane.processes.start("operator", command, environment=environment)
 
-    def operator_words(self) -> str | None:
-        """The last words of the operator if it has ended; None while it runs."""
-        processes = self.environment.control_plane.processes
-        return None if processes.is_alive("operator") else processes.log_tail("operator")
+    def is_operator_alive(self) -> bool:
+        """Whether the operator's process runs."""
+        return self.environment.control_plane.processes.is_alive("operator")
+
+    def operator_words(self) -> str:
+        """The last words of the operator."""
+        return self.environment.control_plane.processes.log_tail("operator")
 
     def operator_memory(self) -> int | None:
         """Resident memory of the operator in MiB; None where /proc does not tell."""

@@ -9,7 +9,8 @@ from demo.history import History
 HERE = Path(__file__).parent
 MANIFESTS = HERE / "manifests"
 RECORDINGS = HERE.parent.parent / "tests" / "corpus" / "h200"
-FASTEST_WARM_START = 0.5
+FEWEST_STAGES = 5
+SLOWEST_WARM_START = 0.5
 """A warm start must take less than this share of the cold one. It took 8 % on an H200; the operator's and the simulated
 kubelet's own seconds are not sped up, and weigh more here."""
 
@@ -43,7 +44,10 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
             yield f"the choice of {choice['backend']} for {choice['component']} has no reason"
     if not plan.get("backends"):
         yield "no backend is named in the plan"
-    yield from want_stages(seen, "Configuration", "TorchCompile", "KernelWarmup", "CUDAGraphCapture")
+    # a stage of some seconds passes in a moment here, and a busy machine may not see it; these two take minutes
+    yield from want_stages(seen, "KernelWarmup", "CUDAGraphCapture")
+    if len(set(seen.stages)) < FEWEST_STAGES:
+        yield f"at least {FEWEST_STAGES} stages were to be seen; seen: {', '.join(seen.stages)}"
     steps = seen.progress.get("KernelWarmup", [])
     if len(steps) < 4 or {total for _, total in steps} != {1735}:
         yield f"the compilation of 1735 kernels was to be seen in at least 4 steps; seen: {steps}"
@@ -56,7 +60,7 @@ def check_second_start(histories: dict[str, History]) -> Iterator[str]:
     yield from want_condition(seen, "CacheWarm", "True", "Hit")
     yield from want("the state of the cache", seen.status.get("cache", {}).get("state"), "Warm")
     yield from want("the key of the cache", seen.status.get("cache", {}).get("key"), first.status.get("cache", {}).get("key"))
-    if seen.elapsed(0) > FASTEST_WARM_START * first.elapsed(0):
+    if seen.elapsed(0) > SLOWEST_WARM_START * first.elapsed(0):
         yield f"the second start took {seen.elapsed(0):.1f} s, the first one {first.elapsed(0):.1f} s: that is not warm"
 
 

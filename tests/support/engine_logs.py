@@ -8,7 +8,7 @@ HEALTHY_START = """\
 current limit exceeds maximum limit. This can cause fd limit errors like `OSError: [Errno 24] Too many open files`.
 (APIServer pid=1) WARNING 11-21 09:20:28 [nixl_utils.py:34] NIXL is not available
 (APIServer pid=1) INFO 11-21 09:20:28 [model.py:555] Resolved architecture: LlamaForCausalLM
-(EngineCore pid=7) INFO 11-21 09:20:38 [core.py:109] Initializing a V1 LLM engine (v0.20.1) with config: model='org/model', quantization=None
+(EngineCore pid=7) INFO 11-21 09:20:38 [core.py:109] Initializing a V1 LLM engine (v0.20.1) with config: model='org/model'
 [W1121 09:20:40.674378560 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3
 (EngineCore pid=7) INFO 11-21 09:20:41 [gpu_model_runner.py:4777] Starting to load model org/model...
 """

@@ -154,3 +154,131 @@ def test_a_version_older_than_all_known_gets_no_setting_and_cannot_be_forced():
     refusal = decide(DEEPSEEK, "0.10.2", "sm_100", backends={"moe": "TRITON"}).refusal
     assert refusal is not None
     assert "spec.engine.args" in refusal.message
+
+
+QWEN = "hf://nvidia/Qwen3.5-27B-NVFP4"
+NVLLM = {"distribution": "nvLLM"}
+
+
+def test_nvllm_uses_its_own_attention_on_gb10():
+    decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM)
+    assert chosen(decision)["Attention"] == ("CUTE_PAGED", "Rule")
+    assert settings(decision) == {"--attention-backend": "CUTE_PAGED"}
+    assert chosen(decide(QWEN, "0.20.1", "sm_121"))["Attention"] == ("FLASH_ATTN", "Engine")
+
+
+def test_nvllm_splits_the_output_projection_for_latency():
+    decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM, backends={"optimizeFor": "Latency"})
+    assert settings(decision)["CUTE_WO_SPLIT"] == "8"
+    own = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "2"}]}
+    assert "CUTE_WO_SPLIT" not in settings(decide(QWEN, "0.20.1", "sm_121", engine=own, backends={"optimizeFor": "Latency"}))
+    wrong = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "3"}]}
+    assert decide(QWEN, "0.20.1", "sm_121", engine=wrong).refusal is not None
+
+
+@pytest.mark.parametrize(("size", "guarded"), [("74G", False), ("76G", True)])
+def test_nvllm_captures_no_graphs_of_models_that_leave_no_memory_for_them(size, guarded):
+    facts = {"attention": "GQA", "experts": 0, "quantization": "NVFP4", "weightSize": size}
+    decision = decide("hf://someone/large", "0.20.1", "sm_121", engine=NVLLM, facts=facts)
+    assert ("--enforce-eager" in settings(decision)) is guarded
+    assert "--enforce-eager" not in settings(decide("hf://someone/large", "0.20.1", "sm_121", facts=facts))
+
+
+def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told():
+    engine = {**NVLLM, "args": [{"name": "--tq"}]}
+    decision = decide(QWEN, "0.20.1", "sm_121", engine=engine)
+    assert chosen(decision)["KVCache"] == ("TURBOQUANT", "User")
+    assert any("25 % lower throughput" in note for note in decision.notes)
+    refusal = decide(QWEN, "0.20.1", "sm_121", engine={"args": [{"name": "--tq"}]}).refusal
+    assert refusal is not None
+    assert "turboquant_4bit_nc" in refusal.message
+
+
+def test_nvllm_is_refused_on_other_gpus():
+    refusal = decide(QWEN, "0.20.1", "sm_100", engine=NVLLM).refusal
+    assert refusal is not None
+    assert "GB10" in refusal.message
+
+
+def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu():
+    small = {"mig": {"profile": "1g.10gb"}}
+    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}
+    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator=small, engine={"args": [{"name": "max-num-seqs", "value": "8"}]})) == {}
+    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator={"mig": {"profile": "7g.141gb"}})) == {}
+
+
+@pytest.mark.parametrize(
+    ("uri", "tensor", "expert", "refused"),
+    [
+        (MINIMAX, 8, "Disabled", True),
+        (MINIMAX, 8, "Enabled", False),
+        (MINIMAX, 4, "Disabled", False),
+        ("hf://Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", 8, "Disabled", True),
+        ("hf://Qwen/Qwen3-235B-A22B-Instruct-2507-FP8", 4, "Disabled", False),
+        (DEEPSEEK, 8, "Disabled", False),
+        (DEEPSEEK, 32, "Disabled", True),
+    ],
+)
+def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri, tensor, expert, refused):
+    refusal = decide(uri, "0.24.0", "sm_90", parallelism={"tensor": tensor, "expert": expert}).refusal
+    assert (refusal is not None) is refused
+    assert refusal is None or "parallelism.expert: Enabled" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("what", "uri", "version", "architecture", "spec"),
+    [
+        ("sparse attention on Ada", "hf://deepseek-ai/DeepSeek-V3.2", "0.33.0", "sm_89", {}),
+        ("sparse attention on SM120 before 0.24", "hf://deepseek-ai/DeepSeek-V3.2", "0.23.0", "sm_120", {}),
+        ("GLM-5 before 0.16", "hf://zai-org/GLM-5-FP8", "0.15.0", "sm_100", {}),
+        ("expert parallelism of a dense model", LLAMA, "0.20.1", "sm_90", {"parallelism": {"expert": "Enabled"}}),
+        ("Hopper kernel on Blackwell", DEEPSEEK, "0.20.1", "sm_100", {"backends": {"attention": "FLASH_ATTN_MLA"}}),
+        ("Blackwell kernel on Hopper", DEEPSEEK, "0.20.1", "sm_90", {"backends": {"moe": "FLASHINFER_TRTLLM"}}),
+        (
+            "Blackwell kernel by flag",
+            DEEPSEEK,
+            "0.20.1",
+            "sm_90",
+            {"engine": {"args": [{"name": "--moe-backend", "value": "flashinfer_trtllm"}]}},
+        ),
+        ("NVFP4 on Hopper with 0.12", NEMOTRON, "0.12.0", "sm_90", {}),
+        (
+            "DeepGEMM forced by variable",
+            "hf://RedHatAI/Mixtral-8x7B-FP8",
+            "0.16.0",
+            "sm_90",
+            {"engine": {"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "1"}]}},
+        ),
+        ("a Service called vllm", LLAMA, "0.20.1", "sm_80", {"engine": {"env": [{"name": "VLLM_PORT", "value": "tcp://10.0.0.1:80"}]}}),
+        (
+            "E5M2 cache and FP8 weights",
+            DEEPSEEK,
+            "0.20.1",
+            "sm_90",
+            {"engine": {"args": [{"name": "kv-cache-dtype", "value": "fp8_e5m2"}]}},
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_can_be_done(what, uri, version, architecture, spec):
+    refusal = decide(uri, version, architecture, **spec).refusal
+    assert refusal is not None, what
+    assert any(word in refusal.message for word in ("Use ", "Set ", "Leave ", "Remove ", "Give ", "What can be asked for here"))
+
+
+def test_the_only_kernel_for_sparse_attention_on_sm120_gets_the_cache_it_needs():
+    decision = decide("hf://deepseek-ai/DeepSeek-V3.2", "0.24.0", "sm_120")
+    assert chosen(decision)["SparseAttention"] == ("FLASHINFER_MLA_SPARSE_SM120", "Engine")
+    assert settings(decision)["--kv-cache-dtype"] == "fp8_ds_mla"
+
+
+def test_a_plan_differs_where_the_versions_differ():
+    spec = {"backends": {"optimizeFor": "Latency", "attention": "CUTLASS_MLA"}, "parallelism": {"tensor": 8}}
+    seen = {
+        version: settings(decide("hf://nvidia/DeepSeek-R1-FP4", version, "sm_100", **spec)) for version in ("0.12.0", "0.16.0", "0.33.0")
+    }
+    assert seen["0.12.0"] == {
+        "VLLM_ATTENTION_BACKEND": "CUTLASS_MLA",
+        "VLLM_USE_FLASHINFER_MOE_FP4": "1",
+        "VLLM_FLASHINFER_MOE_BACKEND": "latency",
+    }
+    assert seen["0.16.0"] == seen["0.33.0"] == {"--attention-backend": "CUTLASS_MLA"}

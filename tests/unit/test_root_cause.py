@@ -11,7 +11,8 @@ from vllm_operator.startup.state import Stage
 KNOWLEDGE = load_startup()
 FATAL = {signature.id for signature in KNOWLEDGE.signatures if signature.severity is Severity.FATAL and not signature.is_echo}
 SAMPLES = [sample for sample in load_signature_samples() if sample.signature in FATAL]
-WEAK = {("NixlUnavailable", 0)}  # a warning of a library, which explains nothing beside an error
+# A warning of a library explains nothing beside an error.
+ERRORS = [sample for sample in SAMPLES if not (sample.signature == "NixlUnavailable" and "WARN" in sample.text)]
 
 
 def parsed(text: str) -> StartupParser:
@@ -31,10 +32,8 @@ def while_running(text: str) -> str | None:
     return crash.signature if crash else None
 
 
-@pytest.mark.parametrize("sample", [pytest.param(each, id=f"{each.signature}-{number}") for number, each in enumerate(SAMPLES)])
+@pytest.mark.parametrize("sample", [pytest.param(each, id=f"{each.signature}-{number}") for number, each in enumerate(ERRORS)])
 def test_a_known_error_wins_over_its_echoes(sample: Sample) -> None:
-    if "WARN" in sample.text and sample.signature == "NixlUnavailable":
-        pytest.skip("a warning of UCX is no explanation beside an error")
     assert named(HEALTHY_START + engine_failure(sample.text)) == sample.signature
     assert while_running(HEALTHY_START + engine_failure(sample.text)) == sample.signature
 
@@ -139,7 +138,7 @@ USAGE = "usage: vllm serve [model_tag] [options]\n" + "".join(f"               [
 FIRST_OF_SEVERAL = (
     HEALTHY_START
     + worker_failure(
-        "ValueError: Free memory on device cuda:1 (54.34/79.18 GiB) on startup is less than desired GPU memory utilization (0.92, 72.84 GiB)."
+        "ValueError: Free memory on device cuda:1 (54.34/79.18 GiB) on startup is less than desired GPU memory utilization (0.92, 72 GiB)."
     )
     + "(Worker_TP1 pid=21) ERROR 11-21 09:51:01 [worker.py:7] torch.distributed.DistStoreError: Timed out after 601 seconds\n"
 )
@@ -275,7 +274,7 @@ def test_a_restart_in_the_same_log_begins_anew() -> None:
 
 def test_the_remedy_has_the_numbers_of_the_log() -> None:
     line = (
-        "ValueError: To serve at least one request with the model's max seq len (262144), (18.35 GiB KV cache is needed, which is larger than "
+        "To serve at least one request with the model's max seq len (262144), (18.35 GiB KV cache is needed, which is larger than "
         "the available KV cache memory (8.72 GiB). Based on the available memory, the estimated maximum model length is 124576."
     )
     crash = parsed(HEALTHY_START + engine_failure(line)).final_state.crash
@@ -298,3 +297,61 @@ def test_a_program_that_ends_with_its_engine_still_running_did_not_crash() -> No
     log += "ERROR 01-04 21:58:22 [core_client.py:564] Engine core proc EngineCore_DP0 died unexpectedly, shutting down client.\n"
 
     assert named(log) is None  # https://github.com/vllm-project/vllm/issues/31681
+
+
+VARIANTS = [
+    (
+        "HfRepoNotFound",
+        "OSError: org/nothing is not a local folder and is not a valid model identifier listed on 'https://huggingface.co/models'",
+    ),
+    ("ModelFilesMissing", "ValueError: No supported config format found in /models/llama"),
+    ("ModelFilesMissing", "RuntimeError: Cannot find any model weights with `/models/llama`"),
+    ("NoGpuVisible", "RuntimeError: Device string must not be empty"),
+    ("NoGpuVisible", "pynvml.NVMLError_LibraryNotFound: NVML Shared Library Not Found"),
+    ("NvidiaDriverTooOld", "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.8, please update your driver"),
+    ("CudaOutOfMemory", "RuntimeError: Triton Error [CUDA]: out of memory"),
+    ("CudaOutOfMemory", "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 20.00 MiB"),
+    ("PortInUse", "zmq.error.ZMQError: Address already in use (addr='tcp://10.0.0.3:5557')"),
+    ("PortInUse", "torch.distributed.DistNetworkError: The server socket has failed to listen. port: 29500, code: -98, name: EADDRINUSE"),
+    ("FlashInferNvccMissing", "RuntimeError: Could not find nvcc and default cuda_home='/usr/local/cuda' doesn't exist"),
+    ("FlashInferNvccMissing", "OSError: CUDA_HOME environment variable is not set. Please set it to your CUDA install root."),
+    ("FlashInferJitBuildFailed", "subprocess.CalledProcessError: Command '['ninja', '-v', '-C', '/c']' returned non-zero exit status 1."),
+    ("Fp8DtypeUnsupportedOnGpu", 'CompilationError: ValueError("type fp8e4nv not supported in this architecture.")'),
+    ("DistributedTimeout", "TimeoutError: RPC call to execute_model timed out."),
+    ("HfOfflineOrUnreachable", "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out."),
+    ("InvalidToolOrReasoningParser", "KeyError: \"Reasoning parser 'qwen9' not found. Available parsers: deepseek_r1, granite\""),
+    ("UnknownCliArgument", "TypeError: AsyncEngineArgs.__init__() got an unexpected keyword argument 'swap_space'"),
+    ("NotEnoughGpus", "RuntimeError: CUDA error: invalid device ordinal"),
+    (
+        "TransformersTooOld",
+        "  Value error, The checkpoint has model type `x9` but Transformers does not recognize this architecture.",
+    ),
+    (
+        "MoeBackendUnsupported",
+        "NotImplementedError: Found VLLM_USE_FLASHINFER_MOE_FP8=1, but no FlashInfer FP8 MoE backend supports it.",
+    ),
+    ("MoeBackendUnsupported", "ValueError: --linear-backend=triton was requested but no 'triton' kernel exists for NVFP4 layers."),
+    (
+        "NoValidAttentionBackend",
+        "ValueError: No valid MLA prefill backend found with MLAPrefillSelectorConfig(). Reasons: {}",
+    ),
+    (
+        "CompileCacheCorrupt",
+        "Corrupted JIT cache directory (missing kernel.cubin): /cache/k.1a, please run `rm -rf /cache/k.1a`",
+    ),
+    ("WeightNameOrShapeMismatch", "    assert param_data.shape == loaded_weight.shape\nAssertionError"),
+    ("TensorParallelNotDivisible", "    assert self.total_num_kv_heads % tp_size == 0\nAssertionError"),
+    ("FlashInferMoeFp8BlockQuantAssert", "    assert self.block_quant is None\nAssertionError"),
+]
+
+
+@pytest.mark.parametrize(("signature", "lines"), [pytest.param(*each, id=f"{each[0]}-{number}") for number, each in enumerate(VARIANTS)])
+def test_other_wordings_of_the_same_error_are_recognised(signature: str, lines: str) -> None:
+    assert named(HEALTHY_START + engine_failure(lines)) == signature
+
+
+def test_a_crash_in_native_code_is_shown_by_its_own_line() -> None:
+    crash = parsed(HEALTHY_START + "Fatal Python error: Segmentation fault\n" + API_SERVER_GIVES_UP).final_state.crash
+
+    assert crash is not None
+    assert (crash.signature, crash.line) == ("Unknown", "Fatal Python error: Segmentation fault")

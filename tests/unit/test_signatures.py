@@ -1,15 +1,21 @@
 """Every signature is found in the lines that are known to belong to it, and texts and remedies are sound."""
 
-import pytest
+import re
 
-from vllm_operator.catalog.signatures import Sample, Severity, load_signature_samples
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from vllm_operator.catalog.signatures import Change, Sample, Severity, Signature, load_signature_samples
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.versions import load_versions
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.wording import render
 
 KNOWLEDGE = load_startup()
 SIGNATURES = {signature.id: signature for signature in KNOWLEDGE.signatures}
 SAMPLES = load_signature_samples()
+VERSIONS = load_versions()
 NOTICES = {name for name, signature in SIGNATURES.items() if signature.severity is not Severity.FATAL} - {"TerminatedDuringStartup"}
 
 
@@ -42,3 +48,62 @@ def test_a_warning_is_a_notice_and_no_crash(sample: Sample) -> None:
 
     assert parser.final_state.crash is None
     assert sample.signature in {notice.signature for notice in parser.notices}
+
+
+def test_there_are_as_many_signatures_as_are_known() -> None:
+    assert len(SIGNATURES) == len(KNOWLEDGE.signatures) == 114
+    assert {sample.signature for sample in SAMPLES} == set(SIGNATURES) - {"CutlassMlaHang"}  # which logs nothing
+
+
+@pytest.mark.parametrize("signature", [pytest.param(each, id=each.id) for each in KNOWLEDGE.signatures])
+def test_texts_read_well_with_and_without_captures(signature: Signature) -> None:
+    everything = [(name, "7") for pattern in signature.patterns for name in re.compile(pattern.regex).groupindex]
+    for captures in ([], everything):
+        for template in (signature.cause, signature.remedy):
+            text = render(template, captures)
+            assert text.endswith((".", ":"))
+            assert "  " not in text
+            assert "None" not in text
+            assert " ." not in text
+            assert len(text) < 500
+
+
+@pytest.mark.parametrize("signature", [pytest.param(each, id=each.id) for each in KNOWLEDGE.signatures])
+def test_every_pattern_has_an_anchor_that_its_lines_contain(signature: Signature) -> None:
+    for pattern in signature.patterns:
+        re.compile(pattern.regex)
+        if pattern.context is not None:
+            re.compile(pattern.context)
+        assert re.search(r"[A-Za-z]{2,}", pattern.anchor)
+    samples = [sample.text for sample in SAMPLES if sample.signature == signature.id]
+    for sample in samples:
+        assert any(pattern.anchor in sample for pattern in signature.patterns)
+
+
+CHANGES = [(signature.id, change) for signature in KNOWLEDGE.signatures for change in (*signature.environment, *signature.arguments)]
+# Not vLLM's own: read by CUDA, NCCL, PyTorch, Triton, the model hub or the compiler.
+FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_")
+FOREIGN_NAMES = {"USER", "HOME", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "TMPDIR", "MAX_JOBS", "FORCE_NUM_KV_SPLITS"}
+
+
+@pytest.mark.parametrize(("name", "change"), [pytest.param(name, change, id=f"{name}-{change.name}") for name, change in CHANGES])
+def test_a_remedy_names_only_what_its_versions_know(name: str, change: Change) -> None:
+    if change.name.startswith("<"):
+        return  # a person fills in which argument
+    if change.name.startswith(FOREIGN) or change.name in FOREIGN_NAMES:
+        assert change.versions is None
+        return
+    gate = SpecifierSet(change.versions or "")
+    tables = [table for table in VERSIONS.tables if gate.contains(table.version)]
+    assert tables
+    for table in tables:
+        known = table.knows_flag if change.name.startswith("--") else table.knows_variable
+        assert known(change.name), f"vLLM {table.version} does not know {change.name}"
+
+
+def test_a_value_fits_what_was_captured() -> None:
+    signature = SIGNATURES["GpuMemoryInUse"]
+    captures = [("free", "54.34"), ("total", "79.18"), ("utilization", "0.92"), ("wanted", "72.84")]
+
+    assert render(signature.arguments[0].value or "", captures) == "0.67"
+    assert "at most 0.67" in render(signature.remedy, captures)

@@ -7,6 +7,7 @@ priority wins; two rules of the same kind, component and priority may not both a
 is checked when the rules are loaded.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -93,6 +94,8 @@ class RuleError(ValueError):
 
 _KEYS = {"id", "component", "kind", "when", "because", "source", "backend", "environment", "arguments", "refuse", "warn", "priority"}
 
+_LIMITS = {"id": 128, "backend": 64, "because": 900, "source": 350, "refuse": 1000, "warn": 1000, "environment": 2000, "arguments": 2000}
+
 
 def parse_rule(data: Mapping[str, Any]) -> Rule:
     """Read one rule.
@@ -104,6 +107,7 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
     try:
         if unknown := sorted(set(data) - _KEYS):
             raise ValueError(f"unknown key {', '.join(unknown)}")
+        _check_lengths(data)
         rule = Rule(
             id=data["id"],
             component=Component(data["component"]),
@@ -120,11 +124,18 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
         )
     except KeyError as error:
         raise RuleError(f"rule {name}: {error.args[0]} is missing") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RuleError(f"rule {name}: {error}") from error
     if not (rule.backend or rule.environment or rule.arguments or rule.refuse or rule.warn):
         raise RuleError(f"rule {name}: nothing follows from it; give backend, environment, arguments, refuse or warn")
     return rule
+
+
+def _check_lengths(data: Mapping[str, Any]) -> None:
+    """What a rule says ends up in the status, whose texts are bounded."""
+    for key, limit in _LIMITS.items():
+        if len(str(data.get(key, ""))) > limit:
+            raise ValueError(f"{key} is longer than {limit} characters")
 
 
 def find_conflicts(rules: Iterable[Rule]) -> list[str]:

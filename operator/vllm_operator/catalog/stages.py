@@ -58,12 +58,13 @@ class Failure:
     """Text that says that a process has failed.
 
     `serving`: also once the server was ready. `death`: it only says that a process is gone, which an orderly
-    shutdown does as well.
+    shutdown does as well. `native`: the line is the only explanation that there will be.
     """
 
     text: str
     serving: bool = False
     death: bool = False
+    native: bool = False
 
 
 @dataclass(frozen=True, slots=True)

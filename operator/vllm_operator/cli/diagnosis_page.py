@@ -27,7 +27,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     """Everything that the log tells, top to bottom as the story of the start."""
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
     parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
-    timeline = _timeline(parser, state)
+    timeline = _timeline(state)
     if timeline:
         parts.append(f"{bold}The start{plain}\n{timeline}")
     if state.crash is not None:
@@ -60,9 +60,9 @@ def _facts(state: StartupState) -> str:
     )
 
 
-def _timeline(parser: StartupParser, state: StartupState) -> str:
+def _timeline(state: StartupState) -> str:
     rows = []
-    entered = parser.stages
+    entered = state.entered
     for position, (stage, since) in enumerate(entered):
         until = entered[position + 1][1] if position + 1 < len(entered) else state.last_line_at
         last = position + 1 == len(entered)

@@ -13,6 +13,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
+from yaml import YAMLError
 
 ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a service account."
 
@@ -44,9 +45,11 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
             raise MissingConnectionError(
                 f"There is no kubeconfig: KUBECONFIG is not set, {home} does not exist, and this is not a Pod. {ADVICE}"
             )
-    except (ConfigException, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
+    except (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         # the loader fails in all these ways on a file that is YAML but no kubeconfig
-        raise MissingConnectionError(f"The kubeconfig {paths or home or ''} cannot be used: {error}. {ADVICE}") from error
+        raise MissingConnectionError(
+            f"The kubeconfig {paths or home or ''} cannot be used: {' '.join(str(error).split())}. {ADVICE}"
+        ) from error
     # Certificates are verified, but not for RFC 5280 niceties that the CAs of some providers lack and that
     # Python 3.13 began to ask for.
     configuration.disable_strict_ssl_verification = True

@@ -116,6 +116,7 @@ class _Choosing:
     args: dict[str, PlannedArgument] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     known_bad: list[str] = field(default_factory=list)
+    unsuited: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     followed: list[str] = field(default_factory=list)
 
@@ -149,9 +150,10 @@ class _Choosing:
         for rule in self.rules.rules:
             if not rule.backend and self._holds(rule):
                 self._follow(rule)
-        known_bad = [] if allow_known_bad else self.known_bad
+        found = [*self.unsuited.values(), *self.known_bad]
+        known_bad = [] if allow_known_bad else found
         if allow_known_bad:
-            self.notes += [f"Started although known to fail, as the annotation asks: {text}" for text in self.known_bad]
+            self.notes += [f"Started although known to fail, as the annotation asks: {text}" for text in found]
         insist = f' To start it all the same, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".' if known_bad else ""
         refusals = [*self.refusals, *known_bad]
         return BackendDecision(
@@ -202,7 +204,7 @@ class _Choosing:
         offered = sorted(name for name in working if self._setting(name, ways) is not None)
         instead = f"What can be asked for here: {', '.join(offered)}; or leave it at Auto." if offered else "Leave it at Auto."
         where = ", ".join(fact for fact in facts if fact)
-        self.known_bad.append(f"{component.value} backend {backend} does not work here ({where}). {instead}")
+        self.unsuited[component] = f"{component.value} backend {backend} does not work here ({where}). {instead}"
 
     def _choice(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
         self.chosen[component] = backend
@@ -222,6 +224,8 @@ class _Choosing:
         self._set(Setting(rule.environment, {name: value or "" for name, value in rule.arguments.items()}), rule.because)
         if rule.refuse:
             self.known_bad.append(self._fill(rule.refuse))
+            for component in (rule.component, *rule.when.forced):
+                self.unsuited.pop(component, None)  # the rule says it better
         if rule.warn:
             self.notes.append(self._fill(rule.warn))
 

@@ -6,6 +6,7 @@ from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Tog
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.planning.facts import Facts
 from vllm_operator.planning.overrides import read_overrides
+from vllm_operator.planning.quantities import read_integer
 from vllm_operator.planning.version import ResolvedVersion
 
 GIGABYTE = 10**9
@@ -62,8 +63,8 @@ def describe_situation(
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
     """A parallel size: a flag of the user beats the field, 1 if neither is given."""
     for flag in flags:
-        if arguments.get(flag, "").isdecimal():
-            return int(arguments[flag])
+        if size := read_integer(arguments.get(flag)):
+            return size
     return given or 1
 
 

@@ -157,7 +157,7 @@ class CrashTracker:
             return
         if self._is_farewell(text):
             return
-        self._look_for_failure(text, number)
+        self._look_for_failure(process, text, number)
         known = self._match(process, text, number, provisional=part is Part.CODE)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
             known = self._match_assertion(process, number)
@@ -169,10 +169,12 @@ class CrashTracker:
         failure = self._failures.find(text) if self._ready or self.stage == _LAST_STAGE else None
         return failure is not None and failure.death and not failure.serving
 
-    def _look_for_failure(self, text: str, number: int) -> None:
+    def _look_for_failure(self, process: str, text: str, number: int) -> None:
         failure = self._failures.find(text)
         if failure is None or (self._ready and not failure.serving):
             return
+        if failure.native:
+            self._unknown = self._unknown or self._seen(process, None, text, number, ())
         self._fail(number, death=failure.death)
 
     def _fail(self, number: int, *, death: bool = False) -> None:

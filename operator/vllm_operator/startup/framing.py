@@ -28,7 +28,7 @@ DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 _VLLM = re.compile(
     r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d:\d\d)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
+    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
 )
 _WRAPPED = re.compile(
     r"(?:"
@@ -41,7 +41,7 @@ _WRAPPED = re.compile(
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
     r"|[\w.-]{1,80} {1,20}\| "
-    r"|> "
+    r"|> |[-*] (?=\d{4}-)"
     r")"
 )
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
@@ -50,7 +50,7 @@ _FOREIGN_LEVEL = re.compile(
 )
 """The levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]) and of others."""
 _INSIDE = re.compile(
-    r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d \[?[^\]\s]{1,120}:\d{1,6}\] "
+    r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 
@@ -212,9 +212,8 @@ class LineReader:
                 if found["level"] or not (rest[:1] == "{" or _WRAPPED.match(rest)):
                     break
                 # A process prefix around something that has a frame of its own.
-                inner = next(self._unwrapped(rest), None)
-                if inner is not None:
-                    yield Line(self.number, inner.process or found["process"], inner.level, inner.time or time, inner.text)
+                for inner in self._unwrapped(rest):
+                    yield Line(self.number, inner.process or found["process"] or "", inner.level, inner.time or time, inner.text)
                 return
             raw = raw[wrapped.end() :]
             time = wrapped["cri"] or wrapped["python"] or wrapped["iso"] or time

@@ -33,10 +33,7 @@ class SignatureIndex:
         order = 0
         for signature in signatures:
             for pattern in signature.patterns:
-                words = _WORD.findall(pattern.anchor)
-                if not words:
-                    raise ValueError(f"signature {signature.id}: anchor {pattern.anchor!r} contains no word")
-                self._by_word.setdefault(max(words, key=len), []).append((order, signature, pattern))
+                self._by_word.setdefault(_key(signature, pattern.anchor), []).append((order, signature, pattern))
                 order += 1
         self._words = frozenset(self._by_word)
 
@@ -55,6 +52,15 @@ class SignatureIndex:
             seen.add(signature.id)
             captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
             yield Match(signature, captures, pattern.weak)
+
+
+def _key(signature: Signature, anchor: str) -> str:
+    words = list(_WORD.finditer(anchor))
+    if not words:
+        raise ValueError(f"signature {signature.id}: anchor {anchor!r} contains no word")
+    # A word at an end of the anchor may be a part of a longer one in the line.
+    whole = [word for word in words if word.start() > 0 and word.end() < len(anchor)]
+    return max((word[0] for word in whole or words), key=len)
 
 
 @lru_cache(maxsize=1024)

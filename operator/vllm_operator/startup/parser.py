@@ -311,11 +311,6 @@ class StartupParser:
         return self._state(crash)
 
     @property
-    def stages(self) -> tuple[tuple[Stage, datetime | None], ...]:
-        """The stages of the present run in the order in which they were entered, with their times."""
-        return tuple(self._timeline.entered)
-
-    @property
     def notices(self) -> tuple[Crash, ...]:
         """What the log says that is worth knowing and is no crash."""
         return self._crashes.presented_notices()

@@ -14,14 +14,16 @@ def render(template: str, captures: Iterable[tuple[str, str]]) -> str:
     What is captured comes from a log and may be anything: a text that cannot be rendered with it is shown
     without it.
     """
+    from jinja2 import TemplateError  # only paid for where a crash is put into words
+
     try:
         return _compiled(template).render(dict(captures)).strip()
-    except (ValueError, TypeError, ArithmeticError):
+    except (TemplateError, ValueError, TypeError, ArithmeticError):
         return _compiled(template).render({}).strip()
 
 
 @lru_cache(maxsize=512)
 def _compiled(template: str) -> "Template":
-    from jinja2.sandbox import ImmutableSandboxedEnvironment  # only paid for where a crash is put into words
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     return ImmutableSandboxedEnvironment(autoescape=False).from_string(template)

@@ -1,0 +1,45 @@
+"""`make demo`, faster: what the README promises is shown, and the demo itself notices if it is not."""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from testenv import Environment
+
+pytestmark = pytest.mark.cluster
+
+ROOT = Path(__file__).parent.parent.parent
+SPEED = "40"
+
+
+async def run_demo(*arguments: str) -> tuple[int | None, str]:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "demo", "--speed", SPEED, *arguments),
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": "hack", "COLUMNS": "200", "TERM": "dumb"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await process.communicate()
+    return process.returncode, output.decode()
+
+
+@pytest.mark.timeout(240)
+async def test_the_demo_ends_as_described(environment: Environment) -> None:
+    """Depends on the environment only so that what is missing has been built."""
+    status, output = await run_demo()
+    assert status == 0, output
+    for words in (
+        "$ kubectl apply -f hack/demo/manifests/a-first-start.yaml",
+        "KernelWarmup",
+        "kubectl -n demo get vllm",
+        "kubectl -n demo describe vllm deepseek-again",
+        "MigUuidNotInteger",
+        "NoMatchingGPU",
+        "all four situations are as they should be",
+    ):
+        assert words in output

@@ -1,0 +1,83 @@
+"""`vllm-operator diagnose`: any log, from anywhere, without a cluster."""
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.engine_logs import HEALTHY_START, READY, engine_failure
+from vllm_operator.__main__ import main
+
+FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`")
+WARMING = HEALTHY_START + "\rDeepGEMM warmup:  83%|████████▎ | 1436/1735 [04:04<02:01,  2.46it/s]"
+
+
+def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | bytes, *options: str) -> str:
+    path = tmp_path / "engine.log"
+    path.write_bytes(log.encode() if isinstance(log, str) else log)
+    assert main(["diagnose", str(path), *options]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(diagnosed(tmp_path, capsys, FAILED, "-o", "json"))
+
+    assert set(told) == {"stage", "progress", "crash"}
+    assert told["stage"] == "WeightLoad"
+    assert told["progress"] is None
+    assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line"}
+    assert told["crash"]["signature"] == "NoKvCacheMemory"
+    assert told["crash"]["line"].startswith("ValueError: No available memory")
+
+
+def test_progress_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json.loads(diagnosed(tmp_path, capsys, WARMING, "-o", "json"))
+
+    assert told == {"stage": "KernelWarmup", "progress": {"completed": 1436, "total": 1735}, "crash": None}
+
+
+def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = diagnosed(tmp_path, capsys, FAILED)
+
+    order = ["Crashed during weight load: NoKvCacheMemory", "The start", "What happened", "What to do", "Read more", "The telling lines"]
+    assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
+    assert "--gpu-memory-utilization" in page
+    assert "\x1b" not in page
+
+
+@pytest.mark.parametrize(
+    ("log", "headline"),
+    [
+        (HEALTHY_START + READY, "Started: the server became ready"),
+        (WARMING, "the log ends during kernel warm-up, DeepGEMM warm-up 1436/1735, about 2 min 01 s left"),
+        ("hello\nworld\n", "Is it the log of a vLLM server?"),
+        (b"\x00\xff\xfe\x80" * 1000, "Is it the log of a vLLM server?"),
+    ],
+    ids=["ready", "warming up", "something else", "binary"],
+)
+def test_what_is_no_crash_is_said_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | bytes, headline: str) -> None:
+    assert headline in " ".join(diagnosed(tmp_path, capsys, log).split())
+
+
+def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(FAILED.encode())))
+
+    assert main(["diagnose", "-", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["crash"]["signature"] == "NoKvCacheMemory"
+
+
+def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").touch()
+
+    for path, complaint in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "empty", "is empty")):
+        assert main(["diagnose", str(path)]) == 2
+        assert complaint in capsys.readouterr().err
+
+
+def test_it_does_not_load_what_only_the_operator_needs() -> None:
+    code = "import sys; import vllm_operator.cli.diagnose; print(sorted({'kopf', 'kubernetes', 'pydantic', 'jinja2'} & set(sys.modules)))"
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

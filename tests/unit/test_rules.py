@@ -1,0 +1,161 @@
+"""Reading rules and conditions: what is understood, what is refused, and in which order rules apply."""
+
+import pytest
+
+from vllm_operator.catalog.invocations import canonical, load_invocations
+from vllm_operator.catalog.kernels import Kernels, load_kernels
+from vllm_operator.catalog.rules import Component, Kind, RuleError, build_rules, find_conflicts, load_rules, parse_rule
+from vllm_operator.catalog.situations import Situation, parse_condition, parse_range
+
+
+def rule(**given):
+    base = {"id": "a", "component": "MoE", "kind": "engine", "backend": "TRITON", "because": "It is so.", "source": "a test"}
+    return parse_rule({**base, **given})
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [
+        (">=0.17.1,<0.20", (0, 19, 0), (0, 20, 0)),
+        (">=0.17.1,<0.20", (0, 17, 1), (0, 17, 0)),
+        ("<=0.16", (0, 16, 0), (0, 16, 1)),
+        (">0.16", (0, 16, 1), (0, 16, 0)),
+        ("0.16.0", (0, 16, 0), (0, 16, 1)),
+    ],
+)
+def test_ranges_of_versions(text, inside, outside):
+    span = parse_range(text, releases=True)
+    assert span.contains(inside)
+    assert not span.contains(outside)
+
+
+@pytest.mark.parametrize(("text", "inside", "outside"), [(">=2", 2, 1), ("<8", 7, 8), ("0", 0, 1), (">=2,<=4", 4, 5), (">75", 75.5, 75)])
+def test_ranges_of_numbers(text, inside, outside):
+    span = parse_range(text)
+    assert span.contains(inside)
+    assert not span.contains(outside)
+
+
+@pytest.mark.parametrize("text", ["", "about 2", "=>2", ">=a"])
+def test_a_range_that_cannot_be_read_says_how_to_write_one(text):
+    with pytest.raises(ValueError, match="write for example"):
+        parse_range(text)
+
+
+@pytest.mark.parametrize(
+    ("condition", "facts", "want"),
+    [
+        ({}, {}, True),
+        ({"architectures": "sm_90"}, {"architecture": "sm_90"}, True),
+        ({"architectures": "sm_10x"}, {"architecture": "sm_103"}, True),
+        ({"architectures": "sm_90"}, {"architecture": None}, False),
+        ({"tensor": ">=2"}, {"tensor": 2}, True),
+        ({"experts": ">=1"}, {"experts": None}, False),
+        ({"except": {"families": "gemma"}}, {"family": None}, True),
+        ({"except": {"families": "gemma"}}, {"family": "gemma"}, False),
+        ({"environment": {"A": "^1$"}}, {"environment": {"A": "1"}}, True),
+        ({"environment": {"A": "^1$"}}, {"environment": {}}, False),
+        ({"arguments": {"--x": ""}}, {"arguments": {"--x": ""}}, True),
+        ({"chosen": {"MoE": ["TRITON"]}}, {}, False),
+    ],
+)
+def test_what_is_unknown_satisfies_no_condition(condition, facts, want):
+    assert parse_condition(condition).holds(Situation(release=(0, 20, 1), **facts), {}, {}) is want
+
+
+def test_doubt_speaks_for_a_kernel_and_knowledge_against_it():
+    condition = parse_condition({"versions": ">=0.17", "architectures": "sm_90", "quantizations": "FP8", "experts": ">=1"})
+    assert condition.possible(Situation(release=(0, 20, 1)), {})
+    assert not condition.possible(Situation(release=(0, 16, 0)), {})
+    assert not condition.possible(Situation(release=(0, 20, 1), architecture="sm_80"), {})
+    assert not condition.possible(Situation(release=(0, 20, 1), experts=0), {})
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "want"),
+    [
+        ({"versions": "<0.15"}, {"versions": ">=0.15"}, True),
+        ({"versions": "<0.16"}, {"versions": ">=0.15"}, False),
+        ({"architectures": "sm_90"}, {"architectures": "sm_10x"}, True),
+        ({"architectures": "sm_90"}, {"quantizations": "FP8"}, False),
+        ({"tensor": "<8"}, {"tensor": ">=8"}, True),
+        ({"families": "gemma"}, {"except": {"families": ["gemma", "llama"]}}, True),
+        ({"chosen": {"MoE": "A"}}, {"chosen": {"MoE": "B"}}, True),
+    ],
+)
+def test_conditions_that_exclude_each_other_are_told_apart(one, two, want):
+    first, second = parse_condition(one), parse_condition(two)
+    assert first.disjoint(second) is want
+    assert second.disjoint(first) is want
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"kind": "wish"}, "rule a: 'wish' is not a valid Kind"),
+        ({"component": "Coffee"}, "rule a: 'Coffee' is not a valid Component"),
+        ({"when": {"weather": "fine"}}, "unknown condition weather"),
+        ({"when": {"versions": "new"}}, "is not a range"),
+        ({"when": {"environment": {"A": "("}}}, "rule a: "),
+        ({"then": 1}, "unknown key then"),
+        ({"backend": None}, "nothing follows from it"),
+        ({"when": []}, "rule a: "),
+        ({"because": "x" * 1000}, "because is longer than 900 characters"),
+        ({"environment": {"A": "x" * 3000}}, "environment is longer than 2000 characters"),
+    ],
+)
+def test_a_malformed_rule_is_refused_by_name(given, message):
+    with pytest.raises(RuleError, match=None) as caught:
+        rule(**given)
+    assert message in str(caught.value)
+
+
+def test_a_rule_without_a_reason_is_refused():
+    with pytest.raises(RuleError, match="rule b: because is missing"):
+        parse_rule({"id": "b", "component": "MoE", "kind": "engine", "backend": "X", "source": "s"})
+
+
+def test_rules_that_contradict_each_other_are_found_when_loaded():
+    rules = [rule(id="one"), rule(id="two", backend="MARLIN")]
+    with pytest.raises(RuleError, match="one and two may both apply and choose TRITON and MARLIN"):
+        build_rules(rules, (), Kernels(()))
+    assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", priority=1)]) == []
+    assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", kind="quirk")]) == []
+
+
+def test_two_rules_of_one_name_are_refused():
+    with pytest.raises(RuleError, match="two rules are called a"):
+        build_rules([rule(), rule()], (), Kernels(()))
+
+
+def test_quirks_come_before_choices_and_choices_before_what_the_engine_does():
+    kinds = [one.kind for one in load_rules().rules]
+    assert kinds == sorted(kinds, key=list(Kind).index)
+
+
+def test_what_ships_is_explained_in_sentences_with_a_source():
+    rules = load_rules().rules
+    assert len(rules) > 150
+    for one in rules:
+        assert one.because.endswith("."), one.id
+        assert one.source, one.id
+        assert all(text is None or text.endswith((".", '.")', '"')) for text in (one.refuse, one.warn)), one.id
+
+
+def test_the_user_may_spell_a_backend_as_vllm_does():
+    ways = tuple(way for way in load_invocations() if way.component == Component.MOE)
+    assert canonical("deep_gemm", ways) == "DEEPGEMM"
+    assert canonical("flashinfer-cutlass", ways) == "FLASHINFER_CUTLASS"
+    assert canonical("cutlass", ways) == "VLLM_CUTLASS"
+
+
+def test_what_works_is_known_for_each_component_with_kernels():
+    kernels = load_kernels()
+    situation = Situation(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
+    assert kernels.working("MoE", situation, {}) == (
+        "MARLIN",
+        "FLASHINFER_TRTLLM",
+        "FLASHINFER_CUTLASS",
+        "FLASHINFER_CUTEDSL",
+        "VLLM_CUTLASS",
+    )

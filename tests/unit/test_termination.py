@@ -1,0 +1,61 @@
+"""Why a container ended: its status and its log together."""
+
+from typing import Any
+
+import pytest
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Crash
+from vllm_operator.startup.termination import diagnose_termination
+
+KNOWLEDGE = load_startup()
+
+
+def from_log(text: str) -> Crash | None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(text)
+    parser.end()
+    return parser.final_state.crash
+
+
+ECHO = from_log("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}\n")
+SPECIFIC = from_log("ValueError: No available memory for the cache blocks.\n")
+
+
+def ended(**status: Any) -> str | None:
+    known: dict[str, Any] = {"exit_code": 1, "signal": None, "reason": "Error", "message": None, "log_crash": None}
+    crash = diagnose_termination(KNOWLEDGE, **(known | status))
+    return crash.signature if crash else None
+
+
+@pytest.mark.parametrize(
+    ("expected", "status"),
+    [
+        ("OomKilledNoLog", {"exit_code": 137, "reason": "OOMKilled"}),
+        ("OomKilledNoLog", {"exit_code": 1, "reason": "OOMKilled", "log_crash": ECHO}),
+        ("NoKvCacheMemory", {"exit_code": 1, "reason": "OOMKilled", "log_crash": SPECIFIC}),
+        ("NoKvCacheMemory", {"log_crash": SPECIFIC}),
+        ("EngineCoreInitFailed", {"log_crash": ECHO}),
+        ("PortInUse", {"log_crash": ECHO, "message": "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000)"}),
+        ("ExecFormatError", {"exit_code": 255, "message": "exec /usr/local/bin/vllm: exec format error"}),
+        ("IllegalInstruction", {"exit_code": 132}),
+        ("BusErrorSharedMemory", {"exit_code": 135}),
+        ("Unknown", {"exit_code": 139}),
+        ("Unknown", {"exit_code": 1}),
+        (None, {"exit_code": 0, "reason": "Completed"}),
+        (None, {"exit_code": 143}),
+        (None, {"exit_code": None, "signal": 15, "reason": None}),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_how_a_container_ended_is_explained(expected: str | None, status: dict[str, Any]) -> None:
+    assert ended(**status) == expected
+
+
+def test_a_signal_that_nothing_explains_is_named() -> None:
+    crash = diagnose_termination(KNOWLEDGE, exit_code=139, signal=None, reason="Error", message=None, log_crash=None)
+
+    assert crash is not None
+    assert "signal 11 (segmentation fault)" in crash.cause
+    assert crash.remedy is not None
