@@ -28,6 +28,7 @@ COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
+    "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and backends"),
 }
 
 PIPE_CLOSED_STATUS = 141

@@ -13,12 +13,14 @@ import gc
 import logging
 import signal
 import sys
+from collections.abc import Sequence
 from functools import partial
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
+from vllm_operator.cluster.client import Kind
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -87,7 +89,11 @@ class Operator:
         self._client = client
         self.metrics = Metrics()
         self.readiness = Readiness()
-        self.queue: WorkQueue[Key] = WorkQueue(base_seconds=settings.retry_base_seconds, limit_seconds=settings.retry_limit_seconds)
+        self.queue: WorkQueue[Key] = WorkQueue(
+            base_seconds=settings.retry_base_seconds,
+            limit_seconds=settings.retry_limit_seconds,
+            rest_seconds=settings.rest_milliseconds / 1000,
+        )
         rooms = load_rooms()
         self.followers = Followers(
             client,
@@ -107,6 +113,17 @@ class Operator:
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
+        self.supervisor = Supervisor(
+            Parts(
+                client=client,
+                readiness=self.readiness,
+                add=self.queue.add,
+                make_watches=self._watches,
+                namespaces=settings.namespaces,
+                host=client.configuration.host,
+            )
+        )
+        client.forbidden = self.supervisor.doubt_permissions
         # what was loaded so far lives for ever: the collector need not look at it again
         gc.collect()
         gc.freeze()
@@ -114,16 +131,6 @@ class Operator:
     async def run(self, stop: asyncio.Event) -> int:
         """Run until told to stop; return the exit status."""
         health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
-        supervisor = Supervisor(
-            Parts(
-                client=self._client,
-                readiness=self.readiness,
-                add=self.queue.add,
-                make_watches=self._watches,
-                namespaces=self._settings.namespaces,
-                host=self._client.configuration.host,
-            )
-        )
         try:
             await health.start(self._settings.http_host, self._settings.http_port)
         except OSError as error:
@@ -133,7 +140,7 @@ class Operator:
             return 1
         log.info("probes and metrics on port %d", health.port)
         self.workers.start()
-        supervision = asyncio.create_task(supervisor.run(), name="supervisor")
+        supervision = asyncio.create_task(self.supervisor.run(), name="supervisor")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
         died = supervision.done()
@@ -149,11 +156,11 @@ class Operator:
                 )
         return 1 if died else 0
 
-    def _watches(self, kinds: object) -> Watches:
+    def _watches(self, kinds: Sequence[Kind]) -> Watches:
         return Watches(
             add=self.queue.add,
             login=partial(_connection_info, self._client.configuration),
-            kinds=kinds,  # type: ignore[arg-type]
+            kinds=kinds,
             namespaces=self._settings.namespaces,
             received=self.metrics.watched,
             request_timeout_seconds=self._settings.request_timeout_seconds,

@@ -32,8 +32,11 @@ class Settings:
 
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, comma-separated; all if empty. With a list, no cluster-wide watch is needed (nodes are still read)."""
-    workers: int = 8
-    """Reconciliations at a time. They wait for the API server most of the time; 8 keep one core busy."""
+    workers: int = 24
+    """Reconciliations at a time. They wait for the API server most of the time, so more of them hide its latency."""
+    rest_milliseconds: int = 200
+    """How long an object rests between two reconciliations. What happens meanwhile, mostly the echo of the operator's
+    own writes, is looked at once; a person does not notice."""
     resync_seconds: int = 600
     """Every VLLMDeployment is looked at this often although nothing happened: finds what no watch tells,
     such as a named claim that was bound. Spread by up to a tenth, so that not all come at once."""

@@ -23,7 +23,7 @@ EXPECTED: dict[str, tuple[Stage, str | None, CacheEvidence]] = {
     "llama-bf16-warm": (Stage.READY, None, WARM),
     "llama-tp2-cold": (Stage.READY, None, COLD),
     "mig-uuid": (Stage.PROCESS_START, "MigUuidNotInteger", NOTHING),
-    "no-c-compiler": (Stage.TORCH_COMPILE, "CCompilerMissing", NOTHING),
+    "no-c-compiler": (Stage.TORCH_COMPILE, "TritonLauncherCompileFailed", NOTHING),
     "poison-triton-cubin-empty": (Stage.TORCH_COMPILE, "TritonKernelImageInvalid", NOTHING),
 }
 

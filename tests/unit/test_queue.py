@@ -183,3 +183,33 @@ async def test_the_age_of_the_queue_is_that_of_its_oldest_key(queue: WorkQueue[s
     assert (queue.oldest_seconds(), queue.longest_processing_seconds()) == (3.0, 2.0)
     queue.done("a")
     assert queue.longest_processing_seconds() == 0.0
+
+
+async def test_a_key_rests_after_it_was_processed_and_what_happens_meanwhile_is_looked_at_once(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+    queue.add("a")
+    assert await queue.get() == "a"
+    queue.add("a")
+    queue.done("a")
+    queue.add("a")
+    queue.add("b")
+    assert await queue.get() == "b"
+    assert (len(queue), queue.delayed()) == (0, 1)
+    clock.now += 0.3
+    assert await queue.get() == "a"
+    queue.done("a")
+    clock.now += 0.3
+    assert (len(queue), queue.delayed()) == (0, 0)
+    queue.add("a")
+    assert len(queue) == 1
+
+
+async def test_a_rest_does_not_put_off_a_key_that_is_due_later(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+    queue.add("a")
+    await queue.get()
+    queue.add_after("a", 600)
+    queue.done("a")
+    queue.add("a")
+    clock.now += 0.2
+    assert await queue.get() == "a"

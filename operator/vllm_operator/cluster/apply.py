@@ -7,6 +7,7 @@ undone, and what others own stays.
 A child of the same name that is not ours is never taken over: the first apply is without force, and says so.
 """
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -86,24 +87,32 @@ class Applier:
         """
         result = Applied()
         found = {_identity(child): child for child in live}
+        # what Pods need to start comes first, all at once
+        before = [wish for wish in wishes if wish["kind"] != DEPLOYMENT.kind]
+        calls = [self._bring(owner, wish, found.get(_identity(wish)), result) for wish in before]
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
+            if isinstance(outcome, BaseException):
+                raise outcome
         for wish in wishes:
-            child = found.get(_identity(wish))
-            if child is not None and await self._leaving(child, owner):
-                result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
-                continue
-            try:
-                now = await self._apply_one(wish, child, result)
-            except (Conflict, *_FINAL) as error:
-                if isinstance(error, Conflict) and not await self._is_foreign(wish):
-                    raise
-                result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
-                if child is not None:
-                    result.children.append(child)
-                continue
-            result.children.append(now)
+            if wish["kind"] == DEPLOYMENT.kind:
+                await self._bring(owner, wish, found.get(_identity(wish)), result)
         if not result.refusals:
             await self._prune(owner, wishes, live, result)
         return result
+
+    async def _bring(self, owner: Manifest, wish: Manifest, child: Manifest | None, result: Applied) -> None:
+        """Make one child so, and note in the result what became of it."""
+        if child is not None and await self._leaving(child, owner):
+            result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
+            return
+        try:
+            result.children.append(await self._apply_one(wish, child, result))
+        except (Conflict, *_FINAL) as error:
+            if isinstance(error, Conflict) and not await self._is_foreign(wish):
+                raise
+            result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
+            if child is not None:
+                result.children.append(child)
 
     async def _apply_one(self, wish: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         if child is None:

@@ -7,7 +7,9 @@ service account's file is read again every minute, and everything is read again 
 import asyncio
 import os
 from collections.abc import Mapping
+from ipaddress import ip_address, ip_network
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
@@ -50,10 +52,30 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
         raise MissingConnectionError(
             f"The kubeconfig {paths or home or ''} cannot be used: {' '.join(str(error).split())}. {ADVICE}"
         ) from error
+    if not environment.get("KUBERNETES_SERVICE_HOST"):  # a Pod reaches its own API server without one
+        configuration.proxy = configuration.proxy or proxy_for(configuration.host, environment)
     # Certificates are verified, but not for RFC 5280 niceties that the CAs of some providers lack and that
     # Python 3.13 began to ask for.
     configuration.disable_strict_ssl_verification = True
     return configuration
+
+
+def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
+    """The proxy that the environment names for a server, as kubectl understands it; None where there is none."""
+    name = urlsplit(host).hostname or ""
+    exempt = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
+    if any(_covers(entry.strip().lower(), name) for entry in exempt.split(",") if entry.strip()):
+        return None
+    return environment.get("HTTPS_PROXY") or environment.get("https_proxy")
+
+
+def _covers(entry: str, name: str) -> bool:
+    if entry == "*" or name == entry.lstrip(".") or name.endswith(f".{entry.lstrip('.')}"):
+        return True
+    try:
+        return ip_address(name) in ip_network(entry, strict=False)
+    except ValueError:  # one of them is a name
+        return False
 
 
 def _check_files(paths: str) -> None:

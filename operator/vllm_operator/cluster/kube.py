@@ -48,6 +48,9 @@ class KubeClient:
         timeout_seconds: float = 15.0,
         reload: Callable[[], Awaitable[Configuration]] | None = None,
     ) -> None:
+        """`reload` reads the credentials anew, after a 401."""
+        self.forbidden: Callable[[], None] = lambda: None
+        """Called whenever the API server says that something is not allowed."""
         self.configuration = configuration
         self._timeout = timeout_seconds
         self._reload = reload
@@ -55,7 +58,8 @@ class KubeClient:
         # Streams hold a connection each, and are bounded by whoever opens them.
         configuration.connection_pool_maxsize = 0
         # aiohttp buffers twice this much of a stream that is not read; lines are split elsewhere.
-        configuration.client_session_kwargs = {"read_bufsize": PIECE}
+        # With `trust_env` it looks for a proxy and a .netrc file before each request, in a thread.
+        configuration.client_session_kwargs = {"read_bufsize": PIECE, "trust_env": False}
         self._rest = RESTClientObject(configuration)
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
@@ -152,6 +156,8 @@ class KubeClient:
         async with asyncio.timeout(self._timeout):
             response = await self._send("GET", path, query=query, limit=timeout)
         try:
+            if response.status == 403:
+                self.forbidden()
             if response.status >= 400:
                 raise _error(response, await response.read(), "get", "pods/log")
             yield _pieces(response.response)
@@ -187,6 +193,8 @@ class KubeClient:
             if response.status == 401 and attempt == 1 and await self._refresh():
                 continue
             break
+        if response.status == 403:
+            self.forbidden()
         if response.status >= 400:
             raise _error(response, data, verb or VERBS[method], f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path)
         try:

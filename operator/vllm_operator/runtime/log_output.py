@@ -10,7 +10,13 @@ from datetime import UTC, datetime
 
 _about: ContextVar[str] = ContextVar("about", default="")
 
-QUIET = {"kopf": logging.WARNING, "aiohttp.access": logging.WARNING, "asyncio": logging.WARNING, "kubernetes": logging.WARNING}
+QUIET = {
+    "kopf": logging.WARNING,
+    "kopf._core.reactor.running": logging.ERROR,  # it warns that signals are not its business, which is how it should be
+    "aiohttp.access": logging.WARNING,
+    "asyncio": logging.WARNING,
+    "kubernetes": logging.WARNING,
+}
 """Libraries whose everyday chatter is of no use to an operator of the operator."""
 
 

@@ -31,12 +31,19 @@ class WorkQueue(Generic[Key]):
         *,
         base_seconds: float = 0.25,
         limit_seconds: float = 15.0,
+        rest_seconds: float = 0.0,
         clock: Callable[[], float] | None = None,
         jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER),
     ) -> None:
-        """`base_seconds` is the wait after a first failure; it doubles up to `limit_seconds`."""
+        """`base_seconds` is the wait after a first failure; it doubles up to `limit_seconds`.
+
+        `rest_seconds` is how long a key rests after it was processed: what happens to it meanwhile, often as the
+        echo of our own writes, is looked at once.
+        """
         self._base = base_seconds
         self._limit = limit_seconds
+        self._rest = rest_seconds
+        self._rested: dict[Key, float] = {}
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter
         self._ready: deque[Key] = deque()
@@ -54,8 +61,12 @@ class WorkQueue(Generic[Key]):
         return len(self._dirty)
 
     def add(self, key: Key) -> None:
-        """Add a key, unless it waits already."""
+        """Add a key, unless it waits already; after its rest, if it was processed a moment ago."""
         if self._closed or key in self._dirty:
+            return
+        until = self._rested.get(key)
+        if until is not None and until > self._clock():
+            self._delay(key, until)
             return
         self._dirty[key] = self._clock()
         self._due.pop(key, None)
@@ -68,7 +79,9 @@ class WorkQueue(Generic[Key]):
         if seconds <= 0:
             self.add(key)
             return
-        due = self._clock() + seconds
+        self._delay(key, self._clock() + seconds)
+
+    def _delay(self, key: Key, due: float) -> None:
         if self._closed or key in self._dirty or self._due.get(key, due + 1) <= due:
             return
         self._due[key] = due
@@ -118,9 +131,20 @@ class WorkQueue(Generic[Key]):
     def done(self, key: Key) -> None:
         """A worker has finished with a key; it is handed out again if it was added meanwhile."""
         del self._processing[key]
-        if key in self._dirty:
+        if self._rest:
+            self._begin_rest(key)
+        if key in self._dirty and not self._rest:
             self._ready.append(key)
             self._wake.set()
+        elif self._dirty.pop(key, None) is not None:
+            self._delay(key, self._rested[key])
+
+    def _begin_rest(self, key: Key) -> None:
+        now = self._clock()
+        self._rested.pop(key, None)
+        self._rested[key] = now + self._rest
+        while self._rested and next(iter(self._rested.values())) <= now:  # in the order of time
+            del self._rested[next(iter(self._rested))]
 
     def close(self) -> None:
         """Hand out nothing more."""
@@ -145,6 +169,7 @@ class WorkQueue(Generic[Key]):
         while self._delayed and self._delayed[0][0] <= now:
             due, _, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:  # else it was added, or an earlier time was set
+                self._rested.pop(key, None)
                 self.add(key)
 
     def _next_wait(self) -> float | None:

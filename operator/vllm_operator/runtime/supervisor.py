@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import (
@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
 """Between two looks at something that is missing."""
+Answer = TypeVar("Answer")
+
+PERMISSION = "permission"
 CHECK_SECONDS = 30.0
 """Between two looks at permissions and the CRD while everything works."""
 
@@ -60,6 +63,7 @@ class Supervisor:
         self._retry = retry_seconds
         self._check = check_seconds
         self._denied: frozenset[Permission] = frozenset()
+        self._in_doubt = False
         for name in ("API server", "CRD", "first list"):
             parts.readiness.missing[name] = f"{name}: not looked at yet"
 
@@ -71,6 +75,10 @@ class Supervisor:
             await self._until("first list", self._list)
             log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
             await self._watch()
+
+    def doubt_permissions(self) -> None:
+        """The API server has refused something: look at the permissions again."""
+        self._in_doubt = True
 
     async def _watch(self) -> None:
         """Watch until the watches end or what may be watched changes."""
@@ -91,10 +99,14 @@ class Supervisor:
                 await watches
 
     async def _has_changed(self, kinds: Sequence[Kind]) -> bool:
-        """Whether the watches must be started again; keeps readiness up to date."""
+        """Whether the watches must be started again; keeps readiness up to date.
+
+        Asking for permissions is a POST each: it is done only where one is missing or in doubt.
+        """
         try:
-            await self._check_permissions()
             await self._check_crd()
+            if self._in_doubt or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
+                await self._check_permissions()
         except (ClusterError, _Missing):
             # Watches survive an outage. That the CRD is gone they do not notice by themselves.
             return "CRD" in self._parts.readiness.missing
@@ -117,19 +129,29 @@ class Supervisor:
             await asyncio.sleep(self._retry)
 
     async def _check_permissions(self) -> None:
-        try:
-            denied = [p for p in (*REQUIRED, *OPTIONAL) if not await self._may(p)]
-        except Unavailable as error:
-            self._parts.readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
-            raise
-        self._parts.readiness.have("API server")
-        self._denied = frozenset(denied)
+        asked = (*REQUIRED, *OPTIONAL)
+        answers = await self._reach(asyncio.gather(*(self._may(permission) for permission in asked)))
+        self._in_doubt = False
+        self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
         for permission in REQUIRED:
-            name = f"permission {permission}"
+            name = f"{PERMISSION} {permission}"
             if permission in self._denied:
                 self._parts.readiness.lack(name, f"The operator's account may not {permission}: {permission.effect}")
             else:
                 self._parts.readiness.have(name)
+
+    async def _reach(self, call: Awaitable[Answer]) -> Answer:
+        """Ask the API server, and keep in mind whether it answers."""
+        try:
+            answer = await call
+        except Unavailable as error:
+            self._parts.readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
+            raise
+        except ClusterError:
+            self._parts.readiness.have("API server")
+            raise
+        self._parts.readiness.have("API server")
+        return answer
 
     async def _may(self, permission: Permission) -> bool:
         """Ask for the permission in all namespaces, or in each of those that are served."""
@@ -159,7 +181,7 @@ class Supervisor:
     async def _check_crd(self) -> None:
         namespace = self._parts.namespaces[0] if self._parts.namespaces else None
         try:
-            await self._parts.client.find(VLLM_DEPLOYMENT, namespace, fields={"metadata.name": "does-not-exist"})
+            await self._reach(self._parts.client.find(VLLM_DEPLOYMENT, namespace, fields={"metadata.name": "does-not-exist"}))
         except NotFound:
             name = f"{labels.PLURAL}.{labels.GROUP}"
             self._parts.readiness.lack("CRD", f"The CRD {name} is not in the cluster: kubectl apply -f crds/ (or install the Helm chart)")

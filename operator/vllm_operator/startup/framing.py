@@ -65,6 +65,9 @@ _LEVEL_WORDS = {
 }
 
 
+_LEVEL_STARTS = ("INFO ", "ERROR ", "WARNING ", "DEBUG ", "CRITICAL ")
+
+
 def locate(raw: str) -> tuple[int, int | None]:
     """Where the text of a line without wrappings begins, and its level; -1 if it has to be looked at closely.
 
@@ -107,9 +110,9 @@ def time_of(raw: str) -> str | None:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
-    if not starts:
+    if not any(raw.find(level, 80) >= 0 for level in _LEVEL_STARTS):
         return [raw]
+    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
     bounds = [0, *starts, len(raw)]
     return [raw[start:end] for start, end in pairwise(bounds)]
 
@@ -162,6 +165,8 @@ class LineReader:
             text = _ANSI.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
+        if "\r" in text:
+            text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
         self.has_returns = "\r" in text
         lines = text.split("\n")
         tail = lines.pop()

@@ -14,7 +14,6 @@ from vllm_operator.catalog.stages import LineMeaning
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.startup.crashes import CrashTracker, FailureTexts
 from vllm_operator.startup.framing import (
-    DEBUG,
     ERROR,
     INFO,
     LINE_LIMIT,
@@ -33,7 +32,9 @@ from vllm_operator.startup.times import read_time
 from vllm_operator.startup.tracebacks import CHARACTERS_KEPT
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
-_NOTICES = frozenset({"Using", "No", "Your", "Found", "Unknown", "FlashInfer"})
+_NOTICES = ("No", "Your", "FlashInfer")
+"""First words of records that are no warnings and yet worth a notice."""
+_STAGES = {stage.value: stage for stage in Stage}
 _LONG = 300
 """Lines of more characters than this may hold several log records whose ends of lines were lost."""
 _TELLING = ("raise ", "assert ")
@@ -220,7 +221,7 @@ class StartupParser:
             self._enter(Stage.READY)
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text)
-        if ((level == WARNING or word in _NOTICES) and level != DEBUG) or (level == DEBUG and word == "No"):
+        if level == WARNING or word in _NOTICES or "NvFp4" in text:
             self._crashes.records = self._records
             self._crashes.record(level, text, self._reader.number)
 
@@ -233,25 +234,24 @@ class StartupParser:
         return False
 
     def _apply(self, meaning: LineMeaning, found: re.Match[str]) -> None:
-        groups = found.groupdict()
         if meaning.banner and (self._timeline.begun or self._crashes.failed):
             self._restart()
         if meaning.engine and self._crashes.failed and self._timeline.stage is Stage.READY:
             self._restart()
         if meaning.stage is not None:
-            self._enter(Stage(meaning.stage))
-        if (meaning.banner or meaning.engine) and groups.get("version"):
-            self._timeline.version = groups["version"][:40]
+            self._enter(_STAGES[meaning.stage])
+        if meaning.banner or meaning.engine:
+            self._timeline.version = (found.groupdict().get("version") or self._timeline.version or "")[:40] or None
         if meaning.cache is not None:
             self._timeline.count_cache(meaning.cache)
-        if meaning.component is not None and groups.get("backend"):
-            self._timeline.observe(meaning.component, groups["backend"])
+        if meaning.component is not None and (backend := found.groupdict().get("backend")):
+            self._timeline.observe(meaning.component, backend)
         if meaning.loaded:
             self._timeline.loaded = True
         if meaning.shutdown:
             self._crashes.stopping(self._reader.number)
         if meaning.progress is not None:
-            completed, total = int(groups["completed"][:9]), int(groups["total"][:9])
+            completed, total = int(found["completed"][:9]), int(found["total"][:9])
             self._timeline.count(self._timeline.stage, Progress(min(completed, total), total, meaning.progress), self._now())
 
     def _enter(self, stage: Stage) -> None:
@@ -339,6 +339,8 @@ def _prepare(knowledge: StartupKnowledge) -> _Dispatch:
     for meaning in knowledge.stages.lines:
         for word in meaning.words:
             words.setdefault(word, []).append(meaning)
+    for word in _NOTICES:
+        words.setdefault(word, [])
     return _Dispatch(
         {word: tuple(meanings) for word, meanings in words.items()},
         Bars(knowledge.stages.bars),

@@ -1,0 +1,339 @@
+"""How fast and how quiet the operator is, on a real API server: `python hack/bench/running.py [--burst 100] [--idle 60]`.
+
+Prints a table. Every number is taken from outside: by watching the API server, and from /proc. The machine's other work
+counts in, so compare only numbers of the same machine.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import ssl
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+ROOT = Path(__file__).parent.parent.parent
+
+from testenv import Environment  # noqa: E402 - the folder above was added just now
+from testenv.cri import LogWriter  # noqa: E402
+from testenv.nodes import gpu_node  # noqa: E402
+
+GROUP = "/apis/vllm-operator.dev/v1alpha1"
+NAMESPACE = "bench"
+ANNOTATION = "sim.vllm-operator.dev/"
+
+
+class Api:
+    """A thin client."""
+
+    def __init__(self, environment: Environment, session: aiohttp.ClientSession) -> None:
+        self._plane = environment.control_plane
+        self._session = session
+        self._ssl = ssl.create_default_context(cafile=str(self._plane.authority))
+
+    async def call(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
+        async with self._open(method, path, body, kind, **query) as response:
+            answer = await response.json()
+            if response.status >= 400 and response.status not in (404, 409):
+                raise RuntimeError(f"{method} {path}: {answer.get('message')}")
+            return answer
+
+    @contextlib.asynccontextmanager
+    async def _open(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
+        headers = {"Authorization": f"Bearer {self._plane.token}", "Content-Type": kind}
+        data = None if body is None else json.dumps(body)
+        url = self._plane.server + path
+        timeout = aiohttp.ClientTimeout(total=None)
+        async with self._session.request(method, url, data=data, headers=headers, params=query, ssl=self._ssl, timeout=timeout) as response:
+            yield response
+
+    async def watch(self, path: str) -> AsyncIterator[tuple[float, Any]]:
+        version = (await self.call("GET", path))["metadata"]["resourceVersion"]
+        async with self._open("GET", path, watch="1", resourceVersion=version) as response:
+            buffer = b""
+            async for data in response.content.iter_any():
+                *lines, buffer = (buffer + data).split(b"\n")
+                for line in lines:
+                    yield time.monotonic(), json.loads(line)
+
+
+class Seen:
+    """When a watch first showed what was waited for, by name."""
+
+    def __init__(self, api: Api, path: str, wanted: Any) -> None:
+        self.at: dict[str, float] = {}
+        self._task = asyncio.create_task(self._watch(api, path, wanted))
+        self._news = asyncio.Event()
+
+    async def _watch(self, api: Api, path: str, wanted: Any) -> None:
+        async for moment, event in api.watch(path):
+            name = event["object"]["metadata"]["name"]
+            if name not in self.at and wanted(event["object"]):
+                self.at[name] = moment
+                self._news.set()
+
+    async def until(self, names: Sequence[str], seconds: float = 180) -> None:
+        async with asyncio.timeout(seconds):
+            while not set(names) <= set(self.at):
+                self._news.clear()
+                await self._news.wait()
+
+    def stop(self) -> None:
+        self._task.cancel()
+
+
+class Operator:
+    """The operator as a process."""
+
+    def __init__(self, kubeconfig: Path) -> None:
+        self._environment = os.environ | {
+            "KUBECONFIG": str(kubeconfig),
+            "VLLM_OPERATOR_HTTP_PORT": "0",
+            "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
+        }
+        self.port = 0
+
+    async def start(self) -> None:
+        command = [sys.executable, "-m", "vllm_operator", "run"]
+        self.process = await asyncio.create_subprocess_exec(*command, env=self._environment, stderr=subprocess.PIPE)
+        self._ready = asyncio.Event()
+        self._reader = asyncio.create_task(self._read())
+        async with asyncio.timeout(60):
+            await self._ready.wait()
+
+    async def _read(self) -> None:
+        assert self.process.stderr
+        async for line in self.process.stderr:
+            if found := re.search(rb"metrics on port (\d+)", line):
+                self.port = int(found[1])
+            if b"serving" in line:
+                self._ready.set()
+            if b"WARNING" in line or b"ERROR" in line or b"Traceback" in line:
+                print(line.decode().rstrip(), file=sys.stderr)
+
+    async def stop(self) -> float:
+        started = time.monotonic()
+        self.process.terminate()
+        await self.process.wait()
+        return time.monotonic() - started
+
+    def rss(self, peak: bool = False) -> float:
+        """MiB."""
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        return int(re.search(rf"Vm{'HWM' if peak else 'RSS'}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+
+    def cpu(self) -> float:
+        """Seconds."""
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def writes(self) -> int:
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
+            text = await response.text()
+        return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm_operator_writes_total")))
+
+
+def model(name: str) -> Any:
+    spec = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": "0.20.1"}}
+    metadata = {"name": name, "namespace": NAMESPACE}
+    return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": spec}
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def spread(values: Sequence[float]) -> str:
+    return f"p50 {quantile(values, 0.5):.2f} s, p95 {quantile(values, 0.95):.2f} s, max {max(values):.2f} s"
+
+
+class Bench:
+    """The measurements, one after the other, and the table."""
+
+    def __init__(self, environment: Environment, api: Api, operator: Operator) -> None:
+        self.environment = environment
+        self.api = api
+        self.operator = operator
+        self.rows: list[tuple[str, str]] = []
+
+    def row(self, what: str, value: str) -> None:
+        self.rows.append((what, value))
+        print(f"{what:<52} {value}", flush=True)
+
+    async def create(self, name: str) -> float:
+        await self.api.call("POST", f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments", model(name))
+        return time.monotonic()
+
+    async def one_at_a_time(self, number: int) -> None:
+        seen = Seen(self.api, "/apis/apps/v1/deployments", lambda _: True)
+        await asyncio.sleep(0.2)
+        delays = []
+        for index in range(number):
+            name = f"single-{index}"
+            started = await self.create(name)
+            await seen.until([name])
+            delays.append(seen.at[name] - started)
+            await asyncio.sleep(0.2)
+        seen.stop()
+        self.row(f"CR created -> Deployment, {number} one at a time", spread(delays))
+
+    async def burst(self, number: int) -> None:
+        deployments = Seen(self.api, "/apis/apps/v1/deployments", lambda _: True)
+        answers = Seen(self.api, f"{GROUP}/vllmdeployments", lambda r: (r.get("status") or {}).get("plan"))
+        await asyncio.sleep(0.2)
+        names = [f"burst-{index}" for index in range(number)]
+        cpu, began = self.operator.cpu(), time.monotonic()
+        created = dict(zip(names, await asyncio.gather(*map(self.create, names)), strict=True))
+        made = time.monotonic() - began
+        await deployments.until(names)
+        await answers.until(names)
+        total = max(deployments.at[name] for name in names) - began
+        self.row(f"burst of {number}: CR created -> Deployment", spread([deployments.at[name] - created[name] for name in names]))
+        self.row(f"burst of {number}: all Deployments (CRs took {made:.1f} s)", f"{total:.1f} s")
+        self.row(f"burst of {number}: all have a status", f"{max(answers.at[name] for name in names) - began:.1f} s")
+        deployments.stop()
+        answers.stop()
+        await self.settle()
+        self.row(f"burst of {number}: operator's CPU until all is quiet", f"{self.operator.cpu() - cpu:.1f} s")
+
+    async def settle(self) -> None:
+        before = -1
+        async with asyncio.timeout(300):
+            while before != (before := await self.operator.writes()):
+                await asyncio.sleep(3)
+
+    async def logs(self, starts: int, lines: int) -> None:
+        """From a line in a container's log to the status that says so, with so many Pods starting at once."""
+        script = {f"{ANNOTATION}path": "ok", f"{ANNOTATION}pull": "0", f"{ANNOTATION}load": "hold"}
+        await self.api.call(
+            "PATCH", f"/api/v1/namespaces/{NAMESPACE}", {"metadata": {"annotations": script}}, "application/merge-patch+json"
+        )
+        names = [f"start-{index}" for index in range(starts)]
+        running = Seen(
+            self.api, "/api/v1/pods", lambda pod: any("running" in c["state"] for c in pod["status"].get("containerStatuses", ()))
+        )
+        await asyncio.sleep(0.2)
+        await asyncio.gather(*map(self.create, names))
+        async with asyncio.timeout(120):
+            while sum(name.startswith("start-") for name in running.at) < starts:
+                await asyncio.sleep(0.2)
+        running.stop()
+        pods = {name.rsplit("-", 2)[0]: name for name in running.at if name.startswith("start-")}
+        writers = {name: LogWriter(self.environment.log_root / NAMESPACE / pods[name] / "vllm" / "0.log") for name in names}
+        await self.settle()
+        delays: list[float] = []
+        head = "INFO 11-21 12:00:00 "
+        stages = [
+            (f"{head}[gpu_model_runner.py:3000] Starting to load model m...\n", "WeightLoad"),
+            (f"{head}[backends.py:643] Using cache directory: /cache/vllm/torch_compile_cache/a/rank_0_0/backbone\n", "TorchCompile"),
+        ]
+        for text, stage in stages[:lines]:
+            seen = Seen(
+                self.api, f"{GROUP}/vllmdeployments", lambda r, s=stage: ((r.get("status") or {}).get("startup") or {}).get("stage") == s
+            )
+            await asyncio.sleep(0.3)
+            wrote = {}
+            for name in names:
+                writers[name].write(text.encode())
+                wrote[name] = time.monotonic()
+            await seen.until(names, 60)
+            delays += [seen.at[name] - wrote[name] for name in names]
+            seen.stop()
+        self.row(f"log line -> status, {starts} Pods starting, all at once", spread(delays))
+
+    async def idle(self, seconds: float) -> None:
+        await self.settle()
+        before, cpu = await self.operator.writes(), self.operator.cpu()
+        await asyncio.sleep(seconds)
+        self.row(f"writes in {seconds:.0f} idle seconds", str(await self.operator.writes() - before))
+        self.row(f"operator's CPU in {seconds:.0f} idle seconds", f"{self.operator.cpu() - cpu:.2f} s")
+
+    async def restart(self) -> None:
+        self.row("operator stops within", f"{await self.operator.stop():.2f} s")
+        started = time.monotonic()
+        await self.operator.start()
+        self.row("operator starts and serves within", f"{time.monotonic() - started:.2f} s")
+        await asyncio.sleep(2)
+        await self.settle()
+        self.row("writes at a restart, nothing changed", str(await self.operator.writes()))
+
+    async def outage(self, seconds: float) -> None:
+        plane = self.environment.control_plane
+        plane.stop_component("kube-apiserver", kill=True)
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(plane.start_component, "kube-apiserver")
+        back = time.monotonic()
+        seen = Seen(self.api, "/apis/apps/v1/deployments", lambda _: True)
+        await asyncio.sleep(0.1)
+        await self.create("after-outage")
+        await seen.until(["after-outage"])
+        seen.stop()
+        self.row(f"after an outage of {seconds:.0f} s a new CR is served within", f"{seen.at['after-outage'] - back:.1f} s")
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--single", type=int, default=30, help="CRs created one at a time")
+    parser.add_argument("--burst", type=int, default=100, help="CRs created at once")
+    parser.add_argument("--starts", type=int, default=100, help="Pods that start at once")
+    parser.add_argument("--idle", type=float, default=60, help="seconds")
+    parser.add_argument("--outage", type=float, default=0, help="seconds; 0 leaves it out")
+    options = parser.parse_args()
+    nodes = (options.single + options.burst + options.starts) // 8 + 2
+    began = time.monotonic()
+    with Environment() as environment:
+        ready = time.monotonic() - began
+        environment.create_nodes(gpu_node("h100-sxm", f"gpu-{index}") for index in range(nodes))
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
+            api = Api(environment, session)
+            await prepare(api)
+            operator = Operator(environment.kubeconfig)
+            await operator.start()
+            try:
+                await measure(Bench(environment, api, operator), options, ready)
+            finally:
+                await operator.stop()
+
+
+async def measure(bench: Bench, options: argparse.Namespace, ready: float) -> None:
+    operator = bench.operator
+    bench.row("control plane ready within", f"{ready:.1f} s")
+    bench.row("RSS of the operator, nothing to serve", f"{operator.rss():.0f} MiB")
+    await bench.one_at_a_time(options.single)
+    await bench.burst(options.burst)
+    bench.row("RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB")
+    if options.starts:
+        await bench.logs(options.starts, 2)
+        bench.row("RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB")
+    await bench.idle(options.idle)
+    await bench.restart()
+    if options.outage:
+        await bench.outage(options.outage)
+
+
+async def prepare(api: Api) -> None:
+    import yaml
+
+    for text in (ROOT / "crds").glob("*.yaml"):
+        crd = yaml.safe_load(text.read_text())
+        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
+        await api.call("PATCH", path, crd, "application/apply-patch+yaml", fieldManager="bench")
+    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
+    await api.call("POST", "/api/v1/namespaces", namespace)
+    async with asyncio.timeout(20):
+        while (await api.call("GET", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default")).get("kind") != "ServiceAccount":
+            await asyncio.sleep(0.1)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
