@@ -72,6 +72,8 @@ def apiserver(setup: Setup) -> Sequence[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--token-auth-file={pki / 'tokens.csv'}",
         "--authorization-mode=Node,RBAC",
+        # as OpenShift does: who lets an object block another's deletion needs a right to that other one
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--service-cluster-ip-range=10.96.0.0/16",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",
