@@ -41,7 +41,12 @@ testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first
 
 .PHONY: test
 test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a real control plane
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests --ignore tests/node
+
+.PHONY: test-node
+test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
+	$(BIN)/python hack/testenv/__main__.py build etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy helm
+	$(BIN)/pytest tests/node
 
 .PHONY: golden
 golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
@@ -62,6 +67,14 @@ demo-stop: $(STAMP) ## End what demo-keep left running
 .PHONY: image
 image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:tag
 	hack/image.sh $(IMAGE)
+
+.PHONY: kind-up
+kind-up: ## A kind cluster with the operator from this tree; needs docker, kind, kubectl, helm
+	hack/kind-up.sh
+
+.PHONY: package
+package: ## Package the chart into dist/; needs helm
+	helm package charts/vllm-operator --destination dist
 
 .PHONY: generate
 generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages

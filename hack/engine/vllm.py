@@ -10,6 +10,7 @@ once it has started. What it does is set by variables, so that a VLLMDeployment 
     ENGINE_EAT        take memory without end after so many seconds
 """
 
+import itertools
 import json
 import os
 import signal
@@ -36,7 +37,7 @@ COMPILED = b"compiled\n" * 100
 class Handler(BaseHTTPRequestHandler):
     """The few paths that probes and users ask for."""
 
-    def do_GET(self) -> None:  # noqa: N802 - so is it called
+    def do_GET(self) -> None:
         answers = {
             "/health": b"",
             "/v1/models": json.dumps({"object": "list", "data": [{"id": sys.argv[2], "object": "model"}]}).encode(),
@@ -96,7 +97,7 @@ def eat() -> None:
 
 def port() -> int:
     arguments = sys.argv[3:]
-    given = [value for name, value in zip(arguments, arguments[1:], strict=False) if name == "--port"]
+    given = [value for name, value in itertools.pairwise(arguments) if name == "--port"]
     given += [argument.partition("=")[2] for argument in arguments if argument.startswith("--port=")]
     return int(given[-1]) if given else 8000
 

@@ -120,7 +120,7 @@ class NodeEnvironment:
             time.sleep(0.1)
 
     def _advertise(self) -> None:
-        """Let the node look like a machine with GPUs. What is patched into its status, the kubelet leaves as it is, and admits Pods by it."""
+        """Let the node look like a machine with GPUs: the kubelet leaves in its status what it does not know, and admits Pods by it."""
         client = self.control_plane.client()
         path = f"/api/v1/nodes/{self.node.name}"
         own = {"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}

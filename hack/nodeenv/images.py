@@ -20,6 +20,7 @@ BASE = "docker.io/library/python:3.12-slim"
 _SUITE = "bookworm"
 _MIRROR = "http://deb.debian.org/debian"
 _PACKAGES = "ca-certificates,python3,python3-venv,python3-pip"
+_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _UNNEEDED = ("var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale")
 
 
@@ -41,7 +42,7 @@ class ImageStore:
             self._make_base()
         if not self._has(SANDBOX_IMAGE):
             container = self._run("from", "--pull-never", BASE)
-            self._run("config", "--entrypoint", '["sleep", "infinity"]', "--cmd", "", container)
+            self._run("config", "--entrypoint", '["/usr/bin/sleep", "infinity"]', "--cmd", "", container)
             self._run("commit", "--quiet", "--rm", "--format", "docker", container, SANDBOX_IMAGE)
 
     def build_operator(self, tag: str) -> None:
@@ -69,7 +70,7 @@ class ImageStore:
                 (root / "usr/local/bin" / name).symlink_to("/usr/bin/python3")
             container = self._run("from", "scratch")
             self._run("add", "--quiet", container, str(root), "/")
-            self._run("config", "--cmd", "python3", container)
+            self._run("config", "--cmd", "python3", "--env", f"PATH={_PATH}", container)
             self._run("commit", "--quiet", "--rm", "--format", "docker", container, BASE)
 
     def _has(self, tag: str) -> bool:

@@ -123,12 +123,11 @@ class Node:
         # a moment after the last process of its namespace is gone, the kernel takes the interface back
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             subprocess.run(["ip", "link", "delete", INTERFACE], check=True, capture_output=True)
-        for controller in Path("/sys/fs/cgroup").glob("*/kubepods"):
-            for group in sorted(controller.rglob("*"), reverse=True):
+        # version 1 has a tree for each controller, version 2 has one
+        for root in (*Path("/sys/fs/cgroup").glob("*/kubepods"), Path("/sys/fs/cgroup/kubepods")):
+            for folder, _, _ in os.walk(root, topdown=False):
                 with contextlib.suppress(OSError):
-                    group.rmdir()
-            with contextlib.suppress(OSError):
-                controller.rmdir()
+                    os.rmdir(folder)
 
     def _make_namespaces(self) -> None:
         unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
