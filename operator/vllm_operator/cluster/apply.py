@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +41,7 @@ CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 """Where additions by others are removed. Elsewhere they are somebody's wish: a paused rollout, an address of a load balancer."""
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
+MAX_SETTLED = 20_000
 SCALER = "kube-controller-manager"
 """Writes `replicas` through the scale subresource on behalf of a HorizontalPodAutoscaler."""
 
@@ -78,6 +80,8 @@ class Applier:
         self._count = count
         # What an apply did not change: fields that this API server does not know. By uid of the child.
         self._accepted: dict[str, tuple[str, str]] = {}
+        # Children that were found to be as wished, by uid: what the wish and the child were like then.
+        self._settled: OrderedDict[str, str] = OrderedDict()
 
     async def apply(self, owner: Manifest, wishes: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Make the children so. `live` are the children found by label; raises what is worth another try.
@@ -120,11 +124,23 @@ class Applier:
             created = await self._client.apply(wish, manager=labels.FIELD_MANAGER, force=False)
             return self._written("apply", created, wish, result)
         wish = await self._without_scaled(wish, child)
+        mark = _mark(wish, child)
+        uid = child["metadata"].get("uid", "")
+        if self._settled.get(uid) == mark:
+            return child
         if self._needs_apply(wish, child):
             child = self._written("apply", await self._apply_over(wish, child, result), wish, result)
         if kind_of(wish) in CLEANED:
             child = await self._clean(wish, child, result)
+        self._settle(uid, wish, child)
         return child
+
+    def _settle(self, uid: str, wish: Manifest, child: Manifest) -> None:
+        """Remember that a child is as wished, or as near to it as can be: comparing costs more than all else here."""
+        self._settled.pop(uid, None)
+        self._settled[uid] = _mark(wish, child)
+        if len(self._settled) > MAX_SETTLED:
+            self._settled.popitem(last=False)
 
     async def _apply_over(self, wish: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Apply over what is there, even where what others have set forbids to lay the wish beside it.
@@ -276,6 +292,14 @@ def _foreign_owner(wish: Manifest, error: ClusterError) -> ClusterError:
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
     return manifest["kind"], manifest["metadata"]["name"]
+
+
+def _mark(wish: Manifest, child: Manifest) -> str:
+    """Changes whenever the wish, or anything that it is compared with, changes; not with the child's status."""
+    metadata = child["metadata"]
+    version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
+    seen = [metadata.get("labels"), metadata.get("annotations"), metadata.get("ownerReferences")]
+    return f"{version} {_digest(wish)} {hash(json.dumps(seen, sort_keys=True))}"
 
 
 def _digest(wish: Manifest) -> str:

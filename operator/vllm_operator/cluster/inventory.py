@@ -62,7 +62,9 @@ class InventoryCache(Generic[Content]):
             if self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
                 asked_at = self._clock()
                 nodes = await self._client.find(NODE, cached=True)
-                self._content = self._read([node for node in nodes if has_gpu_sign(node)], await self._slices())
+                content = self._read([node for node in nodes if has_gpu_sign(node)], await self._slices())
+                if content != self._content:  # else the same object stays, by which others know that nothing has changed
+                    self._content = content
                 self._read_at = asked_at
             return self._content
 

@@ -4,7 +4,6 @@ Always from the API server, never from an event that was received: an event only
 """
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,19 +12,14 @@ from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
-    EVENT,
     POD,
     SERVICE,
     VLLM_DEPLOYMENT,
     ClusterClient,
-    Forbidden,
     Kind,
     Manifest,
     NotFound,
 )
-
-MAX_EXPLAINED = 8
-"""Pods whose events are read in one look; the report shows the worst ones and counts the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,24 +70,6 @@ async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str 
         return await client.get(CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
     except NotFound:
         return None
-
-
-async def read_events(client: ClusterClient, pods: Sequence[Manifest], claim: Manifest | None) -> tuple[Manifest, ...]:
-    """Events about Pods that are not ready and about a claim that is not bound. Costs nothing where all is well."""
-    wanted = [(POD, pod) for pod in pods if not is_ready(pod)][:MAX_EXPLAINED]
-    if claim is not None and (claim.get("status") or {}).get("phase") != "Bound":
-        wanted.append((CLAIM, claim))
-    try:
-        found = await asyncio.gather(*(_events_about(client, kind, item) for kind, item in wanted))
-    except Forbidden:
-        return ()  # then the messages say less
-    return tuple(event for events in found for event in events)
-
-
-async def _events_about(client: ClusterClient, kind: Kind, item: Manifest) -> Sequence[Manifest]:
-    metadata = item["metadata"]
-    fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": metadata["uid"]}
-    return await client.find(EVENT, metadata["namespace"], fields=fields)
 
 
 def is_ready(pod: Manifest) -> bool:

@@ -34,8 +34,9 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, observe, read_claim, read_events
+from vllm_operator.cluster.observe import Snapshot, observe, read_claim
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
@@ -101,6 +102,7 @@ class Reconciler:
         self._now = now
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
+        self._explanations = Explanations(client, now=now)
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one VLLMDeployment and its status up to date.
@@ -122,9 +124,10 @@ class Reconciler:
         self._logs.sync(key, snapshot.pods)
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
-        report = self._rooms.report(await self._observation(resource, snapshot, outcome, applied))
+        observation, look_again = await self._observation(resource, snapshot, outcome, applied)
+        report = self._rooms.report(observation)
         await self._tell(resource, snapshot, report)
-        return _result(report, applied)
+        return _result(report, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
         """Say in the status that the operator itself has failed. Raises ClusterError."""
@@ -155,13 +158,17 @@ class Reconciler:
         manifests = self._rooms.render(resource, outcome.plan)
         return await self._applier.apply(snapshot.resource, manifests, snapshot.children)
 
-    async def _observation(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied) -> Observation:
+    async def _observation(
+        self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, applied: Applied
+    ) -> tuple[Observation, float | None]:
+        """All that the report is made from, and in how many seconds there may be more to know."""
         deployment = _child(applied, DEPLOYMENT) or snapshot.child(DEPLOYMENT)
         claim_name = claim_of(resource, deployment, _child(applied, CLAIM))
         claim = _child(applied, CLAIM)
         if claim is None or claim["metadata"]["name"] != claim_name:
             claim = await read_claim(self._client, snapshot, claim_name)
-        return Observation(
+        events, look_again = await self._explanations.read(snapshot.pods, claim)
+        observation = Observation(
             resource=resource,
             outcome=outcome,
             now=self._now(),
@@ -170,10 +177,11 @@ class Reconciler:
             claim=claim,
             claim_name=claim_name,
             pods=snapshot.pods,
-            pod_events=await read_events(self._client, snapshot.pods, claim),
+            pod_events=events,
             startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
             apply_error="; ".join(map(str, applied.refusals)) or None,
         )
+        return observation, look_again
 
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""
@@ -233,11 +241,12 @@ def _child(applied: Applied, kind: Kind) -> Manifest | None:
     return next((child for child in applied.children if child["kind"] == kind.kind), None)
 
 
-def _result(report: Report, applied: Applied) -> Result:
+def _result(report: Report, applied: Applied, look_again: float | None) -> Result:
     if applied.waiting:
         return Result("waiting", LEAVING_SECONDS)
     unavailable = any(isinstance(refusal.error, Unavailable) for refusal in applied.refusals)
-    return Result("retry" if unavailable else "refused" if applied.refusals else "success", report.requeue_after_seconds)
+    times = [seconds for seconds in (report.requeue_after_seconds, look_again) if seconds is not None]
+    return Result("retry" if unavailable else "refused" if applied.refusals else "success", min(times, default=None))
 
 
 def _first_words(error: ValidationError) -> str:

@@ -18,6 +18,7 @@ import kopf
 
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind
+from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,9 @@ class Watches:
         settings.networking.connect_timeout = self._timeout
         settings.networking.error_backoffs = RECONNECT_SECONDS
         settings.process.ultimate_exiting_timeout = None  # that would end the process, not the thread
-        # never used; but if anything ever stores something on an object, it must be under our name
-        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"
-        settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=labels.GROUP, v1=False)
-        settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=labels.GROUP, v1=False)
+        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"  # never used; but it must not be a foreign name
+        settings.persistence.progress_storage = NoProgress()
+        settings.persistence.diffbase_storage = NoDifferences()
         selector = f"{labels.MANAGED_BY_LABEL}={labels.MANAGED_BY}"
         for kind in self._kinds:
             if kind != VLLM_DEPLOYMENT:

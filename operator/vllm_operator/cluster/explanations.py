@@ -1,0 +1,108 @@
+"""Events about Pods and claims, asked for only where they tell what nothing else does.
+
+An API server keeps events in no cache and in no index: each question reads all events of the namespace. So they
+are asked for three things only, none of them in the first moments of an object, and not again within seconds:
+
+* a Pod on a node whose container is not there yet: is it the image, or a volume?
+* a container that ended as a probe ends it: was it a probe?
+* a claim that is not bound: why not?
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from vllm_operator.cluster.client import CLAIM, EVENT, POD, ClusterClient, Forbidden, Kind, Manifest
+
+MAX_PODS = 8
+"""Pods that are asked about in one look; the report shows the worst ones and counts the others."""
+PATIENCE_SECONDS = 2.0
+"""An object that is younger than this is on its way, and needs no explanation."""
+AGE_SECONDS = 5.0
+"""How old an answer may be."""
+MAX_ANSWERS = 256
+KILLED = (137, 143)
+"""Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM."""
+
+
+class Explanations:
+    """Reads events, and remembers the latest answers for some seconds."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._now = now
+        self._answers: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
+
+    async def read(self, pods: Sequence[Manifest], claim: Manifest | None) -> tuple[tuple[Manifest, ...], float | None]:
+        """The events that tell something, and in how many seconds there may be more to ask; None for never.
+
+        Raises:
+            Unavailable: The API server cannot be reached.
+        """
+        puzzling: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if is_puzzling(pod)][:MAX_PODS]
+        if claim is not None and (claim.get("status") or {}).get("phase") == "Pending":
+            puzzling.append((CLAIM, claim))
+        if not puzzling:
+            return (), None
+        due = [(kind, item) for kind, item in puzzling if self._age(item) >= PATIENCE_SECONDS]
+        try:
+            found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
+        except Forbidden:
+            return (), None  # then the messages say less
+        return tuple(event for events in found for event in events), AGE_SECONDS if due else PATIENCE_SECONDS
+
+    async def _about(self, kind: Kind, item: Manifest) -> tuple[Manifest, ...]:
+        metadata = item["metadata"]
+        uid = metadata["uid"]
+        read_at, known = self._answers.get(uid, (0.0, ()))
+        if uid in self._answers and self._clock() - read_at < AGE_SECONDS:
+            return known
+        fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
+        events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+        self._answers.pop(uid, None)
+        self._answers[uid] = (self._clock(), events)
+        if len(self._answers) > MAX_ANSWERS:
+            self._answers.popitem(last=False)
+        return events
+
+    def _age(self, item: Manifest) -> float:
+        """Seconds since the object was created, by the clocks of the API server and of this machine."""
+        try:
+            created = datetime.fromisoformat(item["metadata"]["creationTimestamp"])
+        except (KeyError, ValueError, TypeError):
+            return PATIENCE_SECONDS
+        # a clock that goes slow must not make it wait for ever
+        return abs((self._now() - created).total_seconds())
+
+
+def is_puzzling(pod: Manifest) -> bool:
+    """Whether the status of a Pod leaves open what an event may tell."""
+    if not (pod.get("spec") or {}).get("nodeName"):
+        return False  # the scheduler says why in a condition
+    status: dict[str, Any] = pod.get("status") or {}
+    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    if not containers:
+        return bool(status.get("phase") == "Pending")
+    return any(_is_creating(container) or _was_killed(container) for container in containers)
+
+
+def _is_creating(container: Manifest) -> bool:
+    waiting = (container.get("state") or {}).get("waiting") or {}
+    return waiting.get("reason") in ("ContainerCreating", "PodInitializing")
+
+
+def _was_killed(container: Manifest) -> bool:
+    if container.get("ready"):
+        return False
+    ends = ((container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState"))
+    return any(end.get("exitCode") in KILLED and end.get("reason") != "OOMKilled" for end in ends)

@@ -1,0 +1,110 @@
+"""When events are asked for, and when not: each question costs the API server a walk through all of them."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from vllm_operator.cluster.client import EVENT, Forbidden
+from vllm_operator.cluster.explanations import AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
+from vllm_operator.cluster.fake import FakeCluster
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+    def now(self) -> datetime:
+        return NOW + timedelta(seconds=self.seconds)
+
+
+def pod(*containers: dict[str, Any], node: str = "n", age: float = 60.0, phase: str = "Pending") -> dict[str, Any]:
+    created = (NOW - timedelta(seconds=age)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    metadata = {"name": "p", "namespace": "default", "uid": "u", "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"nodeName": node}, "status": {"phase": phase, "containerStatuses": list(containers)}}
+
+
+def waiting(reason: str) -> dict[str, Any]:
+    return {"state": {"waiting": {"reason": reason}}}
+
+
+def ended(code: int, reason: str = "Error", *, ready: bool = False) -> dict[str, Any]:
+    return {"ready": ready, "state": {"running": {}}, "lastState": {"terminated": {"exitCode": code, "reason": reason}}}
+
+
+CREATING = pod(waiting("ContainerCreating"))
+
+
+@pytest.mark.parametrize(
+    ("manifest", "want"),
+    [
+        pytest.param(CREATING, True, id="image or volume"),
+        pytest.param(pod(waiting("PodInitializing")), True, id="behind an init container"),
+        pytest.param(pod(), True, id="on a node, nothing known yet"),
+        pytest.param(pod(node=""), False, id="the scheduler says it in a condition"),
+        pytest.param(pod({"state": {"running": {}}}, phase="Running"), False, id="running"),
+        pytest.param(pod(waiting("ImagePullBackOff")), False, id="the kubelet says it itself"),
+        pytest.param(pod(ended(137)), True, id="perhaps a probe"),
+        pytest.param(pod(ended(143)), True, id="perhaps a probe, politely"),
+        pytest.param(pod(ended(137, "OOMKilled")), False, id="out of memory"),
+        pytest.param(pod(ended(1)), False, id="it ended by itself"),
+        pytest.param(pod(ended(137, ready=True)), False, id="it serves again"),
+        pytest.param({"metadata": {}}, False, id="no status at all"),
+    ],
+)
+def test_which_pods_puzzle(manifest: dict[str, Any], want: bool) -> None:
+    assert is_puzzling(manifest) is want
+
+
+def cluster_with_event() -> FakeCluster:
+    cluster = FakeCluster()
+    about = {"kind": "Pod", "name": "p", "uid": "u"}
+    metadata = {"name": "e", "namespace": "default"}
+    cluster.put({"apiVersion": "v1", "kind": EVENT.kind, "metadata": metadata, "reason": "Pulling", "involvedObject": about})
+    return cluster
+
+
+async def test_an_answer_is_good_for_some_seconds() -> None:
+    cluster, clock = cluster_with_event(), Clock()
+    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    events, look_again = await explanations.read([CREATING], None)
+    assert ([event["reason"] for event in events], look_again) == (["Pulling"], AGE_SECONDS)
+    assert (await explanations.read([CREATING], None))[0] == events
+    assert cluster.calls["find"] == 1
+    clock.seconds += AGE_SECONDS
+    await explanations.read([CREATING], None)
+    assert cluster.calls["find"] == 2
+
+
+async def test_what_is_young_is_not_asked_about_but_looked_at_again() -> None:
+    cluster, clock = cluster_with_event(), Clock()
+    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    assert await explanations.read([pod(waiting("ContainerCreating"), age=0.5)], None) == ((), PATIENCE_SECONDS)
+    assert cluster.calls["find"] == 0
+
+
+async def test_a_clock_that_differs_stops_nothing() -> None:
+    cluster, clock = cluster_with_event(), Clock()
+    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    events, _ = await explanations.read([pod(waiting("ContainerCreating"), age=-3600)], None)
+    assert len(events) == 1
+
+
+@pytest.mark.parametrize(("phase", "calls"), [("Pending", 1), ("Bound", 0)])
+async def test_a_claim_is_asked_about_while_it_is_not_bound(phase: str, calls: int) -> None:
+    cluster, clock = cluster_with_event(), Clock()
+    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    claim = {"metadata": {"name": "c", "namespace": "default", "uid": "c"}, "status": {"phase": phase}}
+    await explanations.read([], claim)
+    assert cluster.calls["find"] == calls
+
+
+async def test_without_the_permission_messages_say_less() -> None:
+    cluster, clock = cluster_with_event(), Clock()
+    cluster.fail("find", EVENT, Forbidden("no"))
+    assert await Explanations(cluster, clock=clock, now=clock.now).read([CREATING], None) == ((), None)

@@ -1,0 +1,160 @@
+"""What the operator waits for at its start, what it says meanwhile, and when it watches anew."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import pytest
+
+from support.operators import llama
+from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
+from vllm_operator.runtime.supervisor import Parts, Supervisor
+
+
+class Watches:
+    """Watches that run until a test ends them."""
+
+    def __init__(self) -> None:
+        self.ended = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def run(self) -> None:
+        await self.ended.wait()
+        if self.error:
+            raise self.error
+
+
+class Denying(FakeCluster):
+    """A cluster in which some things are not allowed."""
+
+    denied: set[tuple[str, str]]
+
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
+        answer = await super().create(manifest)
+        asked = (manifest.get("spec") or {}).get("resourceAttributes")
+        if asked:
+            resource = asked["resource"] + (f"/{asked['subresource']}" if "subresource" in asked else "")
+            answer = {**answer, "status": {"allowed": (asked["verb"], resource) not in self.denied}}
+        return answer
+
+
+class World:
+    def __init__(self) -> None:
+        self.cluster = Denying()
+        self.cluster.denied = set()
+        self.readiness = Readiness()
+        self.keys: list[tuple[str, str]] = []
+        self.watched: list[tuple[Kind, ...]] = []
+        self.watches: list[Watches] = []
+        parts = Parts(self.cluster, self.readiness, self.keys.append, self._make, host="https://h")
+        self.supervisor = Supervisor(parts, retry_seconds=0.01, check_seconds=0.02)
+        self.task: asyncio.Task[None] | None = None
+
+    def _make(self, kinds: Sequence[Kind]) -> Watches:
+        self.watched.append(tuple(kinds))
+        self.watches.append(Watches())
+        return self.watches[-1]
+
+    def start(self) -> None:
+        self.task = asyncio.create_task(self.supervisor.run())
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():
+                await asyncio.sleep(0)
+                assert self.task is None or not self.task.done(), self.task.exception()
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    yield made
+    if made.task:
+        made.task.cancel()
+        await asyncio.gather(made.task, return_exceptions=True)
+
+
+async def test_all_there_is_is_listed_then_watched(world: World) -> None:
+    world.cluster.put(llama())
+    world.cluster.put(llama("other"))
+    assert not world.readiness
+    world.start()
+    await world.until(lambda: world.watches)
+    assert sorted(world.keys) == [("default", "llama"), ("default", "other")]
+    assert world.watched == [watched_kinds(())]
+    assert world.readiness
+
+
+async def test_an_api_server_that_is_away_is_named_and_waited_for(world: World) -> None:
+    world.cluster.fail("*", None, Unavailable("connection refused"), times=500)
+    world.start()
+    await world.until(lambda: "cannot be reached: connection refused" in world.readiness.missing.get("API server", ""))
+    assert not world.watches
+    world.cluster.heal()
+    await world.until(lambda: world.watches)
+    assert world.readiness
+
+
+async def test_a_missing_crd_is_named_and_waited_for(world: World) -> None:
+    world.cluster.absent.add(VLLM_DEPLOYMENT)
+    world.start()
+    await world.until(lambda: "kubectl apply -f crds/" in world.readiness.missing.get("CRD", ""))
+    world.cluster.absent.clear()
+    await world.until(lambda: world.watches)
+    assert world.readiness
+
+
+async def test_a_missing_permission_is_named_and_the_rest_is_watched(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.cluster.denied = {("watch", "pods"), ("get", "pods/log")}
+    world.start()
+    await world.until(lambda: world.watches)
+    assert POD not in world.watched[0]
+    assert DEPLOYMENT in world.watched[0]
+    said = "\n".join(world.readiness.missing.values())
+    assert "may not watch pods" in said
+    assert "may not get pods/log: stages, progress and causes of crashes cannot be told" in said
+    assert "may not watch pods" in caplog.text
+    world.cluster.denied = set()
+    await world.until(lambda: len(world.watches) == 2)
+    assert POD in world.watched[1]
+    assert world.readiness
+
+
+async def test_a_permission_that_goes_is_noticed_when_something_is_refused(world: World) -> None:
+    world.start()
+    await world.until(lambda: world.watches)
+    reviews = world.cluster.calls["create"]
+    world.cluster.denied = {("patch", "services")}
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+    assert world.cluster.calls["create"] == reviews  # nobody asks without a reason: it is a POST
+    world.supervisor.doubt_permissions()
+    await world.until(lambda: "permission patch services" in world.readiness.missing)
+
+
+async def test_watches_that_end_are_started_again(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.start()
+    await world.until(lambda: world.watches)
+    world.watches[0].error = RuntimeError("kopf gave up")
+    world.watches[0].ended.set()
+    await world.until(lambda: len(world.watches) == 2)
+    assert "the watches have ended: kopf gave up" in caplog.text
+    assert world.readiness
+
+
+async def test_a_crd_that_is_taken_away_is_waited_for_again(world: World) -> None:
+    world.start()
+    await world.until(lambda: world.watches)
+    world.cluster.absent.add(VLLM_DEPLOYMENT)
+    await world.until(lambda: "CRD" in world.readiness.missing)
+    world.cluster.absent.clear()
+    await world.until(lambda: len(world.watches) == 2)
+
+
+def test_every_permission_says_what_does_not_work_without_it() -> None:
+    assert all(permission.effect for permission in (*REQUIRED, *OPTIONAL))
+    assert str(Permission("get", POD, "log")) == "get pods/log"
+    assert str(Permission("list", DEPLOYMENT)) == "list deployments in API group apps"
