@@ -7,26 +7,13 @@ from typing import Any
 import pytest
 
 from support.cluster import Cluster, Manifest, is_ready
-from support.operator_process import condition, has, llama
+from support.engines import model, the_engine, told_once
+from support.operator_process import condition, has
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(900)]
 
-ENGINE_IMAGE = "docker.io/library/vllm-engine:test"
 SYSTEM = "vllm-system"
 OPERATOR = "app.kubernetes.io/name=vllm-operator"
-ENGINE = "app.kubernetes.io/managed-by=vllm-operator"
-
-
-def model(cluster: Cluster, **environment: str) -> Manifest:
-    """A VLLMDeployment whose engine is the stand-in; `speed="5"` becomes ENGINE_SPEED."""
-    env = [{"name": f"ENGINE_{name.upper()}", "value": value} for name, value in environment.items()]
-    return llama(cluster.namespace, engine={"image": ENGINE_IMAGE, "version": "0.20.1", "env": env})
-
-
-async def the_engine(cluster: Cluster) -> Manifest:
-    pods = await cluster.list_all("Pod", selector=ENGINE)
-    [pod] = [it for it in pods if not it["metadata"].get("deletionTimestamp")]
-    return pod
 
 
 async def kill_operator(cluster: Cluster) -> None:
@@ -72,16 +59,15 @@ async def test_it_tells_the_stages_of_a_first_start_and_the_second_is_warm(clust
     assert seconds_to_ready(await the_engine(cluster)) < seconds_to_ready(first)
 
 
-CRASHES: dict[str, tuple[dict[str, str], str]] = {
-    "a damaged cache": ({"recording": "damaged-cache", "speed": "100"}, "Crashed"),
-    "no compiler": ({"recording": "no-compiler", "speed": "100"}, "Crashed"),
+CRASHES = {
+    "a damaged cache": {"recording": "damaged-cache", "speed": "100"},
+    "no compiler": {"recording": "no-compiler", "speed": "100"},
 }
 
 
 @pytest.mark.parametrize("name", CRASHES)
 async def test_a_crash_is_told_by_name_with_its_remedy(cluster: Cluster, name: str) -> None:
-    environment, _ = CRASHES[name]
-    await cluster.create(model(cluster, **environment))
+    await cluster.create(model(cluster, **CRASHES[name]))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True"), within=90)
     crash: dict[str, Any] = crashed["status"]["lastCrash"]
     assert crash["signature"]
@@ -90,9 +76,7 @@ async def test_a_crash_is_told_by_name_with_its_remedy(cluster: Cluster, name: s
     # it stays told while the container waits for its next turn, and each crash makes one event at most
     again = await cluster.wait_for("Pod", (await the_engine(cluster))["metadata"]["name"], has_restarted, within=60)
     assert again["status"]["containerStatuses"][0]["restartCount"] >= 2
-    events = [it for it in await cluster.events(name="llama") if it["reason"] == condition(crashed, "Crashed")["reason"]]
-    keys = [it["message"] for it in events]
-    assert len(keys) == len(set(keys)), keys
+    assert await told_once(cluster)
 
 
 def has_restarted(pod: Manifest) -> bool:
@@ -109,8 +93,7 @@ async def test_an_operator_killed_in_the_middle_of_a_start_goes_on_where_it_was(
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert after["status"]["containerStatuses"][0]["restartCount"] == 0
     assert (await cluster.get("Deployment", "llama"))["metadata"]["generation"] == 1
-    reasons = [(it["reason"], it["message"]) for it in await cluster.events(name="llama")]
-    assert len(reasons) == len(set(reasons)), reasons
+    await told_once(cluster)
     assert condition(done, "Crashed")["status"] == "False"
 
 
