@@ -33,6 +33,8 @@ _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
 _RECORDS_AFTER = 12
+_WRAPS = 3
+"""Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
 _BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
@@ -103,15 +105,17 @@ class CrashTracker:
         """Log records so far that are no errors; whoever reads them counts."""
         self._ready = False
         self._stopping = False
+        self._outlived: dict[str, Evidence] = {}
         self._reset()
 
     def _reset(self) -> None:
         self._evidence: dict[str, Evidence] = {}
         self._unknown: Evidence | None = None
         self._echoed: Evidence | None = None
+        self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
         self._only_death = False
-        self._failed_at = 0
+        self._failed_at = self._failed_records = 0
 
     @property
     def failed(self) -> bool:
@@ -123,9 +127,11 @@ class CrashTracker:
         self.stage = stage
         if ready:
             self._ready = True
+            self._outlived = {}
             self._reset()
             self.tracebacks.forget()
         elif not self._failed:
+            self._outlived = self._evidence or self._outlived
             self._reset()
 
     def stopping(self, number: int) -> None:
@@ -161,8 +167,23 @@ class CrashTracker:
         known = self._match(process, text, number, provisional=part is Part.CODE)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
             known = self._match_assertion(process, number)
+        if part is Part.OTHER and not known and self._wrapped is not None:
+            self._continue(process, text)
+        if part is Part.EXCEPTION:
+            self._wrapped = None if known else (process, text, number, 0)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, text, number, known=known, uncaught=traceback is not None and traceback.uncaught)
+
+    def _continue(self, process: str, text: str) -> None:
+        # A terminal or a browser may have wrapped the message of an exception.
+        assert self._wrapped is not None
+        writer, begun, number, lines = self._wrapped
+        if process not in (writer, ""):
+            return
+        if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
+            self._wrapped = None
+        else:
+            self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
 
     def _is_farewell(self, text: str) -> bool:
         # A program that uses the engine as a library ends like this.
@@ -179,7 +200,7 @@ class CrashTracker:
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._failed:
-            self._failed, self._failed_at, self._only_death = True, number, death
+            self._failed, self._failed_at, self._failed_records, self._only_death = True, number, self.records, death
             if self._ready:
                 self._evidence = {name: each for name, each in self._evidence.items() if number - each.number < _SERVING_WINDOW}
         elif not death:
@@ -231,7 +252,7 @@ class CrashTracker:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
         if not self._failed and (self._ready or not ended or self._stopping):
             return None
-        chosen = self._root() or self._weak() or self._fallback()
+        chosen = self._root() or self._weak() or self._just_before() or self._fallback()
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:
@@ -258,6 +279,18 @@ class CrashTracker:
 
     def _weak(self) -> Evidence | None:
         return _best(each for each in self._explaining() if each.weak or (each.warned and self._failed))
+
+    def _just_before(self) -> Evidence | None:
+        # Another process may go on for a moment, so that an error right before the failure looks as if it was survived.
+        return _best(
+            each
+            for each in self._outlived.values()
+            if each.signature is not None
+            and each.signature.severity is Severity.FATAL
+            and not (each.signature.is_echo or each.weak or each.warned)
+            and self._failed
+            and self._failed_records - each.records <= _RECORDS_AFTER
+        )
 
     def _fallback(self) -> Evidence | None:
         echo = _best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)

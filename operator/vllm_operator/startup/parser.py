@@ -159,7 +159,10 @@ class StartupParser:
 
     def _physical(self, raw: str) -> None:
         if len(raw) > _LONG and raw[0] != "{" and len(several := records(raw)) > 1:
+            recent = self._crashes.tracebacks.recent
+            recent.pop()
             for record in several:
+                recent.append(record[:CHARACTERS_KEPT])
                 self._raw(record)
         elif "\r" in raw:
             self._with_returns(raw, [], 0)

@@ -126,11 +126,22 @@ class Tracebacks:
     def _backwards(self, process: str) -> Iterator[str]:
         lines = reversed(self.recent)
         next(lines, None)
+        source = ""
         for raw in lines:
             writer, text = plain(raw)
-            if writer != process:
+            if writer != process or not text.strip(" ^~"):
                 continue
-            if not text.startswith(('  File "', "    ")):
-                return
-            if text.strip(" ^~"):
+            if text.startswith(('  File "', "    ")):
+                if source:
+                    return
                 yield text
+            elif text.startswith('File "'):
+                # Whoever copied the log lost the spaces.
+                if source:
+                    yield f"    {source}"
+                source = ""
+                yield f"  {text}"
+            elif source:
+                return
+            else:
+                source = text
