@@ -51,6 +51,15 @@ async def test_every_permission_is_used_and_none_is_missing(
     assert rights - used == NO_REQUEST
 
 
+async def test_the_right_that_makes_no_request_is_needed_all_the_same(served: Cluster, operator: OperatorProcess) -> None:
+    role = await served.get("Role", ACCOUNT)
+    rules = [rule for rule in role["rules"] if rule["resources"] != ["vllmdeployments/finalizers"]]
+    assert len(rules) == len(role["rules"]) - 1
+    await served.patch("Role", ACCOUNT, {"rules": rules})
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", lambda it: "blockOwnerDeletion" in str(it.get("status")))
+
+
 def needed(request: Request) -> set[tuple[str, str, str]]:
     """The rights that a request takes: (group, resource, verb)."""
     resource = request.resource + (f"/{request.subresource}" if request.subresource else "")
