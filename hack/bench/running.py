@@ -235,7 +235,7 @@ class Bench:
         head = "INFO 11-21 12:00:00 "
         stages = [
             (f"{head}[gpu_model_runner.py:3000] Starting to load model m...\n", "WeightLoad"),
-            (f"{head}[backends.py:643] Using cache directory: /cache/vllm/torch_compile_cache/a/rank_0_0/backbone\n", "TorchCompile"),
+            (f"{head}[backends.py:643] Using cache directory: /cache/vllm/torch_compile_cache/a/rank_0_0/backbone for vLLM's torch.compile\n", "TorchCompile"),
         ]
         for text, stage in stages[:lines]:
             seen = Seen(

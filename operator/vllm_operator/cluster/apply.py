@@ -20,6 +20,7 @@ from vllm_operator.api import labels
 from vllm_operator.cluster import ownership
 from vllm_operator.cluster.client import (
     AUTOSCALER,
+    CLAIM,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     SERVICE,
@@ -91,15 +92,11 @@ class Applier:
         """
         result = Applied()
         found = {_identity(child): child for child in live}
-        # what Pods need to start comes first, all at once
-        before = [wish for wish in wishes if wish["kind"] != DEPLOYMENT.kind]
-        calls = [self._bring(owner, wish, found.get(_identity(wish)), result) for wish in before]
-        for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
-            if isinstance(outcome, BaseException):
-                raise outcome
-        for wish in wishes:
-            if wish["kind"] == DEPLOYMENT.kind:
-                await self._bring(owner, wish, found.get(_identity(wish)), result)
+        for group in _in_order(wishes):
+            calls = [self._bring(owner, wish, found.get(_identity(wish)), result) for wish in group]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
+                if isinstance(outcome, BaseException):
+                    raise outcome
         if not result.refusals:
             await self._prune(owner, wishes, live, result)
         return result
@@ -254,6 +251,12 @@ class Applier:
             return True  # leave it: who may not look must not judge
         targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
         return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
+
+
+def _in_order(wishes: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
+    """What Pods need to be scheduled comes first. A Service does not: API servers make many of them slowly, one by one."""
+    first = [wish for wish in wishes if wish["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
+    return first, [wish for wish in wishes if wish not in first]
 
 
 def _scaled(child: Manifest) -> bool:

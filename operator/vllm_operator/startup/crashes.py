@@ -37,6 +37,8 @@ _WRAPS = 3
 """Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
+_REQUEST = "[serving"
+_HEADER = 200
 _BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
 
 
@@ -161,7 +163,7 @@ class CrashTracker:
             return
         if level is None and any(word in text for word in _BULK):
             return
-        if self._is_farewell(text):
+        if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
         self._look_for_failure(process, text, number)
         known = self._match(process, text, number, provisional=part is Part.CODE)
@@ -189,6 +191,11 @@ class CrashTracker:
         # A program that uses the engine as a library ends like this.
         failure = self._failures.find(text) if self._ready or self.stage == _LAST_STAGE else None
         return failure is not None and failure.death and not failure.serving
+
+    def _is_of_a_request(self, text: str) -> bool:
+        # What vLLM's serving modules log is the fault of a request, unless the engine is dead.
+        recent = self.tracebacks.recent
+        return bool(recent) and recent[-1].find(_REQUEST, 0, _HEADER) >= 0 and self._failures.find(text) is None
 
     def _look_for_failure(self, process: str, text: str, number: int) -> None:
         failure = self._failures.find(text)

@@ -41,7 +41,7 @@ _WRAPPED = re.compile(
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
     r"|[\w.-]{1,80} {1,20}\| "
-    r"|> |[-*] (?=\d{4}-)"
+    r"|> |[-*] (?=\d{4}-)|`(?=\w)"
     r")"
 )
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
@@ -151,23 +151,25 @@ class LineReader:
 
     def __init__(self) -> None:
         """Begin with line 1."""
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
+        self._split_character = False
         self.number = 0
         self.has_returns = False
         """Whether the latest chunk holds a carriage return."""
 
     def feed(self, data: bytes | str) -> list[str]:
         r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
-        text = self._tail + (self._decode(data) if isinstance(data, bytes) else data)
-        if "\x1b" in text or "[0m" in text or "[0;0m" in text:
+        text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
+        if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
-        if "\r" in text:
-            text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
         self.has_returns = "\r" in text
+        if self.has_returns:
+            text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
+            self.has_returns = "\r" in text
         lines = text.split("\n")
         tail = lines.pop()
         if len(tail) > _TAIL_LIMIT:
@@ -182,10 +184,21 @@ class LineReader:
         """The beginning of a line that has not ended yet."""
         return self._tail
 
+    def _decoded(self, data: bytes) -> str:
+        if not self._split_character:
+            try:
+                return data.decode()
+            except UnicodeDecodeError:
+                pass  # not UTF-8, or cut within a character
+        text = self._decoder.decode(data)
+        self._split_character = bool(self._decoder.getstate()[0])
+        return text
+
     def end(self) -> list[str]:
         """No more is to come: what is left is a line."""
-        tail, self._tail = self._tail + self._decode(b"", True), ""
-        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        tail, self._tail = self._tail + self._decoder.decode(b"", True), ""
+        self._decoder.reset()
+        self._split_character = False
         return [tail] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:

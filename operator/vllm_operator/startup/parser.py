@@ -70,6 +70,7 @@ class StartupParser:
         self._known_time: datetime | None = None
         self._earlier: Crash | None = None
         self._bar_head = ""
+        self._header: tuple[str, int | None, bool] = ("", None, False)
         self._begin()
 
     def _begin(self) -> None:
@@ -88,7 +89,7 @@ class StartupParser:
         lines = reader.feed(data)
         returns = reader.has_returns
         words = self._dispatch.words
-        header, header_level, after_frame = "", None, False
+        header, header_level, after_frame = self._header
         for position, raw in enumerate(lines):
             reader.number += 1
             if not raw:
@@ -122,6 +123,7 @@ class StartupParser:
             elif level is not None or "%" not in raw or not self._is_passing(raw, start, lines, position):
                 after_frame = False
                 self._unremarkable(raw, start, level)
+        self._header = (header, header_level, after_frame)
         tail = reader.tail
         if "\r" in tail:
             self._growing(tail)

@@ -136,11 +136,12 @@ class Tracebacks:
                     return
                 yield text
             elif text.startswith('File "'):
-                # Whoever copied the log lost the spaces.
-                if source:
-                    yield f"    {source}"
-                source = ""
+                # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read.
+                if not source:
+                    return
+                yield f"    {source}"
                 yield f"  {text}"
+                source = ""
             elif source:
                 return
             else:

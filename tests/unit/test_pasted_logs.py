@@ -1,0 +1,85 @@
+"""Logs as people paste them: wrapped, cut, quoted, without indentation or ends of lines."""
+
+import pytest
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+
+KNOWLEDGE = load_startup()
+
+
+def named(text: str) -> str | None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(text)
+    parser.end()
+    crash = parser.final_state.crash
+    return crash.signature if crash else None
+
+
+SURVIVED_BY_A_NEIGHBOUR = """\
+(VllmWorker rank=0 pid=3781015) ERROR 08-16 11:45:16 [multiproc_executor.py:511]     param = params_dict[name_mapped]
+(VllmWorker rank=0 pid=3781015) ERROR 08-16 11:45:16 [multiproc_executor.py:511] KeyError: 'layers.1.mlp.experts.w13_weight'
+Loading safetensors checkpoint shards:  47% Completed | 7/15 [00:20<00:23,  2.93s/it]
+ERROR 08-16 11:45:17 [core.py:632] EngineCore failed to start.
+"""
+"""A log that begins in the middle (https://github.com/vllm-project/vllm/issues/23025)."""
+
+WRAPPED_MESSAGE = """\
+ValueError: Free memory on device cuda:0 (36.75/121.63 GiB) on startup is less than
+desired GPU memory utilization (0.85, 103.38 GiB).
+"""
+"""https://github.com/eugr/spark-vllm-docker/issues/257"""
+
+INDENTATION_LOST = """\
+ERROR 09-30 01:24:08 [multiproc_executor.py:597] File "/opt/torch/distributed/_symmetric_memory/__init__.py", line 1711, in rendezvous
+ERROR 09-30 01:24:08 [multiproc_executor.py:597] return _SymmetricMemory.rendezvous(tensor, group_name)
+ERROR 09-30 01:24:08 [multiproc_executor.py:597] ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+ERROR 09-30 01:24:08 [multiproc_executor.py:597] RuntimeError: CUDA driver error: invalid argument
+"""
+
+WORKER_GONE_WHILE_SERVING = """\
+(APIServer pid=1) INFO 05-13 10:46:43 [loggers.py:271] Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: 5 reqs
+(EngineCore pid=196) ERROR 05-13 10:46:43 [multiproc_executor.py:283] Worker proc VllmWorker-0 died unexpectedly, shutting down executor.
+"""
+"""https://github.com/vllm-project/vllm/issues/40756"""
+
+
+@pytest.mark.parametrize(
+    ("log", "signature"),
+    [
+        (SURVIVED_BY_A_NEIGHBOUR, "WeightNameOrShapeMismatch"),
+        (WRAPPED_MESSAGE, "GpuMemoryInUse"),
+        (INDENTATION_LOST, "TorchSymmMemMulticastFailed"),
+        (INDENTATION_LOST.replace("\n", " "), "TorchSymmMemMulticastFailed"),
+        (WORKER_GONE_WHILE_SERVING, "WorkerProcInitFailed"),
+    ],
+    ids=["another process goes on", "a message over two lines", "no indentation", "no line ends", "a worker is gone"],
+)
+def test_a_log_as_people_paste_it(log: str, signature: str) -> None:
+    assert named(log) == signature
+
+
+def test_a_source_line_without_its_indentation_is_no_exception() -> None:
+    cut = 'Traceback (most recent call last):\nFile "/opt/vllm/scripts.py", line 204, in main\nargs.dispatch_function(args)\n'
+    assert named(cut) is None
+
+
+FAULT_OF_A_REQUEST = """\
+(APIServer pid=1) ERROR 04-28 14:17:50 [serving_chat.py:257] Traceback (most recent call last):
+(APIServer pid=1) ERROR 04-28 14:17:50 [serving_chat.py:257]   File "/opt/vllm/entrypoints/openai/serving_chat.py", line 231, in create
+(APIServer pid=1) ERROR 04-28 14:17:50 [serving_chat.py:257] ValueError: 'max_tokens' is too large: 8192.
+"""
+"""https://github.com/opendatalab/MinerU/issues/4868"""
+
+
+def test_the_fault_of_a_request_is_no_crash() -> None:
+    assert named(FAULT_OF_A_REQUEST) is None
+
+
+def test_a_request_that_finds_the_engine_dead_tells_of_a_crash() -> None:
+    line = "ERROR 08-07 19:11:43 [serving_chat.py:1050] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
+    assert named(line) == "EngineDead"
+
+
+def test_an_exception_in_backticks_is_one() -> None:
+    assert named("`RuntimeError: something that nobody knows`\n") == "Unknown"
