@@ -55,9 +55,9 @@ async def plan_diff(cluster: Cluster) -> tuple[int, str]:
 async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_asked(served: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0")
     async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
-        await operator.until_ready()
+        await operator.until_ready(within=60)
         await served.create(llama(served.namespace))
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
         planned_with = resource["status"]["plan"]["catalogVersion"]
         assert attention(resource) == "FLASH_ATTN"
         assert await operator.stop() == 0
@@ -65,8 +65,8 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
 
     await served.create(rules(served, RULE))
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
-        await operator.until_ready()
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"))
+        await operator.until_ready(within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
         message = condition(resource, "Planned")["message"]
         assert "The backend of Attention would be FLASHINFER, not FLASH_ATTN." in message
         assert REPLAN_ANNOTATION in message
@@ -77,14 +77,14 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
 
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"))
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
         assert attention(resource) == "FLASHINFER"
         assert resource["status"]["plan"]["catalogVersion"].startswith(f"{planned_with}.")
 
         def changed(deployment: Manifest) -> bool:
             return "--attention-backend" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
 
-        await served.wait_for("Deployment", "llama", changed)
+        await served.wait_for("Deployment", "llama", changed, within=60)
         status, page = await plan_diff(served)
         assert status == 1
         assert page.index("backend of Attention") < page.index("We have measured it.") < page.index("FLASH_ATTN")
@@ -95,18 +95,18 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
     await sim.script(path="ok", pull="0")
     name = f"{served.namespace}/rules"
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=name, rules_seconds="0.2") as operator:
-        await operator.until_ready()
+        await operator.until_ready(within=60)
         await served.create(llama(served.namespace))
-        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
         before = await running(served)
         await served.create(rules(served, {**RULE, "when": {"moon": "full"}}, RULE | {"id": "second"}))
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"))
-        await operator.until_says("rule our-attention: unknown condition moon")
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
+        await operator.until_says("rule our-attention: unknown condition moon", within=60)
         assert await running(served) == before
         assert (await operator.fetch("/readyz"))[0] == 200
         [event] = await served.events(name="rules")
         assert (event["reason"], event["type"]) == ("RuleIgnored", "Warning")
         await served.delete("ConfigMap", "rules")
-        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"))
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
         assert await running(served) == before
         assert "Traceback" not in operator.log, operator.log

@@ -59,9 +59,9 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
     model = {"uri": "hf://someone/unheard-of", "tokenSecretRef": {"name": "hub"}}
     # generous: the test is about what is told, not about how fast a busy machine is
     async with OperatorProcess(served.kubeconfig, served.namespace, hub_endpoint=hub.url, hub_wait_seconds="20") as operator:
-        await operator.until_ready()
+        await operator.until_ready(within=60)
         await served.create(llama(served.namespace, model=model))
-        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"), within=60)
         facts = {fact["name"]: (fact["value"], fact["source"]) for fact in resource["status"]["plan"]["modelFacts"]}
         assert facts["attention"] == ("GQA", "config.json")
         assert facts["experts"] == ("0", "config.json")
