@@ -35,7 +35,7 @@ async def events(cluster: Cluster) -> collections.Counter[tuple[str, str]]:
 
 async def quiet(operator: OperatorProcess) -> None:
     """Wait until the operator has looked at what there is, and has nothing left to do."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             before = await operator.reconciles()
             _, text = await operator.fetch("/metrics")
@@ -115,7 +115,7 @@ async def test_killed_after_so_many_writes_it_loses_and_repeats_nothing(served: 
 
 async def until_written(cluster: Cluster, operator: OperatorProcess, number: int) -> None:
     """Wait until so many of the operator's writes are in the audit log; then it is wherever it is."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while len(await asyncio.to_thread(writes_of, cluster)) < number:
             pass
 

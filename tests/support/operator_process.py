@@ -77,7 +77,7 @@ class OperatorProcess:
         """SIGTERM; return the exit status."""
         return await self._end(signal.SIGTERM)
 
-    async def ended(self, *, within: float = 10.0) -> int:
+    async def ended(self, *, within: float = 60.0) -> int:
         """Wait until it ends by itself; return the exit status."""
         async with asyncio.timeout(within):
             status = await self.process.wait()
@@ -93,16 +93,16 @@ class OperatorProcess:
     async def fetch(self, path: str) -> tuple[int, str]:
         """GET a path of the operator's HTTP server."""
         assert self._port is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             port = await asyncio.shield(self._port)
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
             return response.status, await response.text()
 
-    async def until_ready(self, *, within: float = 20.0) -> None:
+    async def until_ready(self, *, within: float = 60.0) -> None:
         """Wait until it serves."""
         await self.until_says("serving", within=within)
 
-    async def until_says(self, words: str, *, times: int = 1, within: float = 20.0) -> None:
+    async def until_says(self, words: str, *, times: int = 1, within: float = 60.0) -> None:
         """Wait until its log holds these words."""
         try:
             async with asyncio.timeout(within):

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import KINDS, bare_node, inventory_of, real_node
@@ -72,7 +72,6 @@ SPECS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(spec=SPECS, kinds=st.lists(st.sampled_from(KINDS), max_size=4, unique=True), insists=st.booleans())
 def test_every_spec_ends_in_a_plan_or_in_a_reason(spec: dict[str, Any], kinds: list[str], insists: bool) -> None:
     annotations = {"vllm-operator.dev/allow-known-bad": "true"} if insists else {}
@@ -110,7 +109,6 @@ LABELS = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(labels=LABELS, amount=st.sampled_from(["1", "0", "99999", "many"]), profile=st.sampled_from(["1g.10gb", "", "x" * 300, "\n"]))
 def test_no_node_makes_planning_fail(labels: dict[str, str], amount: str, profile: str) -> None:
     node = bare_node(labels=labels, allocatable={"nvidia.com/gpu": amount, f"nvidia.com/mig-{profile}": amount})

@@ -1,6 +1,6 @@
 """Whatever a user sets on the engine, choosing backends ends in a decision that fits the status."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.backends import decide, knowledge
@@ -24,7 +24,6 @@ VALUES = st.one_of(
 NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     uri=st.sampled_from(sorted(MODELS.values())),
     version=st.sampled_from([table.version for table in VERSIONS.tables] + ["0.10.0", "0.21.0", "1.0.0"]),

@@ -4,7 +4,7 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import KINDS, bare_node, device, inventory_of, known_gpus, real_node, resource_slice
@@ -299,7 +299,6 @@ def test_a_value_that_cannot_be_read_is_noted(labels: dict[str, str], want: str)
     assert any(want in note for note in inventory.notes)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     labels=st.dictionaries(st.sampled_from(LABELS) | st.text(max_size=20), st.text(max_size=30) | st.integers() | st.none(), max_size=12),
     allocatable=st.dictionaries(
@@ -324,7 +323,6 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     nodes=st.lists(st.dictionaries(st.sampled_from(["metadata", "status", "spec"]), JSON, max_size=3), max_size=3),
     slices=st.lists(JSON, max_size=3),

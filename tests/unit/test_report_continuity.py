@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
@@ -228,7 +228,6 @@ def observations(draw: Any) -> Observation:
     return o.observe(*pods, replicas=draw(st.integers(0, 5)), states=states, claim=claim)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(observations())
 def test_the_same_scene_is_written_once_and_within_bounds(observation: Observation) -> None:
     first = report(observation)
@@ -240,7 +239,6 @@ def test_the_same_scene_is_written_once_and_within_bounds(observation: Observati
     assert again.events == ()
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(observations(), st.lists(st.integers(1, 400), min_size=1, max_size=4))
 def test_time_alone_changes_a_report_only_where_it_was_said_to(observation: Observation, steps: list[int]) -> None:
     written = report(observation)
@@ -252,7 +250,6 @@ def test_time_alone_changes_a_report_only_where_it_was_said_to(observation: Obse
         observation, written = o.after(observation, written, seconds=seconds), later
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(OBJECTS, max_size=3), st.lists(OBJECTS, max_size=3), OBJECTS, OBJECTS, OBJECTS)
 def test_no_shape_of_what_the_api_server_sends_raises(
     pods: list[Any], events: list[Any], deployment: dict[str, Any], claim: dict[str, Any], service: dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 
 import jinja2
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import meta
 
@@ -88,7 +88,6 @@ def test_foreign_text_is_tamed(text: str, want: str) -> None:
     assert wording.clean(text) == want
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.text(max_size=3000), st.integers(2, 600))
 def test_clean_text_is_one_printable_line_within_its_limit(text: str, limit: int) -> None:
     said = wording.clean(text, limit)

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 
 from support import observations as o
 from support.shapes import OBJECTS
@@ -180,7 +180,6 @@ def test_a_probe_that_killed_is_told_by_an_event_only() -> None:
     assert killed_by_probe(view, EventLog((o.event("Killing", "Stopping container vllm", seconds=-60),))) is None
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(OBJECTS)
 def test_no_shape_of_a_pod_raises(pod: dict[str, Any]) -> None:
     view = read_pod(pod)
