@@ -106,7 +106,7 @@ async def operator(served: Cluster, tmp_path: Path) -> AsyncIterator[OperatorPro
     """The operator as a process, serving the test's namespace, with the rights that the chart gives to it."""
     kubeconfig = await make_account(served, tmp_path / "operator.kubeconfig")
     async with OperatorProcess(kubeconfig, served.namespace) as process:
-        await process.until_ready()
+        await process.until_ready(within=60)
         yield process
     await remove_account(served)
     assert "Traceback" not in process.log, process.log

@@ -26,6 +26,7 @@ FOR_EVERYBODY = {
 }
 
 
+@pytest.mark.timeout(400)  # it does one after the other all that the operator can do
 async def test_every_permission_is_used_and_none_is_missing(
     served: Cluster, sim: Simulator, gpu_nodes: Callable[..., list[str]], operator: OperatorProcess, audit: AuditTrail
 ) -> None:
@@ -40,7 +41,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     # watches of before this test's own requests
     await operator.stop()
     await operator.start()
-    await operator.until_says("serving", times=2)
+    await operator.until_says("serving", times=2, within=60)
 
     requests = audit.requests(user=f"system:serviceaccount:{served.namespace}:{ACCOUNT}")
     refused = sorted({f"{it.verb} {it.resource}/{it.subresource} {it.name}" for it in requests if it.status in (401, 403)})
