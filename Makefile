@@ -41,7 +41,12 @@ testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first
 
 .PHONY: test
 test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a real control plane
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests --ignore tests/node
+
+.PHONY: test-node
+test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
+	$(BIN)/python hack/testenv/__main__.py build etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy helm
+	$(BIN)/pytest tests/node
 
 .PHONY: golden
 golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
@@ -59,16 +64,30 @@ demo-keep: $(STAMP) ## The same, and leave it running to play with
 demo-stop: $(STAMP) ## End what demo-keep left running
 	@PYTHONPATH=hack $(BIN)/python -m demo --stop
 
+.PHONY: image
+image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:tag
+	hack/image.sh $(IMAGE)
+
+.PHONY: kind-up
+kind-up: ## A kind cluster with the operator from this tree; needs docker, kind, kubectl, helm
+	hack/kind-up.sh
+
+.PHONY: package
+package: ## Package the chart into dist/; needs helm
+	helm package charts/vllm-operator --destination dist
+
 .PHONY: generate
 generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
+	$(BIN)/python hack/generate_chart.py
 	$(BIN)/python hack/generate_backends_doc.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 -o requirements/runtime.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev -o requirements/dev.txt pyproject.toml
+	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --group build -o requirements/build.txt
 
 .PHONY: clean
 clean: ## Remove what was built here

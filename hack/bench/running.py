@@ -98,6 +98,7 @@ class Operator:
         self._environment = os.environ | {
             "KUBECONFIG": str(kubeconfig),
             "VLLM_OPERATOR_HTTP_PORT": "0",
+            "VLLM_OPERATOR_HUB_ENDPOINT": "",
             "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
         }
         self.port = 0

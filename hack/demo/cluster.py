@@ -77,6 +77,7 @@ class Cluster:
             "KUBECONFIG": str(self.environment.kubeconfig),
             "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
             "VLLM_OPERATOR_HTTP_PORT": "0",
+            "VLLM_OPERATOR_HUB_ENDPOINT": "",
         }
         self.environment.control_plane.processes.start("operator", command, environment=environment)
 

@@ -77,7 +77,7 @@ BINARIES: dict[str, Binary] = {
     "kube-proxy": _kubernetes("kube-proxy"),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
-TEST_ENVIRONMENT = (*CONTROL_PLANE, "kwok", "kubectl")
+TEST_ENVIRONMENT = (*CONTROL_PLANE, "kwok", "kubectl", "helm")
 
 
 def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:

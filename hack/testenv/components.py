@@ -14,6 +14,8 @@ class Setup:
     etcd_port: int
     port: int
     audited: bool
+    address: str = "127.0.0.1"
+    """Where the API server listens. At another address than loopback, real kubelets can reach it and it them."""
 
     @property
     def kubeconfig(self) -> Path:
@@ -61,10 +63,10 @@ def apiserver(setup: Setup) -> Sequence[str]:
     return [
         str(setup.binaries["kube-apiserver"]),
         f"--etcd-servers=http://127.0.0.1:{setup.etcd_port}",
-        "--bind-address=127.0.0.1",
-        "--advertise-address=127.0.0.1",
-        # nothing here reaches the API server through its Service, and a loopback address may not be in one
-        "--endpoint-reconciler-type=none",
+        f"--bind-address={setup.address}",
+        f"--advertise-address={setup.address}",
+        # a loopback address may not be in a Service; nothing here reaches the API server through one then
+        *(["--endpoint-reconciler-type=none"] if setup.address == "127.0.0.1" else []),
         f"--secure-port={setup.port}",
         f"--cert-dir={pki}",
         f"--service-account-key-file={setup.authority_key}",
@@ -72,6 +74,8 @@ def apiserver(setup: Setup) -> Sequence[str]:
         "--service-account-issuer=https://kubernetes.default.svc",
         f"--token-auth-file={pki / 'tokens.csv'}",
         "--authorization-mode=Node,RBAC",
+        # as OpenShift does: who lets an object block another's deletion needs a right to that other one
+        "--enable-admission-plugins=OwnerReferencesPermissionEnforcement",
         "--service-cluster-ip-range=10.96.0.0/16",
         "--allow-privileged=true",
         "--kubelet-preferred-address-types=InternalIP",

@@ -43,16 +43,19 @@ class ControlPlane:
         folder: where data, logs and certificates go; a temporary folder, removed at the end, if not given.
         keep: let it run on when this process ends.
         audit_level: how much of every request `audit.log` in the folder records; nothing if not given.
+        address: of this machine, where the API server listens.
     """
 
-    def __init__(self, folder: Path | None = None, *, keep: bool = False, audit_level: AuditLevel | None = None) -> None:
+    def __init__(
+        self, folder: Path | None = None, *, keep: bool = False, audit_level: AuditLevel | None = None, address: str = "127.0.0.1"
+    ) -> None:
         self._temporary = folder is None
         self.folder = folder if folder is not None else Path(tempfile.mkdtemp(prefix="vllm-operator-testenv-"))
         self.folder.mkdir(parents=True, exist_ok=True)
         self.processes = ProcessGroup(self.folder, keep=keep, disposable=self._temporary)
         self.token = ""
         self._audit_level = audit_level
-        self._setup = Setup(folder=self.folder, binaries={}, etcd_port=0, port=0, audited=audit_level is not None)
+        self._setup = Setup(folder=self.folder, binaries={}, etcd_port=0, port=0, audited=audit_level is not None, address=address)
 
     def __enter__(self) -> Self:
         self.start()
@@ -64,7 +67,7 @@ class ControlPlane:
     @property
     def server(self) -> str:
         """The API server's URL."""
-        return f"https://127.0.0.1:{self._setup.port}"
+        return f"https://{self._setup.address}:{self._setup.port}"
 
     @property
     def kubeconfig(self) -> Path:

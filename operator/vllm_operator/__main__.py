@@ -1,4 +1,4 @@
-"""The command line: `vllm-operator run` in the cluster, `prime` on one that can be reached, `plan` and `diagnose` anywhere.
+"""The command line: `vllm-operator run` in the cluster, `prime` on one that can be reached, `plan`, `catalog` and `diagnose` anywhere.
 
 Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imported only when it is used:
 `diagnose` must not pay for the Kubernetes client.
@@ -8,7 +8,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from vllm_operator import __version__
@@ -28,9 +28,17 @@ COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment ahead of traffic, and wait until they are filled"),
+    "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and rules"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
-    "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and backends"),
+    "diagnose-pod": ("vllm_operator.cli.diagnose_pod", "the same for a Pod of the cluster: read its log and its status"),
+    "signatures": ("vllm_operator.cli.signatures", "list the crashes that are known by name, or show one"),
 }
+
+PLUGIN_COMMANDS = {
+    "diagnose": COMMANDS["diagnose-pod"],
+    **{name: COMMANDS[name] for name in ("plan", "signatures", "catalog")},
+}
+"""What `kubectl vllm` knows, which is about things in a cluster: there `diagnose` names a Pod."""
 
 PIPE_CLOSED_STATUS = 141
 """As of a process that SIGPIPE has ended."""
@@ -38,13 +46,22 @@ PIPE_CLOSED_STATUS = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; return its exit status."""
+    return _run(argv, "vllm-operator", COMMANDS)
+
+
+def kubectl_plugin(argv: Sequence[str] | None = None) -> int:
+    """Run one command as `kubectl vllm COMMAND`; return its exit status."""
+    return _run(argv, "kubectl vllm", PLUGIN_COMMANDS)
+
+
+def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str, str]]) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="vllm-operator", description="Run vLLM on Kubernetes with the right kernels and warm caches.")
+    parser = argparse.ArgumentParser(prog=program, description="Run vLLM on Kubernetes with the right kernels and warm caches.")
     parser.add_argument("--version", action="version", version=f"vllm-operator {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in arguments if not word.startswith("-")), None)
     command: Command | None = None
-    for name, (module, summary) in COMMANDS.items():
+    for name, (module, summary) in known.items():
         subparser = commands.add_parser(name, help=summary, description=summary)
         if name == chosen:
             command = cast(Command, importlib.import_module(module))

@@ -14,14 +14,17 @@ import logging
 import signal
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.cluster.client import Kind
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.runtime.follower import FollowerSettings
@@ -29,13 +32,15 @@ from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.log_output import configure
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
 from vllm_operator.runtime.rooms import load_rooms
+from vllm_operator.runtime.rule_source import KnownCatalog, RuleSource, place_of
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
-from vllm_operator.settings import LogFormat, Settings, SettingsError
+from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +59,11 @@ def run(arguments: argparse.Namespace) -> int:
         settings = Settings.from_environment()
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        return 2
+    try:
+        settings = replace(settings, rules_config_map=place_of(settings.rules_config_map))
+    except ValueError as error:
+        print(f"{PREFIX}RULES_CONFIG_MAP: {error}", file=sys.stderr)  # noqa: T201
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     try:
@@ -94,7 +104,8 @@ class Operator:
             limit_seconds=settings.retry_limit_seconds,
             rest_seconds=settings.rest_milliseconds / 1000,
         )
-        rooms = load_rooms(priming_patience_seconds=settings.priming_patience_seconds)
+        known = KnownCatalog.of(load_catalog())
+        rooms = load_rooms(known, priming_patience_seconds=settings.priming_patience_seconds)
         self.followers = Followers(
             client,
             make_parser=rooms.make_parser,
@@ -109,10 +120,23 @@ class Operator:
             ),
         )
         inventory = InventoryCache(client, rooms.read_inventory, seconds=settings.node_cache_seconds)
-        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics)
+        self.configs = (
+            ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
+            if settings.hub_endpoint
+            else None
+        )
+        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
+        self.rules = RuleSource(
+            client,
+            known,
+            config_map=settings.rules_config_map,
+            seconds=settings.rules_seconds,
+            metrics=self.metrics,
+            changed=self._look_at_all,
+        )
         self.supervisor = Supervisor(
             Parts(
                 client=client,
@@ -121,6 +145,7 @@ class Operator:
                 make_watches=self._watches,
                 namespaces=settings.namespaces,
                 host=client.configuration.host,
+                prepare=self.rules.load,
             )
         )
         client.forbidden = self.supervisor.doubt_permissions
@@ -141,6 +166,7 @@ class Operator:
         log.info("probes and metrics on port %d", health.port)
         self.workers.start()
         supervision = asyncio.create_task(self.supervisor.run(), name="supervisor")
+        rules = asyncio.create_task(self.rules.run(), name="rules")
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
         died = supervision.done()
@@ -148,13 +174,20 @@ class Operator:
             log.error("the supervisor has ended", exc_info=supervision.exception())
         log.info("stopping")
         supervision.cancel()
+        rules.cancel()
         stopping.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await asyncio.gather(
-                    supervision, stopping, self.workers.stop(), self.followers.close(), health.stop(), return_exceptions=True
-                )
+                ends = (self.workers.stop(), self.followers.close(), self._close_configs(), health.stop())
+                await asyncio.gather(supervision, rules, stopping, *ends, return_exceptions=True)
         return 1 if died else 0
+
+    async def _close_configs(self) -> None:
+        if self.configs is not None:
+            await self.configs.close()
+
+    async def _look_at_all(self) -> None:
+        await self.supervisor.list_all()
 
     def _watches(self, kinds: Sequence[Kind]) -> Watches:
         return Watches(

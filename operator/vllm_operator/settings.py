@@ -48,6 +48,16 @@ class Settings:
     """First wait after a failure; doubled each time. Half of what a person notices."""
     retry_limit_seconds: float = 15.0
     """Longest wait between two tries: how late the operator may notice that the API server is back."""
+    hub_endpoint: str = "https://huggingface.co"
+    """Where config.json of a model is read, for facts that decide about kernels; empty for clusters without a way out:
+    then `spec.model.facts` and the table of well-known models are all there is."""
+    hub_wait_seconds: float = 3.0
+    """How long a new plan waits for the hub. A plan is made once and kept: 3 s for better kernels, not more."""
+    rules_config_map: str = ""
+    """Name of a ConfigMap with rules of the cluster's owner, in the operator's namespace; `namespace/name` for another
+    one, none if empty."""
+    rules_seconds: float = 30.0
+    """How often that ConfigMap is read: how late a changed rule is noticed. One small read each time."""
     log_streams: int = 200
     """Container logs followed at the same time. Each costs a connection here, at the API server and at the
     kubelet; further ones take turns."""
@@ -115,6 +125,8 @@ def _read(variable: str, text: str, default: object) -> Any:
                 raise SettingsError(f"{variable} is {text}; it must not be negative.")
             return number
         case _:
+            if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):
+                raise SettingsError(f"{variable} is {text!r}; it must be an address such as {default}, or empty.")
             if variable == f"{PREFIX}LOG_LEVEL" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
                 raise SettingsError(f"{variable} is {text!r}; it can be DEBUG, INFO, WARNING or ERROR.")
             return text

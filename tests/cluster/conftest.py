@@ -3,10 +3,12 @@
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import aiohttp
 import pytest
 
+from support.account import make_account, remove_account
 from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from support.crd import install_crd
@@ -100,9 +102,12 @@ async def served(cluster: Cluster, gpu_nodes: Callable[..., list[str]]) -> Clust
 
 
 @pytest.fixture
-async def operator(served: Cluster) -> AsyncIterator[OperatorProcess]:
-    """The operator as a process, serving the test's namespace."""
-    async with OperatorProcess(served.kubeconfig, served.namespace) as process:
-        await process.until_ready()
+async def operator(served: Cluster, tmp_path: Path) -> AsyncIterator[OperatorProcess]:
+    """The operator as a process, serving the test's namespace, with the rights that the chart gives to it."""
+    kubeconfig = await make_account(served, tmp_path / "operator.kubeconfig")
+    async with OperatorProcess(kubeconfig, served.namespace) as process:
+        await process.until_ready(within=60)
         yield process
-        assert "Traceback" not in process.log, process.log
+    await remove_account(served)
+    assert "Traceback" not in process.log, process.log
+    assert "may not" not in process.log, process.log

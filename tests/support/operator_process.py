@@ -23,7 +23,13 @@ class OperatorProcess:
 
     def __init__(self, kubeconfig: Path | str, namespace: str = "", **settings: str) -> None:
         """`settings` are the operator's, in lower case: `log_level="DEBUG"`."""
-        given = {"http_host": "127.0.0.1", "http_port": "0", **({"namespaces": namespace} if namespace else {}), **settings}
+        given = {
+            "http_host": "127.0.0.1",
+            "http_port": "0",
+            "hub_endpoint": "",
+            **({"namespaces": namespace} if namespace else {}),
+            **settings,
+        }
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("VLLM_OPERATOR_", "KUBERNETES_"))}
         self._environment = inherited | {f"VLLM_OPERATOR_{name.upper()}": value for name, value in given.items()}
         self._environment["KUBECONFIG"] = str(kubeconfig)

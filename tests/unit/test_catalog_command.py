@@ -1,32 +1,77 @@
-"""`vllm-operator catalog` lists what is known."""
+"""`vllm-operator catalog`: what is known, for people and for programs."""
 
 import json
 
 import pytest
 
+from support.plans import known
 from vllm_operator.__main__ import main
 
 
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(["catalog", *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out, captured.err
+
+
 @pytest.mark.parametrize(
-    ("kind", "column", "value"),
+    ("section", "row"),
     [
-        ("versions", "version", "0.20.1"),
-        ("gpus", "architecture", "sm_121"),
-        ("models", "family", "deepseek-v3.2"),
-        ("rules", "id", "moe-nvfp4-workstation-latency"),
+        ("versions", ("0.20.1", "13.0", "2.11.0", "0.6.8.post1")),
+        ("gpus", ("NVIDIA-H200", "sm_90 Hopper", "143771 MiB")),
+        ("gpus", ("sm_110", "Blackwell")),
+        ("models", ("deepseek-v3.2", "SparseMLA", "256", "FP8Block", "685 B")),
+        ("rules", ("mig-batch-defaults", "Engine", "quirk", "--max-num-seqs 256")),
     ],
 )
-def test_each_list_holds_what_is_known_and_prints_it_both_ways(kind, column, value, capsys):
-    assert main(["catalog", kind, "-o", "json"]) == 0
-    assert value in {row[column] for row in json.loads(capsys.readouterr().out)}
-    assert main(["catalog", kind]) == 0
-    heading, *lines = capsys.readouterr().out.splitlines()
-    assert column.upper() in heading.split("   ")[0] or f" {column.upper()}" in heading
-    assert any(value in line for line in lines)
+def test_people_get_a_table(capsys: pytest.CaptureFixture[str], section: str, row: tuple[str, ...]) -> None:
+    status, out, _ = run(capsys, section)
+    line = next(line for line in out.splitlines() if all(part in line for part in row))
+    assert (status, line.split()[0]) == (0, row[0])
+    assert f"Catalog {known().version}" in out
 
 
-def test_an_unknown_list_names_those_that_exist(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        main(["catalog", "coffee"])
-    assert stopped.value.code == 2
-    assert "versions" in capsys.readouterr().err
+@pytest.mark.parametrize("section", ["versions", "gpus", "models", "rules"])
+def test_every_entry_of_a_list_can_be_asked_for(capsys: pytest.CaptureFixture[str], section: str) -> None:
+    listed = json.loads(run(capsys, section, "-o", "json")[1])
+    assert len(listed) > 10
+    for name in list(listed)[:: max(1, len(listed) // 5)]:
+        status, out, _ = run(capsys, section, name, "-o", "json")
+        assert status == 0
+        assert json.loads(out)
+
+
+def test_every_rule_is_listed_once_and_in_order_of_precedence(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(json.loads(run(capsys, "rules", "-o", "json")[1])) == [rule.id for rule in known().rules.rules]
+
+
+def test_a_version_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(run(capsys, "versions", "0.17.1", "-o", "json")[1])
+    assert "--moe-backend" in content["since0.16.0"]["newFlags"]
+    assert "--moe-backend" in content["flags"]
+
+
+def test_a_version_that_is_not_known_says_which_one_stands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "treated like 0.20.1" in run(capsys, "versions", "0.21.0")[1]
+    assert "older than" in run(capsys, "versions", "0.6.0")[1]
+
+
+def test_a_model_is_found_by_the_name_of_its_repository(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(run(capsys, "models", "nvidia/DeepSeek-R1-0528-NVFP4", "-o", "json")[1])
+    assert (content["family"], content["attention"], content["quantization"]) == ("deepseek-v3", "MLA", "NVFP4")
+
+
+def test_an_architecture_lists_its_products_and_backends(capsys: pytest.CaptureFixture[str]) -> None:
+    content = json.loads(run(capsys, "gpus", "sm_121", "-o", "json")[1])
+    assert content["products"] == ["NVIDIA-GB10"]
+    assert "FLASHMLA" not in content["backends"]["MLADecode"]
+
+
+NOT_KNOWN = [("versions", "latest"), ("gpus", "sm_999"), ("models", "nobody/knows-it"), ("models", "no-family"), ("rules", "x")]
+
+
+@pytest.mark.parametrize(("section", "name"), NOT_KNOWN)
+def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str], section: str, name: str) -> None:
+    status, out, err = run(capsys, section, name)
+    assert (status, out) == (2, "")
+    assert "nothing is known by the name" in err

@@ -84,6 +84,36 @@ def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> No
     assert all(len(line) <= 140 for line in out.splitlines())
 
 
+def test_the_config_of_an_unknown_model_tells_what_it_is(files: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "new", "num_attention_heads": 16, "kv_lora_rank": 512}), "utf-8")
+    unknown = manifest(model={"uri": "hf://someone/unheard-of"})
+    arguments = ("-f", files("cr.yaml", unknown), "--nodes", files("nodes.yaml", real_node("h200")))
+    assert "attention = MLA  (config.json)" in run(capsys, *arguments, "--model-config", str(config))[1]
+    assert "MLA" not in run(capsys, *arguments)[1]
+    config.write_text("[]", "utf-8")
+    assert run(capsys, *arguments, "--model-config", str(config))[0] == 2
+
+
+def test_rules_of_the_cluster_are_followed_and_broken_ones_named(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rule = {
+        "component": "MoE",
+        "kind": "choice",
+        "backend": "DEEPGEMM",
+        "because": "We measured.",
+        "source": "us",
+        "when": {"versions": ">=0.20"},
+    }
+    text = yaml.safe_dump([{"id": "ours", **rule}, {"id": "half"}])
+    rules = files("rules.yaml", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules"}, "data": {"a": text}})
+    arguments = ("-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("h200")))
+    status, out, err = run(capsys, *arguments, "--rules", rules, "-o", "json")
+    moe = next(choice for choice in json.loads(out)["plan"]["backends"] if choice["component"] == "MoE")
+    assert (status, moe["backend"], moe["source"]) == (0, "DEEPGEMM", "ours: us")
+    assert err == "Warning: rule half: component is missing. The rule is ignored.\n"
+    assert "holds no ConfigMap" in run(capsys, *arguments, "--rules", files("none.yaml", manifest()))[2]
+
+
 def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")))
     assert status == 1
@@ -118,9 +148,9 @@ def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, "-f", path, "--nodes", nodes)
     assert status == 2
     assert "one, two" in err
-    assert "--name" in err
-    assert run(capsys, "-f", path, "--nodes", nodes, "--name", "two")[0] == 0
-    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "--name", "three")[2]
+    assert "add its name" in err
+    assert run(capsys, "-f", path, "--nodes", nodes, "two")[0] == 0
+    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "three")[2]
 
 
 @pytest.mark.parametrize(

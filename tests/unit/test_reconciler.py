@@ -27,6 +27,7 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.fake import Write
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
@@ -331,7 +332,7 @@ async def test_nothing_is_reported_before_the_logs_have_shown_what_they_hold(ben
 
 
 async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(resource: VLLMDeployment, inventory: Inventory, generation: int | None = None) -> Any:
+    def broken(resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer, generation: int | None = None) -> Any:
         raise ZeroDivisionError("a bug")
 
     good = bench.rooms

@@ -7,9 +7,9 @@ import pytest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedArgument
+from vllm_operator.planning.deadline import deadline_seconds
 from vllm_operator.rendering import PodTemplateError, render
 from vllm_operator.rendering.container import render_arguments
-from vllm_operator.rendering.probes import deadline_seconds
 
 PLAN = Plan.model_validate(
     {

@@ -124,6 +124,14 @@ def test_another_backend_than_planned_is_told_once() -> None:
     assert "MoE TRITON instead of DEEPGEMM" in planned.message
 
 
+def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> None:
+    state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "BATCHED_DEEPGEMM"), ("MoE", "TRITON")))
+    written = report(o.observe(o.starting_pod(), states={X1: state}))
+    assert told(written.events) == [("Normal", "Planned")]
+    assert written.status.plan is not None
+    assert [c.observed for c in written.status.plan.backends if c.component == "MoE"] == ["BATCHED_DEEPGEMM"]
+
+
 def test_an_engine_that_chooses_for_itself_is_never_wrong() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "FLASHINFER_MLA"),))
     assert told(report(o.observe(o.starting_pod(), states={X1: state})).events) == [("Normal", "Planned")]

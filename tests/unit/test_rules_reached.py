@@ -28,6 +28,7 @@ VARIABLES = {
     "mig-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
     "gpu-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5"},
     "visible-devices-uuid-pinned": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
+    "nvidia-visible-devices": {"NVIDIA_VISIBLE_DEVICES": "all"},
     "port-of-a-service": {"VLLM_PORT": "tcp://10.96.0.10:8000"},
     "nvcc-not-on-path": {"PATH": "/usr/bin:/bin"},
     "library-path-replaced": {"LD_LIBRARY_PATH": "/opt/lib"},

@@ -99,6 +99,8 @@ class Reason:
     """No Pod exists yet."""
     START_FAILED = "StartFailed"
     """The start ended in a crash."""
+    STOPPED = "Stopped"
+    """Scaled to zero, because no restart cures the crash and `remediation.onHopelessCrash` says so; also a reason of Ready."""
     # Crashed
     NO_CRASH = "NoCrash"
     """No crash since the last good start."""

@@ -331,6 +331,13 @@ class ServiceSpec(Model):
     type: ServiceType | None = Field(default=None, description="Type of the Service; ClusterIP if absent.")
 
 
+class OnStall(StrEnum):
+    """What to do about a start that shows no sign of progress."""
+
+    REPORT = "Report"
+    RESTART = "Restart"
+
+
 class StartupSpec(Model):
     """How long a start may take."""
 
@@ -348,6 +355,14 @@ class StartupSpec(Model):
         description="A start without any sign of progress for this long is reported as stalled; 600 if absent. "
         "Stages known to be silent are given their usual time first.",
     )
+    on_stall: OnStall | None = Field(
+        default=None,
+        description="Report a stalled start, or also Restart it: its Pod is deleted, and the Deployment makes another one; "
+        "Report if absent.",
+    )
+    max_stall_restarts: int | None = Field(
+        default=None, ge=1, le=10, description="Stalled starts that are restarted at most for one spec; 2 if absent."
+    )
 
 
 class RemediationMode(StrEnum):
@@ -358,13 +373,25 @@ class RemediationMode(StrEnum):
     AUTO = "Auto"
 
 
+class OnHopelessCrash(StrEnum):
+    """What to do about a crash that no restart can cure."""
+
+    KEEP_RESTARTING = "KeepRestarting"
+    SCALE_TO_ZERO = "ScaleToZero"
+
+
 class RemediationSpec(Model):
-    """What the operator does with the known remedy of a crash."""
+    """What the operator does about crashes."""
 
     mode: RemediationMode | None = Field(
         default=None, description="Off, Suggest (say what to change), or Auto (apply remedies marked safe); Suggest if absent."
     )
     max_attempts: int | None = Field(default=None, ge=1, le=10, description="Remedies tried at most for one spec; 2 if absent.")
+    on_hopeless_crash: OnHopelessCrash | None = Field(
+        default=None,
+        description="When no replica serves and a Pod has crashed five times by a known cause that no restart cures: KeepRestarting, "
+        "or ScaleToZero, which frees the GPUs until the spec changes; KeepRestarting if absent.",
+    )
 
 
 class VLLMDeploymentSpec(Model):

@@ -5,9 +5,9 @@ rendered again without planning again, which is how a newer operator leaves runn
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from vllm_operator.api.base import Model, list_atomic, list_map
 from vllm_operator.api.spec import Distribution
@@ -86,6 +86,16 @@ class NodeRequirement(Model):
     )
 
 
+class ModelFact(Model):
+    """One fact about the model that the choice of kernels depends on."""
+
+    name: str = Field(max_length=64, description="Fact, for example attention or experts.")
+    value: str = Field(max_length=128, description="Value as text.")
+    source: str = Field(
+        max_length=64, description="Where it is from: spec.model.facts, config.json on the hub, or the table of well-known models."
+    )
+
+
 class Plan(Model):
     """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
 
@@ -111,6 +121,12 @@ class Plan(Model):
         default_factory=list,
         max_length=16,
         description="What the cache key was derived from.",
+        json_schema_extra=list_map("name"),
+    )
+    model_facts: list[ModelFact] = Field(
+        default_factory=list,
+        max_length=16,
+        description="What was known of the model at planning, and from where. What is not listed was unknown.",
         json_schema_extra=list_map("name"),
     )
     backends: list[BackendChoice] = Field(
@@ -229,6 +245,77 @@ class CrashStatus(Model):
     excerpt: str | None = Field(default=None, max_length=2048, description="The telling lines of the log, secrets removed.")
 
 
+class ChangeKind(StrEnum):
+    """What a remedy changes."""
+
+    ARGUMENT = "Argument"
+    VARIABLE = "Variable"
+
+
+class ChangeAction(StrEnum):
+    """How a remedy changes it."""
+
+    SET = "Set"
+    REMOVE = "Remove"
+
+
+class RemedyChange(Model):
+    """One flag or variable that a remedy sets or removes."""
+
+    kind: ChangeKind = Field(description="Argument: a flag of `vllm serve`. Variable: an environment variable.")
+    action: ChangeAction = Field(description="Set or Remove.")
+    name: str = Field(max_length=256, description="Flag with its leading dashes, or name of the variable.")
+    value: str | None = Field(default=None, max_length=1024, description="Value; absent for a flag that takes none.")
+
+
+class AppliedRemedy(Model):
+    """A remedy that the operator has applied on top of the plan. It is undone when the spec changes."""
+
+    attempt: int = Field(ge=1, le=10, description="The how manieth remedy for this spec.")
+    signature: str = Field(max_length=128, description="Name of the crash that it is for.")
+    changes: list[RemedyChange] = Field(max_length=16, description="What was changed.", json_schema_extra=list_atomic())
+    reason: Text = Field(description="Why.")
+    since: Timestamp = Field(description="Since when.", json_schema_extra={"format": "date-time"})
+
+
+class RemediationState(StrEnum):
+    """What the operator has done about the last crash."""
+
+    SUGGESTED = "Suggested"
+    APPLIED = "Applied"
+    GAVE_UP = "GaveUp"
+    STOPPED = "Stopped"
+
+
+class RemediationStatus(Model):
+    """What the operator suggests or has done by itself about crashes and stalls of this spec."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this is about.")
+    state: RemediationState | None = Field(
+        default=None,
+        description="Suggested: `command` holds a change. Applied: a remedy is in force. GaveUp: remedies did not help. "
+        "Stopped: scaled to zero because of a crash that no restart cures.",
+    )
+    message: Text | None = Field(default=None, description="The same in words.")
+    command: str | None = Field(default=None, max_length=4096, description="The change of the spec as a command that can be pasted.")
+    signature: str | None = Field(default=None, max_length=128, description="Name of the crash that this was decided for.")
+    pod: str | None = Field(default=None, max_length=253, description="Pod of that crash.")
+    restarts: int | None = Field(default=None, ge=0, description="Restarts of that Pod before that crash.")
+    applied: list[AppliedRemedy] = Field(
+        default_factory=list, max_length=10, description="Remedies in force, oldest first.", json_schema_extra=list_atomic()
+    )
+    stalled_pods: list[Annotated[str, Field(max_length=253)]] = Field(
+        default_factory=list,
+        max_length=10,
+        description="Pods that were deleted because their start had stalled.",
+        json_schema_extra=list_atomic(),
+    )
+
+    @model_serializer(mode="wrap")
+    def _without_empty_lists(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in serialize(self).items() if value != []}
+
+
 class VLLMDeploymentStatus(Model):
     """What is the case."""
 
@@ -243,3 +330,6 @@ class VLLMDeploymentStatus(Model):
     cache: CacheStatus | None = Field(default=None, description="The caches.")
     startup: StartupStatus | None = Field(default=None, description="The start that is under way.")
     last_crash: CrashStatus | None = Field(default=None, description="The last crash.")
+    remediation: RemediationStatus | None = Field(
+        default=None, description="What the operator suggests or has done by itself about crashes and stalls of this spec."
+    )

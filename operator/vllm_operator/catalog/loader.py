@@ -1,6 +1,8 @@
 """Everything that is known, in one object."""
 
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, load_caches
@@ -10,6 +12,7 @@ from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.priming import PrimingRule, load_priming_rules
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
+from vllm_operator.catalog.user_rules import UserRules, add_user_rules, read_documents
 from vllm_operator.catalog.versions import Versions, load_versions
 
 
@@ -17,7 +20,8 @@ from vllm_operator.catalog.versions import Versions, load_versions
 class Catalog:
     """What is known of GPUs, images, vLLM versions, models, caches and the choice of backends.
 
-    `version` is that of the package with a digest of the data: equal versions decide alike.
+    `version` is that of the package with a digest of the data, and another one of the rules that the cluster's owner
+    added: equal versions decide alike.
     """
 
     version: str
@@ -42,3 +46,19 @@ def load_catalog() -> Catalog:
         caches=load_caches(),
         priming=load_priming_rules(),
     )
+
+
+def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserRules]:
+    """Add the rules of the cluster's owner to a catalog.
+
+    Args:
+        catalog: What ships with the operator.
+        texts: YAML texts by name, each a list of rules. What is broken in them is left out and named.
+    """
+    documents, unreadable = read_documents(texts)
+    read = add_user_rules(catalog.rules, documents, catalog.versions)
+    read = replace(read, problems=(*unreadable, *read.problems))
+    if not read.added:
+        return catalog, read
+    digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=read.rules), read

@@ -73,7 +73,8 @@ class Stages:
 
     `silent_backends` are parts of names of backends that compile kernels without a word, which happens in
     `silent_stages`; silence under `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only
-    report what failed elsewhere.
+    report what failed elsewhere. `heartbeats` are parts of lines that are repeated by the clock while something is
+    waited for.
     """
 
     lines: tuple[LineMeaning, ...]
@@ -84,6 +85,7 @@ class Stages:
     silent_after_seconds: int = 0
     failures: tuple[Failure, ...] = ()
     echoes: tuple[str, ...] = ()
+    heartbeats: tuple[str, ...] = ()
 
 
 def load_stages() -> Stages:
@@ -102,6 +104,7 @@ def load_stages() -> Stages:
         silent_after_seconds=int(data["silent_after_seconds"]),
         failures=tuple(Failure(**entry) for entry in data["failures"]),
         echoes=tuple(data["echoes"]),
+        heartbeats=tuple(entry["text"] for entry in data["heartbeats"]),
     )
 
 

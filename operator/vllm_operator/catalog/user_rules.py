@@ -1,41 +1,101 @@
 """Rules that the owner of the cluster adds to ours, in the same form.
 
-They go before our own rules of the same kind. A broken one is left out and named; it never keeps the others,
-or the operator, from working.
+They go before our own rules of the same kind: a choice of the cluster's owner beats our choices, not our quirks. A
+broken one is left out and named; it never keeps the others, or the operator, from working.
 """
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
+import yaml
+
+from vllm_operator.catalog.rule_checks import complaint
 from vllm_operator.catalog.rules import Rule, RuleError, Rules, build_rules, find_conflicts, parse_rule
+from vllm_operator.catalog.versions import Versions
 
 USER_PRIORITY = 1000
 """Added to the priority of a user's rule, so that it beats ours of the same kind."""
+RULES_LIMIT = 256
+"""More rules than this are not read: each is asked for every plan."""
 
 
-def add_user_rules(rules: Rules, documents: Sequence[Any]) -> tuple[Rules, tuple[str, ...]]:
-    """Add rules to those that ship with the operator.
+@dataclass(frozen=True, slots=True)
+class UserRules:
+    """All rules with those of the user that can be used; `added` names these, `problems` says what is wrong with the others."""
+
+    rules: Rules
+    added: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def read_documents(texts: Mapping[str, str]) -> tuple[list[Any], list[str]]:
+    """Read rules from YAML texts by name; each text is a list of rules, as a file in `catalog/data/rules`.
 
     Returns:
-        All rules that can be used, and one sentence about each that cannot.
+        What is written there, and one sentence about each text that cannot be read.
+    """
+    documents: list[Any] = []
+    problems: list[str] = []
+    for name in sorted(texts):
+        try:
+            content = yaml.load(texts[name], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All rules in it are ignored.")
+            continue
+        if isinstance(content, list):
+            documents += content
+        elif content is not None:
+            problems.append(f"{name}: this is not a list of rules. It is ignored.")
+    if len(documents) > RULES_LIMIT:
+        problems.append(f"there are {len(documents)} rules; only the first {RULES_LIMIT} are read.")
+    return documents[:RULES_LIMIT], problems
+
+
+def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | None = None) -> UserRules:
+    """Add rules to those that ship with the operator.
+
+    Args:
+        rules: Our own rules.
+        documents: The user's, as they were read.
+        versions: The known versions; with them it is checked that each knows what the rules set there.
     """
     taken = {rule.id for rule in rules.rules}
     added: list[Rule] = []
     problems: list[str] = []
     for document in documents:
         try:
-            rule = parse_rule(document if isinstance(document, dict) else {})
+            rule = _read(document, versions)
+            if rule.id in taken:
+                raise RuleError(f"rule {rule.id}: there is another rule of this name")
+            if conflict := _conflict(rule, added):
+                raise RuleError(f"rule {rule.id}: {conflict}")
         except RuleError as error:
             problems.append(f"{error}. The rule is ignored.")
             continue
-        rule = replace(rule, priority=rule.priority + USER_PRIORITY)
-        conflicts = find_conflicts([*added, rule])
-        if rule.id in taken:
-            problems.append(f"rule {rule.id}: there is another rule of this name. The rule is ignored.")
-        elif conflicts:
-            problems.append(f"rule {rule.id}: {conflicts[0]}. The rule is ignored.")
-        else:
-            taken.add(rule.id)
-            added.append(rule)
-    return build_rules([*added, *rules.rules], rules.invocations, rules.kernels), tuple(problems)
+        taken.add(rule.id)
+        added.append(rule)
+    everything = build_rules([*added, *rules.rules], rules.invocations, rules.kernels) if added else rules
+    return UserRules(everything, tuple(rule.id for rule in added), tuple(problems))
+
+
+def _read(document: Any, versions: Versions | None) -> Rule:
+    if not isinstance(document, dict):
+        raise RuleError(f"{str(document)[:50]!r} is not a rule")
+    if wrong := complaint(document):
+        raise RuleError(f"rule {str(document.get('id', 'without an id'))[:63]}: {wrong}")
+    rule = parse_rule(document)
+    for table in versions.tables if versions else ():
+        if not rule.when.versions.contains(table.release):
+            continue
+        unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
+        unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
+        if unknown:
+            raise RuleError(
+                f"rule {rule.id}: vLLM {table.version} does not know {', '.join(unknown)}; say in when.versions where the rule applies"
+            )
+    return replace(rule, priority=rule.priority + USER_PRIORITY)
+
+
+def _conflict(rule: Rule, others: Iterable[Rule]) -> str | None:
+    return next((conflicts[0] for other in others if (conflicts := find_conflicts([other, rule]))), None)

@@ -1,1 +1,1 @@
-"""The commands plan and diagnose: the pure rooms without a cluster."""
+"""The commands plan, catalog and diagnose: the pure rooms for people, most of it without a cluster."""

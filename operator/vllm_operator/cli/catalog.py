@@ -1,93 +1,100 @@
-"""`vllm-operator catalog versions|gpus|models|rules`: what the operator knows. Needs no cluster."""
+"""`vllm-operator catalog`: what the operator knows of vLLM versions, GPUs, models and rules.
+
+Without an ID a table of all, with an ID everything about one. Exit status: 0, or 2 if nothing has that ID.
+"""
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
-from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.catalog.models import load_models
-from vllm_operator.catalog.rules import load_rules
-from vllm_operator.catalog.versions import load_versions
+import yaml
 
-Row = dict[str, str]
+from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.cli import catalog_gpus, catalog_models, catalog_rules, catalog_versions
+from vllm_operator.cli.tables import table
+
+FOUND_STATUS, NOT_FOUND_STATUS = 0, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One part of the catalog: its entries by ID, as data for programs and in short for people."""
+
+    summary: str
+    entries: Callable[[Catalog], Mapping[str, Any]]
+    header: tuple[str, ...]
+    row: Callable[[str, Any], tuple[str, ...]]
+    find: Callable[[Catalog, str], Any]
+    hint: str
+
+
+SECTIONS = {
+    "versions": Section(
+        "vLLM versions: what each bundles, its flags, variables and names of backends",
+        catalog_versions.entries,
+        catalog_versions.HEADER,
+        catalog_versions.row,
+        catalog_versions.find,
+        "give a version, for example 0.20.1",
+    ),
+    "gpus": Section(
+        "GPU architectures and products",
+        catalog_gpus.entries,
+        catalog_gpus.HEADER,
+        catalog_gpus.row,
+        catalog_gpus.find,
+        "give an architecture (sm_90) or a product as in the label nvidia.com/gpu.product",
+    ),
+    "models": Section(
+        "families of well-known models",
+        catalog_models.entries,
+        catalog_models.HEADER,
+        catalog_models.row,
+        catalog_models.find,
+        "give a family, or a model such as deepseek-ai/DeepSeek-V3.2",
+    ),
+    "rules": Section(
+        "the rules that backends are chosen by",
+        catalog_rules.entries,
+        catalog_rules.HEADER,
+        catalog_rules.row,
+        catalog_rules.find,
+        "give the id of a rule, as in status.plan.backends[].source",
+    ),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("kind", choices=sorted(LISTS), help="what to list")
-    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON list instead of a table for people")
+    parser.add_argument("section", choices=tuple(SECTIONS), help="what to list")
+    parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this one")
+    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the list; always 0."""
-    rows = LISTS[arguments.kind]()
-    try:
-        print(json.dumps(rows) if arguments.output == "json" else table(rows))
-        sys.stdout.flush()
-    except BrokenPipeError:
-        sys.stderr.close()  # whoever read it has seen enough; Python would complain at exit
-    return 0
+    """Print a part of the catalog; return the exit status."""
+    section, catalog = SECTIONS[arguments.section], load_catalog()
+    if arguments.id is not None:
+        found = section.find(catalog, arguments.id)
+        if found is None:
+            print(f"Error: nothing is known by the name {arguments.id}; {section.hint}", file=sys.stderr)
+            return NOT_FOUND_STATUS
+        _print(found, arguments.output or "yaml")
+        return FOUND_STATUS
+    entries = section.entries(catalog)
+    if arguments.output:
+        _print(entries, arguments.output)
+    else:
+        print("\n".join(table(section.header, [section.row(name, entry) for name, entry in entries.items()])))
+        print(f"\nCatalog {catalog.version}. Everything about one: vllm-operator catalog {arguments.section} ID")
+    return FOUND_STATUS
 
 
-def table(rows: Sequence[Row]) -> str:
-    """Columns wide enough for their values, the last one as long as it is; headings in capitals, as kubectl does."""
-    columns = list(rows[0])
-    widths = {column: max(len(column), *(len(row[column]) for row in rows)) for column in columns}
-    lines = [{column: column.upper() for column in columns}, *rows]
-    return "\n".join("   ".join(line[column].ljust(widths[column]) for column in columns).rstrip() for line in lines)
-
-
-def _versions() -> list[Row]:
-    return [
-        {
-            "version": one.version,
-            "cuda": one.bundle.cuda or "",
-            "torch": one.bundle.torch or "",
-            "flashinfer": one.bundle.flashinfer or "",
-            "variables": str(len(one.variables)),
-            "flags": str(len(one.flags)),
-        }
-        for one in load_versions().tables
-    ]
-
-
-def _gpus() -> list[Row]:
-    return [
-        {
-            "product": one.name,
-            "architecture": one.architecture,
-            "memory": "" if one.memory_mebibytes is None else f"{one.memory_mebibytes} MiB",
-            "title": one.title,
-        }
-        for one in load_gpus().products.values()
-    ]
-
-
-def _models() -> list[Row]:
-    return [
-        {
-            "family": one.name,
-            "attention": one.attention.value if one.attention else "",
-            "experts": "" if one.experts is None else str(one.experts),
-            "quantization": one.quantization.value if one.quantization else "",
-            "names": " | ".join(pattern.pattern for pattern in one.patterns),
-        }
-        for one in load_models().families
-    ]
-
-
-def _rules() -> list[Row]:
-    return [
-        {
-            "component": one.component.value,
-            "kind": one.kind.value,
-            "id": one.id,
-            "backend": one.backend or "",
-            "because": one.because,
-        }
-        for one in load_rules().rules
-    ]
-
-
-LISTS = {"versions": _versions, "gpus": _gpus, "models": _models, "rules": _rules}
+def _print(content: Any, form: str) -> None:
+    if form == "json":
+        print(json.dumps(content, indent=2))
+    else:
+        print(yaml.safe_dump(content, sort_keys=False, width=120, allow_unicode=True), end="")

@@ -1,6 +1,10 @@
-"""`vllm-operator plan`: what would be planned for a VLLMDeployment, and why, without a cluster.
+"""`vllm-operator plan`: what would be planned for a VLLMDeployment, and why.
 
-Exit status: 0 planned, 1 refused (the reason is printed), 2 the input cannot be used.
+The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in
+force, which is in the object's status.
+
+Exit status: 0 planned, 1 refused (the reason is printed), 2 the input cannot be used. With `--diff`, as of `diff`: 0
+nothing differs, 1 something does, 2 it cannot be told.
 """
 
 import argparse
@@ -16,51 +20,120 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.api.validation import violations
-from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
+from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
 from vllm_operator.cli.plan_page import write_page
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
+from vllm_operator.planning.pools import Inventory
 from vllm_operator.rendering.manifests import render
 
 PLANNED_STATUS, REFUSED_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+SAME_STATUS, DIFFERENT_STATUS = 0, 1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-f", "--filename", required=True, metavar="FILE", help="file with the VLLMDeployment; - is standard input")
+    parser.add_argument("-f", "--filename", metavar="FILE", help="file with the VLLMDeployment; - is standard input")
     parser.add_argument(
         "--nodes",
         metavar="FILE",
         help="file with the nodes of the cluster, as `kubectl get nodes -o yaml` writes it; "
         "may hold ResourceSlices too (`kubectl get nodes,resourceslices -o yaml`)",
     )
-    parser.add_argument("--name", help="which VLLMDeployment, where the file holds several")
+    parser.add_argument(
+        "--model-config", metavar="FILE", help="the model's config.json, for facts about it; the operator reads it from the hub"
+    )
+    parser.add_argument("--rules", metavar="FILE", help="file with the ConfigMap that holds the cluster's own rules")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
+    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
+    parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
+    parser.add_argument("--diff", action="store_true", help="show only what would differ from the plan in the object's status, and why")
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print plan, conditions and manifests for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan; return the exit status."""
+    name = arguments.name
     try:
-        manifest = _one_deployment(arguments.filename, arguments.name)
-        if arguments.nodes == STANDARD_INPUT == arguments.filename:
-            raise InputError("only one of -f and --nodes can be standard input")
-        nodes = read_objects(arguments.nodes) if arguments.nodes else []
-        _check(manifest, arguments.filename)
+        manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
+        catalog = _catalog(arguments.rules)
+        config = _read_config(arguments.model_config) if arguments.model_config else None
+        resource = VLLMDeployment.parse(manifest)
+        pinned = resource.status.plan
+        if arguments.diff and pinned is None:
+            raise InputError(f"the VLLMDeployment {_name(manifest)} has no plan in its status, so there is nothing to compare with")
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
-    resource = VLLMDeployment.parse(manifest)
-    catalog = load_catalog()
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
-    outcome = plan(resource, inventory, catalog)
+    if arguments.diff and pinned is not None:
+        return _diff(resource, pinned, inventory, catalog, config, arguments.output)
+    outcome = plan(resource, inventory, catalog, model_config=config)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
-        _print_for_programs(outcome, manifests, arguments.output)
+        _print_for_programs(
+            {"plan": _plan_as_status(outcome.plan), "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output
+        )
     else:
         write_page(sys.stdout, resource, outcome, inventory, catalog, manifests)
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
+
+
+def _diff(
+    resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, config: dict[str, Any] | None, form: str | None
+) -> int:
+    """Print what planning anew would do otherwise."""
+    generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
+    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, model_config=config)
+    fresh = outcome.today or outcome
+    if form:
+        _print_for_programs(difference_page.for_programs(pinned, fresh, catalog.version), form)
+    else:
+        difference_page.write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
+    return SAME_STATUS if fresh.plan and not difference_page.differences_of(pinned, fresh) else DIFFERENT_STATUS
+
+
+def _catalog(rules: str | None) -> Catalog:
+    """What is known, with the rules of the cluster's owner; what is broken in them is named, as the operator does."""
+    if rules is None:
+        return load_catalog()
+    maps = _of_kind(read_objects(rules), "ConfigMap")
+    if not maps:
+        raise InputError(f"{rules} holds no ConfigMap")
+    texts = {f"{_name(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
+    catalog, read = with_user_rules(load_catalog(), texts)
+    for problem in read.problems:
+        print(f"Warning: {problem}", file=sys.stderr)
+    return catalog
+
+
+def _read_config(path: str) -> dict[str, Any]:
+    found = read_objects(path)
+    if len(found) != 1:
+        raise InputError(f"{path} is not a model's config.json: that is one JSON object")
+    return found[0]
+
+
+def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from vllm_operator.cli.live import read_live  # only now: without a cluster nobody pays for its client
+
+    if name is None:
+        raise InputError("say which VLLMDeployment: plan --live -n NAMESPACE NAME")
+    return read_live(namespace, name)
+
+
+def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    if arguments.filename is None:
+        raise InputError("give a file with the VLLMDeployment (-f FILE), or read it from the cluster (--live NAME)")
+    manifest = _one_deployment(arguments.filename, name)
+    if arguments.nodes == STANDARD_INPUT == arguments.filename:
+        raise InputError("only one of -f and --nodes can be standard input")
+    nodes = read_objects(arguments.nodes) if arguments.nodes else []
+    _check(manifest, arguments.filename)
+    return manifest, nodes
 
 
 def _one_deployment(path: str, name: str | None) -> dict[str, Any]:
@@ -75,7 +148,7 @@ def _one_deployment(path: str, name: str | None) -> dict[str, Any]:
     listed = ", ".join(names)
     if name is not None:
         raise InputError(f"{path} holds {'several' if objects else 'no'} {KIND} called {name}; there is {listed}")
-    raise InputError(f"{path} holds {len(names)} objects of kind {KIND} ({listed}); say which one with --name")
+    raise InputError(f"{path} holds {len(names)} objects of kind {KIND} ({listed}); say which one: add its name")
 
 
 def _check(manifest: Mapping[str, Any], path: str) -> None:
@@ -94,12 +167,11 @@ def _name(manifest: Mapping[str, Any]) -> str:
     return str(metadata.get("name", "without a name")) if isinstance(metadata, Mapping) else "without a name"
 
 
-def _print_for_programs(outcome: Outcome, manifests: Sequence[Mapping[str, Any]], form: str) -> None:
-    content = {"plan": _plan_as_status(outcome.plan), "conditions": conditions_of(outcome), "manifests": list(manifests)}
+def _print_for_programs(content: Mapping[str, Any], form: str) -> None:
     if form == "json":
         print(json.dumps(content, indent=2))
     else:
-        print(yaml.safe_dump(content, sort_keys=False, width=140, allow_unicode=True), end="")
+        print(yaml.safe_dump(dict(content), sort_keys=False, width=140, allow_unicode=True), end="")
 
 
 def _plan_as_status(made: Plan | None) -> dict[str, Any] | None:

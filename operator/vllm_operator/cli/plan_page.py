@@ -1,17 +1,15 @@
 """The page that `vllm-operator plan` prints for people."""
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.catalog.loader import Catalog
+from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.shortage import describe
-
-WIDTH = 110
 
 
 def write_page(
@@ -26,7 +24,7 @@ def write_page(
     lines = [f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}", ""]
     if outcome.plan is None:
         refused = outcome.accepted if outcome.accepted.status is not ConditionStatus.TRUE else outcome.planned
-        lines += [f"Not planned: {refused.reason}", *_wrap(refused.message, "  ")]
+        lines += [f"Not planned: {refused.reason}", *wrap(refused.message, "  ")]
     else:
         lines += _plan(outcome.plan, catalog)
         lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
@@ -46,6 +44,7 @@ def _plan(made: Plan, catalog: Catalog) -> list[str]:
     lines = [line for name, value in rows for line in _labelled(name, value)]
     lines += [""]
     lines += _backends(made)
+    lines += _section("Known of the model", [f"{fact.name} = {fact.value}  ({fact.source})" for fact in made.model_facts])
     lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
     kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
     lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
@@ -58,21 +57,20 @@ def _plan(made: Plan, catalog: Catalog) -> list[str]:
 def _backends(made: Plan) -> list[str]:
     if not made.backends:
         return ["Backends: vLLM chooses all of them itself."]
-    header = ("COMPONENT", "BACKEND", "CHOSEN BY")
-    table = [(choice.component, choice.backend, choice.chosen_by.value) for choice in made.backends]
-    widths = [max(len(row[column]) for row in (header, *table)) for column in range(3)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(header, widths, strict=True)).rstrip()]
-    for row, choice in zip(table, made.backends, strict=True):
-        lines.append("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        lines += _wrap(choice.reason, "    ")
-        lines += _wrap(f"Source: {choice.source}", "    ") if choice.source else []
+    head, *rows = table(
+        ("COMPONENT", "BACKEND", "CHOSEN BY"), [(choice.component, choice.backend, choice.chosen_by.value) for choice in made.backends]
+    )
+    lines = [head]
+    for row, choice in zip(rows, made.backends, strict=True):
+        lines += [row, *wrap(choice.reason, "    ")]
+        lines += wrap(f"Source: {choice.source}", "    ") if choice.source else []
     return lines
 
 
 def _section(title: str, entries: Sequence[str]) -> list[str]:
     if not entries:
         return []
-    return ["", f"{title}:", *(line for entry in entries for line in _wrap(entry, "  "))]
+    return ["", f"{title}:", *(line for entry in entries for line in wrap(entry, "  "))]
 
 
 def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str:
@@ -81,19 +79,7 @@ def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str
 
 
 def _labelled(name: str, value: str) -> list[str]:
-    return _wrap(value, "             ", first=f"{name}:".ljust(13))
-
-
-def _wrap(text: str, indent: str, *, first: str | None = None) -> list[str]:
-    start = indent if first is None else first
-    return textwrap.wrap(
-        text,
-        WIDTH,
-        initial_indent=start,
-        subsequent_indent=indent + ("  " if first is None else ""),
-        break_on_hyphens=False,
-        break_long_words=False,
-    )
+    return wrap(value, "             ", first=f"{name}:".ljust(13))
 
 
 def _memory(made: Plan) -> str:

@@ -56,6 +56,7 @@ POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
+SECRET = Kind("v1", "Secret", "secrets")
 JOB = Kind("batch/v1", "Job", "jobs")
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
@@ -72,6 +73,7 @@ KINDS = (
     EVENT,
     NODE,
     CONFIG_MAP,
+    SECRET,
     JOB,
     AUTOSCALER,
     CLAIM_TEMPLATE,

@@ -23,6 +23,7 @@ class Facts:
     """Facts about a model. None: unknown. `sources` says of each known fact where it is from."""
 
     family: str | None = None
+    model_type: str | None = None
     attention: Attention | None = None
     experts: int | None = None
     quantization: Quantization | None = None
@@ -52,16 +53,19 @@ def model_name(model: ModelSpec) -> str:
     return path if scheme == "hf" else path.rpartition("/")[2]
 
 
-def resolve_facts(model: ModelSpec, models: Models, config: Mapping[str, Any] | None = None) -> Facts:
+def resolve_facts(
+    model: ModelSpec, models: Models, config: Mapping[str, Any] | None = None, *, remembered: ConfigFacts | None = None
+) -> Facts:
     """Collect what is known of a model.
 
     Args:
         model: What the user says about it.
         models: The table of well-known models.
         config: The content of the model's config.json, if it was read.
+        remembered: What an earlier reading of that file has told, where it was not read now.
     """
     name = model_name(model)
-    read = read_config(config) if config else ConfigFacts()
+    read = read_config(config) if config else remembered or ConfigFacts()
     family = models.find(name) or (models.find_type(read.model_type) if read.model_type else None)
     given = model.facts.model_dump(exclude_none=True, exclude={"weight_size"}) if model.facts else {}
     known: dict[str, Any] = {}
@@ -88,6 +92,7 @@ def resolve_facts(model: ModelSpec, models: Models, config: Mapping[str, Any] | 
 
 
 FACTS = (
+    "model_type",
     "attention",
     "experts",
     "quantization",

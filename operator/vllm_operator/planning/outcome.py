@@ -20,10 +20,12 @@ class Outcome:
 
     `plan` is None if and only if `accepted` or `planned` is not True.
     `drift` says in one line per difference what today's catalog and nodes would choose otherwise than the
-    pinned plan that is returned; empty where nothing was pinned or nothing differs.
+    pinned plan that is returned; empty where nothing was pinned or nothing differs. `today` is what planning anew
+    comes to, where a pinned plan is returned.
     """
 
     accepted: Verdict
     planned: Verdict
     plan: Plan | None
     drift: tuple[str, ...] = ()
+    today: "Outcome | None" = None

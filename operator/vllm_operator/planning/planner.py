@@ -18,18 +18,22 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.cache import CachePlan, per_pod_notes, plan_cache
+from vllm_operator.planning.deadline import plan_patience
 from vllm_operator.planning.facts import Facts, resolve_facts
 from vllm_operator.planning.image import image_options
+from vllm_operator.planning.model_config import ConfigFacts
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.pinning import is_in_force, keep_plan
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
 from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.remembered import about_unknown_facts, keep_facts, recall_facts
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.summary import summarize
 from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.visible_devices import translate
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
@@ -47,6 +51,7 @@ def plan(
     pinned: Plan | None = None,
     cache_generation: int = 0,
     model_config: Mapping[str, Any] | None = None,
+    model_config_trouble: str | None = None,
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
@@ -58,8 +63,10 @@ def plan(
             asked for; with a changed spec its GPU is kept where that still fits.
         cache_generation: Raised each time a damaged cache was left behind.
         model_config: The content of the model's config.json, if it was read.
+        model_config_trouble: Why it could not be read, where that was tried.
     """
-    planner = _Planner(resource, inventory, catalog, pinned, cache_generation, model_config)
+    resource, translated = translate(resource)
+    planner = _Planner(resource, translated, inventory, catalog, pinned, cache_generation, model_config, model_config_trouble)
     fresh = planner.outcome()
     if pinned is None or not is_in_force(pinned, resource):
         return fresh
@@ -72,11 +79,13 @@ class _Planner:
     """The arguments of `plan`, and the steps."""
 
     resource: VLLMDeployment
+    translated: tuple[str, ...]
     inventory: Inventory
     catalog: Catalog
     pinned: Plan | None
     cache_generation: int
     model_config: Mapping[str, Any] | None
+    model_config_trouble: str | None
 
     def outcome(self) -> Outcome:
         """Plan anew."""
@@ -93,7 +102,7 @@ class _Planner:
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return _not_accepted(shape)
-        facts = resolve_facts(spec.model, self.catalog.models, self.model_config)
+        facts = resolve_facts(spec.model, self.catalog.models, self.model_config, remembered=self._remembered())
         request = self._request(engine, version, shape, facts, overrides)
         targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
         if isinstance(targets, Verdict):
@@ -101,9 +110,16 @@ class _Planner:
         target, decision = self._best(version, shape, facts, targets)
         if decision.refusal is not None:
             return _not_accepted(decision.refusal)
-        made = self._assemble(version, shape, target, decision, overrides)
+        made = self._assemble(version, shape, target, decision, overrides, facts)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
+
+    def _remembered(self) -> ConfigFacts | None:
+        """What the plan in the status knows of the model, where it is about the same files."""
+        pinned, model = self.pinned, self.resource.spec.model
+        if pinned is None or pinned.model != model_argument(model):
+            return None
+        return recall_facts(pinned) if is_in_force(pinned, self.resource) or model.revision is None else None
 
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
@@ -152,15 +168,19 @@ class _Planner:
         )
         return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
 
-    def _assemble(self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides) -> Plan:
+    def _assemble(
+        self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: Facts
+    ) -> Plan:
         cache = self._cache(version, shape, target)
-        env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env])
+        patience = plan_patience(self.resource.spec, version.table)
+        env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
         own = engine_arguments(self.resource.spec.model, version, shape.parallel)
         args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, overrides)
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
             *target.notes,
+            *self.translated,
             *decision.notes,
             *check_names(overrides, version.table),
             *overridden,
@@ -168,6 +188,7 @@ class _Planner:
             *shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
+            *about_unknown_facts(facts, self.model_config_trouble),
         ]
         return Plan(
             observed_generation=self.resource.metadata.generation,
@@ -185,6 +206,7 @@ class _Planner:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
+            model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],

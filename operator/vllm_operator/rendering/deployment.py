@@ -5,9 +5,9 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import RolloutSpec, RolloutStrategy, VLLMDeploymentSpec
 from vllm_operator.api.status import Plan
+from vllm_operator.planning.deadline import deadline_seconds
 from vllm_operator.rendering.metadata import metadata_of, selector_of
 from vllm_operator.rendering.pod import render_pod_template
-from vllm_operator.rendering.probes import deadline_seconds
 
 IMAGE_PULL_SECONDS = 3600
 """What a node may take to be found and to pull an image of 10 to 25 GB, before a start begins."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.planning.visible_devices import translate
 from vllm_operator.rendering.addresses import claims_of, template_spec
 from vllm_operator.rendering.claim import render_claim
 from vllm_operator.rendering.deployment import render_deployment
@@ -22,6 +23,7 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
+    resource, _ = translate(resource)
     deployment = render_deployment(resource, plan)
     claim = render_claim(resource)
     if claim is not None and claim["metadata"]["name"] not in claims_of(template_spec(deployment)):

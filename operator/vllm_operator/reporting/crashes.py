@@ -18,7 +18,7 @@ from vllm_operator.reporting.pods import Phase, PodView, Termination
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.terminations import match_container, match_pod
 from vllm_operator.startup.crashes import UNKNOWN
-from vllm_operator.startup.state import Crash, StartupState
+from vllm_operator.startup.state import Crash, Stage, StartupState
 from vllm_operator.startup.termination import diagnose_termination
 
 SETTLING_SECONDS = 10
@@ -30,7 +30,10 @@ _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A crash. `settles_at` is None once its cause is known, or cannot be expected to become known."""
+    """A crash. `settles_at` is None once its cause is known, or cannot be expected to become known.
+
+    `captures` is what the telling line said; `during_start`: the log shows that the run had not become ready.
+    """
 
     view: PodView
     run: int
@@ -38,6 +41,8 @@ class Finding:
     in_force: bool
     settles_at: datetime | None
     status: CrashStatus
+    captures: tuple[tuple[str, str], ...] = ()
+    during_start: bool = False
 
     @property
     def settled(self) -> bool:
@@ -52,6 +57,12 @@ class Crashes:
     findings: tuple[Finding, ...]
     last: CrashStatus | None
     is_new: bool
+
+    @property
+    def telling(self) -> Finding | None:
+        """The one of those in force that tells most: a known cause more than an unknown one; then the latest."""
+        settled = [finding for finding in self.in_force if finding.settled]
+        return max(settled, key=_telling, default=None)
 
     @property
     def in_force(self) -> tuple[Finding, ...]:
@@ -101,7 +112,16 @@ def _hung(scene: Scene, view: PodView) -> Finding:
     previous = scene.observation.previous.last_crash
     if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
         status = _better(scene, previous, status)
-    return Finding(view=view, run=view.restarts, time=state.last_line_at, in_force=True, settles_at=None, status=status)
+    return Finding(
+        view=view,
+        run=view.restarts,
+        time=state.last_line_at,
+        in_force=True,
+        settles_at=None,
+        status=status,
+        captures=state.crash.captures if state.crash is not None else (),
+        during_start=state.stage is not Stage.READY,
+    )
 
 
 def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
@@ -116,7 +136,16 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
         settles_at = None
         status = _better(scene, previous, status)
     in_force = view.phase not in _HAS_SERVED
-    return Finding(view=view, run=ended.run, time=ended.finished_at, in_force=in_force, settles_at=settles_at, status=status)
+    return Finding(
+        view=view,
+        run=ended.run,
+        time=ended.finished_at,
+        in_force=in_force,
+        settles_at=settles_at,
+        status=status,
+        captures=crash.captures if crash is not None and crash.signature == status.signature else (),
+        during_start=state is not None and state.stage is not Stage.READY,
+    )
 
 
 def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None) -> CrashStatus:
@@ -182,3 +211,7 @@ def reason(signature: str) -> str:
     """The signature as a reason of a condition."""
     word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
     return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
+
+
+def _telling(finding: Finding) -> tuple[bool, str, str]:
+    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)

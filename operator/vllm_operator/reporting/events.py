@@ -2,7 +2,8 @@
 
 Nothing is remembered here. An event is due where the new status differs from the previous one in a way that
 people want to hear of. Its key names the occurrence, so that one that is reported twice, because the operator
-ended between the event and the status, has the same key both times.
+ended between the event and the status, has the same key both times. What repeats itself (a crash loop, a long
+stage of each restart) is a series: one event whose count rises and whose message is the latest.
 """
 
 import hashlib
@@ -10,10 +11,12 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
-from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
+from vllm_operator.planning.remediation import in_words
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.caches import last_start
-from vllm_operator.reporting.crashes import Crashes, reason
+from vllm_operator.reporting.crashes import Crashes
+from vllm_operator.reporting.crashes import reason as reason_of
 from vllm_operator.reporting.durations import completed_stages
 from vllm_operator.reporting.observation import EventDraft
 from vllm_operator.reporting.planned import mismatches
@@ -38,8 +41,9 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
         *_claim(scene, status),
         *_long_stages(scene),
         *_stuck(scene, status),
-        *_crash(scene, crashes),
+        *_crash(scene, status, crashes),
         *_caches(scene, status),
+        *_remediation(scene, status),
         *_started(scene, status),
     )
 
@@ -59,8 +63,9 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
     if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):
         message = scene.messages.say("event.planned", text=scene.observation.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
-    differences = mismatches(plan)
-    if differences and differences != mismatches(before_plan):
+    names = scene.knowledge.logged_names
+    differences = mismatches(plan, names)
+    if differences and differences != mismatches(before_plan, names):
         message = scene.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
 
@@ -94,7 +99,8 @@ def _long_stages(scene: Scene) -> Iterator[EventDraft]:
         seconds = (ended - begun).total_seconds()
         if seconds > LONG_STAGE_SECONDS:
             message = scene.messages.say("event.stage", pod=view, what=scene.messages.stage(stage), seconds=seconds)
-            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=f"stage-{view.uid}-{view.restarts}-{stage}")
+            key, series = f"stage-{view.uid}-{view.restarts}-{stage}", f"stage-{view.uid}-{stage}"
+            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
 
 
 def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
@@ -112,8 +118,9 @@ def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     if now is None or now.reason not in _STUCK or not scene.troubled or (before is not None and before.reason == now.reason):
         return
     worst = scene.troubled[0]
+    series = f"{now.reason}-{worst.uid}"
     yield EventDraft(
-        type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{worst.uid}-{worst.restarts}-{scene.stage(worst)}"
+        type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{scene.stage(worst)}", series=series
     )
 
 
@@ -144,13 +151,33 @@ def _caches(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
         yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
 
 
-def _crash(scene: Scene, crashes: Crashes) -> Iterator[EventDraft]:
+def _crash(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash = crashes.last
     uid = next((view.uid for view in scene.pods if view.name == crash.pod), crash.pod)
-    message = crash_text(scene, crash)
-    yield EventDraft(type=WARNING, reason=reason(crash.signature), message=message, key=f"crash-{uid}-{crash.restarts}")
+    message = crash_text(scene, crash, status.remediation)
+    word = reason_of(crash.signature)
+    yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
+
+
+def _remediation(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """What the operator did by itself."""
+    now, before = status.remediation, scene.observation.previous.remediation
+    generation = scene.observation.resource.metadata.generation
+    applied, earlier = (len(s.applied) if s and s.observed_generation == generation else 0 for s in (now, before))
+    if now is not None and applied > earlier:
+        yield EventDraft(type=NORMAL, reason="RemedyApplied", message=now.message or "", key=f"remedy-{generation}-{applied}")
+    if before is not None and before.applied and before.observed_generation != generation:
+        message = scene.messages.say("event.undone", changes="; ".join(in_words(remedy.changes) for remedy in before.applied))
+        yield EventDraft(type=NORMAL, reason="RemediesUndone", message=message, key=f"undone-{generation}")
+    for state, reason in ((RemediationState.GAVE_UP, "RemedyGaveUp"), (RemediationState.STOPPED, "Stopped")):
+        if now is not None and now.state is state and (before is None or before.state is not state):
+            yield EventDraft(type=WARNING, reason=reason, message=now.message or "", key=f"{reason}-{generation}")
+    for pod in now.stalled_pods if now is not None else ():
+        if before is None or pod not in before.stalled_pods or before.observed_generation != generation:
+            message = scene.messages.say("event.stall_restart", stalled=pod)
+            yield EventDraft(type=WARNING, reason="RestartedStalled", message=message, key=f"stall-{pod}")
 
 
 def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

@@ -1,10 +1,15 @@
 """What reports draw on beside the observation: the messages, and what is known of starts and crashes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
-from vllm_operator.catalog.signatures import RemedyAction
+from vllm_operator.catalog.logged_names import LoggedNames, load_logged_names
+from vllm_operator.catalog.remedies import load_remedies
+from vllm_operator.catalog.signatures import RemedyAction, Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.versions import load_versions
+from vllm_operator.planning.remediation import Remediator
 from vllm_operator.reporting.messages import Messages, load_messages
 from vllm_operator.reporting.terminations import Rules, load_rules
 
@@ -16,13 +21,17 @@ class Knowledge:
     messages: Messages
     startup: StartupKnowledge
     terminations: Rules
+    logged_names: LoggedNames
     weak: frozenset[str]
+    """Signatures that say little: what comes later may say more."""
+    signatures: Mapping[str, Signature]
+    """Known crashes by name."""
+    remediator: Remediator
+    """Decides what to do about crashes."""
     quarantining: frozenset[str] = frozenset()
+    """Signatures of damaged caches."""
     cleaning: frozenset[str] = frozenset()
-    """Signatures that say little: what comes later may say more.
-
-    `quarantining` are those of damaged caches, `cleaning` those of a full volume.
-    """
+    """Signatures of a full volume."""
 
 
 @cache
@@ -32,7 +41,16 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     rules = load_rules()
     echoes = {signature.id for signature in known.signatures if signature.is_echo}
     weak = echoes | {rule.id for rule in rules.containers if rule.is_weak}
-    return Knowledge(messages=load_messages(), startup=known, terminations=rules, weak=frozenset(weak), **_actions(known))
+    return Knowledge(
+        messages=load_messages(),
+        startup=known,
+        terminations=rules,
+        logged_names=load_logged_names(),
+        weak=frozenset(weak),
+        signatures={signature.id: signature for signature in known.signatures},
+        remediator=Remediator(load_versions(), load_remedies()),
+        **_actions(known),
+    )
 
 
 def _actions(known: StartupKnowledge) -> dict[str, frozenset[str]]:

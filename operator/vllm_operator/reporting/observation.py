@@ -74,23 +74,35 @@ class Observation:
 class EventDraft:
     """An event to be recorded on the VLLMDeployment.
 
-    `type` is Normal or Warning. `key` is the same whenever the same occurrence is reported again: an event
-    whose name is derived from it cannot be recorded twice.
+    `type` is Normal or Warning. `key` names the occurrence: it is the same whenever the same one is reported
+    again, and then nothing is recorded. `series` is the same for occurrences that repeat each other, such as
+    the crashes of one Pod by one cause: they are counted in one event. Empty: this happens once.
     """
 
     type: str
     reason: str
     message: str
     key: str
+    series: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PodReference:
+    """A Pod by name and uid."""
+
+    name: str
+    uid: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What to write and when to look again.
+    """What to write, what to do, and when to look again.
 
+    `restart_pods` are to be deleted once the status is written, because their start has stalled.
     `requeue_after_seconds` is when time alone may change the report; None if only an observed change can.
     """
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...] = ()
+    restart_pods: tuple[PodReference, ...] = ()
     requeue_after_seconds: float | None = None

@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
-from vllm_operator.reporting import caches, claims, planned, progress, reading, rollout, starting, summary
+from vllm_operator.reporting import caches, claims, planned, progress, reading, remedies, rollout, starting, summary
 from vllm_operator.reporting.conditions import set_conditions
 from vllm_operator.reporting.crashes import Crashes, crash_settles, find_crashes
 from vllm_operator.reporting.events import draft_events
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
-from vllm_operator.reporting.observation import Observation, Report
+from vllm_operator.reporting.observation import Observation, PodReference, Report
 from vllm_operator.reporting.quarantine import blame_caches
 from vllm_operator.reporting.scene import Scene
 
@@ -36,6 +36,7 @@ def report(observation: Observation, knowledge: Knowledge | None = None) -> Repo
     return Report(
         status=status,
         events=draft_events(scene, status, crashes),
+        restart_pods=tuple(PodReference(view.name, view.uid) for view in remedies.pods_to_restart(scene, status.remediation)),
         requeue_after_seconds=_requeue_after(scene, crashes, block),
     )
 
@@ -45,12 +46,13 @@ def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLM
     plan = planned.observed_plan(scene)
     blame = blame_caches(scene, plan, crashes) if plan is not None and observation.outcome.plan is not None else None
     cached = caches.cache_status(scene, plan, blame)
+    remediation = remedies.remediation_status(scene, crashes)
     judged = {
         ACCEPTED: planned.accepted(scene),
         PLANNED: planned.planned(scene, plan),
         CACHE_WARM: caches.cache_warm(scene, cached, block, blame),
-        STARTING: starting.starting(scene, block),
-        CRASHED: summary.crashed(scene, crashes),
+        STARTING: starting.starting(scene, block, remediation),
+        CRASHED: summary.crashed(scene, crashes, remediation),
         AVAILABLE: summary.available(scene),
     }
     judged[READY] = summary.ready(scene, judged)
@@ -65,6 +67,7 @@ def _status(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> VLLM
         cache=cached,
         startup=block,
         last_crash=crashes.last,
+        remediation=remediation,
     )
 
 

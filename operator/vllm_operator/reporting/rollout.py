@@ -1,7 +1,8 @@
 """The Deployment: how many Pods there are, whether they run the present spec, whether it can create them."""
 
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.pods import Phase
+from vllm_operator.reporting.observation import Manifest
+from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
 
 
@@ -26,6 +27,26 @@ def is_rolled_out(scene: Scene) -> bool:
     updated = updated_replicas(scene) or 0
     current = observed >= (reading.integer(deployment, "metadata", "generation") or 0)
     return current and updated >= scene.observation.wanted and replicas(scene) <= updated
+
+
+def is_current(scene: Scene, view: PodView) -> bool:
+    """Whether a Pod runs the present Pod template, as far as the Deployment says.
+
+    The Deployment counts such Pods; they are those of the ReplicaSet that made the newest one.
+    """
+    deployment = scene.observation.deployment
+    observed = reading.integer(deployment, "status", "observedGeneration")
+    if observed is None:
+        return True
+    if observed < (reading.integer(deployment, "metadata", "generation") or 0) or not updated_replicas(scene):
+        return False
+    pods = {reading.text(pod, "metadata", "name"): pod for pod in scene.observation.pods}
+    newest = max(pods.values(), key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+    return _template(pods.get(view.name)) == _template(newest)
+
+
+def _template(pod: Manifest | None) -> str:
+    return reading.text(pod, "metadata", "labels", "pod-template-hash")
 
 
 def creation_failure(scene: Scene) -> str | None:

@@ -1,13 +1,15 @@
 """Starting: whether Pods are on their way, and what the one that is worst off is doing."""
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.status import ConditionStatus, StartupStatus
+from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.remediation import current
 from vllm_operator.reporting import rollout
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.progress import describe
+from vllm_operator.reporting.remedies import stall_restarts_left
 from vllm_operator.reporting.scene import Scene
 
 _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
@@ -26,13 +28,15 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 }
 
 
-def starting(scene: Scene, block: StartupStatus | None) -> Verdict:
-    """Judge the start; `block` is `status.startup` as it is going to be written."""
+def starting(scene: Scene, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
+    """Judge the start; `block` and `remediation` are those of the status that is going to be written."""
     observation, say = scene.observation, scene.messages.say
     if scene.troubled:
         return _of_pods(scene, block)
     if observation.wanted == 0:
         return Verdict(FALSE, Reason.SCALED_TO_ZERO, say("starting.scaled_to_zero"))
+    if remediation is not None and remediation.state is RemediationState.STOPPED:
+        return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if scene.serving >= observation.wanted:
         return _all_serve(scene)
     if observation.care.step is PrimingStep.ELSEWHERE:
@@ -51,8 +55,10 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(scene, view)
     if judgement is not None and judgement.stalled:
         text = describe(scene, view, briefly=True)
+        left, noted = stall_restarts_left(scene), current(scene.observation.resource)
+        done = "restarting" if left or (noted and view.name in noted.stalled_pods) else "left" if left == 0 else ""
         return scene.messages.fit(
-            "pod.Stalled", shrink=("text",), pod=view, text=text, since=judgement.since, limit_seconds=judgement.limit
+            "pod.Stalled", shrink=("text",), pod=view, text=text, since=judgement.since, limit_seconds=judgement.limit, done=done
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
     return scene.messages.say(f"pod.{name}", pod=view, text=text)

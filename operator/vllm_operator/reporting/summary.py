@@ -3,19 +3,21 @@
 from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
-from vllm_operator.api.status import CrashStatus
+from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting import reading
+from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.conditions import FALSE, TRUE
-from vllm_operator.reporting.crashes import Crashes, Finding, reason
+from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import partly
 
 
-def crashed(scene: Scene, crashes: Crashes) -> Verdict:
+def crashed(scene: Scene, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict:
     """Whether a Pod crashed and no later start has made it good, and what was the cause."""
     if crashes.in_force:
-        return _in_force(scene, crashes)
+        return _in_force(scene, crashes, remediation)
+    if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
+        return Verdict(TRUE, reason(crashes.last.signature), crash_text(scene, crashes.last, remediation))
     if crashes.last is None:
         return Verdict(FALSE, Reason.NO_CRASH, scene.messages.say("crash.none"))
     facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
@@ -25,11 +27,24 @@ def crashed(scene: Scene, crashes: Crashes) -> Verdict:
     return Verdict(FALSE, Reason.RECOVERED, scene.messages.fit("crash.recovered", shrink=("cause",), same=same, **facts))
 
 
-def crash_text(scene: Scene, crash: CrashStatus, *, others: int = 0) -> str:
-    """Say what crashed, why, and what to do, in at most 500 characters."""
+def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
+    """Say what crashed, why, what was done, and what to do, in at most 500 characters."""
+    about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
+    decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
     facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
-    return scene.messages.fit("crash.one", shrink=("cause", "remedy"), crash=crash, times=times, others=others, **facts)
+    facts |= {"crash": crash, "times": times, "others": others, "done": _done(decided), "owner": scene.observation.resource.metadata.name}
+    with_command = facts | {"command": decided.command if decided else None}
+    if len(scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **with_command)) <= wording.MESSAGE_LIMIT:
+        return scene.messages.say("crash.one", **with_command)
+    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, command=None)
+
+
+def _done(decided: RemediationStatus | None) -> str:
+    """What the operator did about it, in words; empty where it only suggests something."""
+    if decided is None or decided.state in (None, RemediationState.SUGGESTED):
+        return ""
+    return decided.message or ""
 
 
 def available(scene: Scene) -> Verdict:
@@ -68,20 +83,14 @@ def _not_ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
     return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
 
 
-def _in_force(scene: Scene, crashes: Crashes) -> Verdict:
-    settled = [finding for finding in crashes.in_force if finding.settled]
-    if not settled:
+def _in_force(scene: Scene, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
+    chosen = crashes.telling
+    if chosen is None:
         first = crashes.in_force[0]
         text = scene.messages.say("crash.unsettled", pod=first.view, code=first.status.exit_code)
         return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(scene, text))
-    chosen = max(settled, key=_telling)
     others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
-    return Verdict(TRUE, reason(chosen.status.signature), partly(scene, crash_text(scene, chosen.status, others=others)))
-
-
-def _telling(finding: Finding) -> tuple[bool, str, str]:
-    """Sort key: a known crash tells more than an unknown one; then the latest."""
-    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)
+    return Verdict(TRUE, reason(chosen.status.signature), partly(scene, crash_text(scene, chosen.status, remediation, others=others)))
 
 
 def _served_name(scene: Scene) -> str:

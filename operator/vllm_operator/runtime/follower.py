@@ -29,6 +29,8 @@ REST_FACTOR = 2.0
 """A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
 FORBIDDEN_SECONDS = 60.0
 MAX_APOLOGIES = 5
+PREVIOUS_TRIES = 4
+"""Looks for the log of a run that has ended, in some four seconds: a kubelet under load lags behind its Pod's status."""
 
 
 class Parser(Protocol):
@@ -138,7 +140,7 @@ class Follower:
                     log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
                     wait = self._backoff(tries)
                 tries = 0 if self._latest.lines > before else tries + 1
-                if apologies >= MAX_APOLOGIES or (self.run.previous and tries >= 2) or await self._over():
+                if apologies >= MAX_APOLOGIES or (self.run.previous and tries >= PREVIOUS_TRIES) or await self._over():
                     break
                 self._catch_up()  # nothing to be had now: waiting for it would hold up the report
                 await asyncio.sleep(wait or self._backoff(tries))

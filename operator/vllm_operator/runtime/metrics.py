@@ -58,6 +58,9 @@ class Metrics:
             ["namespace", "name"],
             registry=self.registry,
         )
+        self._rules = Gauge(
+            f"{PREFIX}_user_rules", "Rules of the cluster's owner, by state: used or ignored.", ["state"], registry=self.registry
+        )
         Gauge(f"{PREFIX}_info", "The operator's version.", ["version"], registry=self.registry).labels(__version__).set(1)
         self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
 
@@ -73,6 +76,11 @@ class Metrics:
     def watched(self, kind: str) -> None:
         """A watch event was received."""
         self._watch_events.labels(kind).inc()
+
+    def rules(self, *, used: int, ignored: int) -> None:
+        """The rules of the cluster's owner were read."""
+        self._rules.labels("used").set(used)
+        self._rules.labels("ignored").set(ignored)
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
         """Read depth and age of the queue whenever the metrics are read."""

@@ -47,9 +47,9 @@ REQUIRED: tuple[Permission, ...] = (
     *_all(VLLM_DEPLOYMENT, "get list", "nothing can be served"),
     *_all(VLLM_DEPLOYMENT, "watch", "new objects are noticed late"),
     Permission("patch", VLLM_DEPLOYMENT, "status", "no status can be written"),
-    *_all(DEPLOYMENT, "list create patch", _CANNOT_BUILD),
+    *_all(DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
     *_all(DEPLOYMENT, "watch", _SEES_LATE),
-    *_all(SERVICE, "list create patch", _CANNOT_BUILD),
+    *_all(SERVICE, "get list create patch", _CANNOT_BUILD),
     *_all(SERVICE, "watch", _SEES_LATE),
     *_all(CLAIM, "get list create patch", _CANNOT_BUILD),
     *_all(CLAIM, "watch", _SEES_LATE),
@@ -62,11 +62,19 @@ REQUIRED: tuple[Permission, ...] = (
 """Without these the operator is not ready, and does what it can."""
 
 OPTIONAL: tuple[Permission, ...] = (
+    Permission(
+        "update",
+        VLLM_DEPLOYMENT,
+        "finalizers",
+        "on API servers that enforce the permissions of owner references, such as those of OpenShift, nothing can be created",
+    ),
     *_all(DEPLOYMENT, "delete", "what is not wanted any more stays"),
     *_all(SERVICE, "delete", "what is not wanted any more stays"),
+    *_all(POD, "delete", "stalled starts are reported and not restarted"),
     *_all(EVENT, "list", "messages say less"),
+    *_all(EVENT, "get patch", "an event that repeats itself is not counted"),
     *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
-    *_all(CLAIM_TEMPLATE, "list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
     *_all(JOB, "create", "no room is made on a full volume of caches"),
     *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
 )

@@ -25,6 +25,7 @@ from vllm_operator.cluster.apply import Applied, Applier, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
+    POD,
     SERVICE,
     ClusterClient,
     Forbidden,
@@ -33,8 +34,9 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import EventRecorder, shorten
+from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
 from vllm_operator.cluster.explanations import Explanations
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.planning.care import CacheCare
@@ -43,6 +45,7 @@ from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
 from vllm_operator.upkeep.situation import is_primer, is_replica
@@ -54,8 +57,12 @@ Key: TypeAlias = tuple[str, str]
 
 CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""
+ACT_SECONDS = 0.1
+"""What was decided about a crash is carried out after this, from the status that it was written to."""
 LEAVING_SECONDS = 1.0
 """A child that is being deleted is looked at again after this; its end is also seen by a watch."""
+HUB_SECONDS = 30.0
+"""A key that waits for the hub comes back by itself after this at the latest; its answer brings it back before."""
 PENDING_AGE_SECONDS = 5.0
 """Where no GPU was found, the picture of the nodes may be this old at most."""
 
@@ -95,6 +102,7 @@ class Reconciler:
         inventory: InventoryCache[Inventory],
         logs: Logs,
         metrics: Metrics,
+        configs: ModelConfigs | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         self._client = client
@@ -102,6 +110,7 @@ class Reconciler:
         self._inventory = inventory
         self._logs = logs
         self._metrics = metrics
+        self._configs = configs
         self._now = now
         self._caretaker = Caretaker(client, rooms, count=metrics.wrote, now=now)
         self._applier = Applier(client, count=metrics.wrote)
@@ -123,7 +132,10 @@ class Reconciler:
             resource = VLLMDeployment.parse(snapshot.resource)
         except ValidationError as error:
             return await self._fail(snapshot.resource, Reason.INVALID_SPEC, _first_words(error))
-        outcome, replan = await self._plan(resource)
+        answer = self._configs.ask(resource) if self._configs is not None else HubAnswer()
+        if answer is None:
+            return Result("waiting", HUB_SECONDS)  # it is looked at again as soon as the hub has answered
+        outcome, replan = await self._plan(resource, answer)
         tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
         applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
         applied.children += tended.kept
@@ -133,6 +145,9 @@ class Reconciler:
         observation, look_again = await self._observation(resource, snapshot, applied, tended)
         report = self._rooms.report(observation)
         await self._tell(resource, snapshot, report)
+        await self._restart(resource, report)
+        if report.status.remediation != resource.status.remediation:
+            return Result("waiting", ACT_SECONDS)
         return _result(report, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
@@ -145,7 +160,7 @@ class Reconciler:
             words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
             await self._fail(snapshot.resource, Reason.OPERATOR_FAILED, words)
 
-    async def _plan(self, resource: VLLMDeployment) -> tuple[Outcome, Callable[[int], Outcome]]:
+    async def _plan(self, resource: VLLMDeployment, answer: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
         pending = resource.status.plan is None
         try:
@@ -157,7 +172,11 @@ class Reconciler:
             )
             blind = Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
             return blind, lambda generation: blind
-        return self._rooms.plan(resource, inventory, None), lambda generation: self._rooms.plan(resource, inventory, generation)
+
+        def plan(generation: int | None) -> Outcome:
+            return self._rooms.plan(resource, inventory, answer, generation)
+
+        return plan(None), plan
 
     async def _observation(
         self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended
@@ -185,15 +204,24 @@ class Reconciler:
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""
         for event in report.events:
-            written = await self._recorder.record(
-                snapshot.resource, type=event.type, reason=event.reason, message=event.message, key=event.key, now=self._now()
-            )
-            if written:
-                self._metrics.wrote("create", "Event")
+            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+            verb = await self._recorder.record(snapshot.resource, occurrence, now=self._now())
+            if verb:
+                self._metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
         if report.status != resource.status:
             await self._write_status(snapshot.resource, report.status)
+
+    async def _restart(self, resource: VLLMDeployment, report: Report) -> None:
+        """Delete Pods whose start has stalled. It was noted in the status: an operator that ends here goes on with it."""
+        for pod in report.restart_pods:
+            try:
+                await self._client.delete(POD, pod.name, resource.metadata.namespace, uid=pod.uid)
+            except Forbidden as error:
+                log.warning("the stalled Pod %s cannot be deleted: %s", pod.name, error)
+                continue
+            self._metrics.wrote("delete", POD.kind)
 
     async def _write_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
         metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "uid")}

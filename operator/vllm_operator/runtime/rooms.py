@@ -10,15 +10,19 @@ from vllm_operator.api.status import Plan
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.remediation import carried_out
 from vllm_operator.rendering.manifests import render
 from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
+from vllm_operator.runtime.heartbeats import ProgressClock
+from vllm_operator.runtime.rule_source import KnownCatalog
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
@@ -33,8 +37,9 @@ class Rooms:
 
     read_inventory: Callable[[Sequence[Manifest], Sequence[Manifest]], Inventory]
     """From nodes and ResourceSlices to what GPUs there are."""
-    plan: Callable[[VLLMDeployment, Inventory, int | None], Outcome]
-    """From an object, with the plan that is pinned in its status, to a plan; with a generation of the caches, or that of its status."""
+    plan: Callable[[VLLMDeployment, Inventory, HubAnswer, int | None], Outcome]
+    """From an object, with the plan that is pinned in its status, and what the hub tells of its model, to a plan;
+    with a generation of the caches, or that of its status."""
     render: Callable[[VLLMDeployment, Plan], list[Manifest]]
     """From a plan to manifests."""
     tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
@@ -45,42 +50,63 @@ class Rooms:
     """A reader for one log."""
 
 
-def load_rooms(*, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
-    """Fill in what ships with the package. Takes some tenths of a second: keep the result."""
-    catalog, startup = load_catalog(), load_startup()
+def load_rooms(known: KnownCatalog | None = None, *, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
+    """Fill in what ships with the package. Takes some tenths of a second: keep the result.
+
+    Args:
+        known: What is known at the moment, where it may change later.
+        priming_patience_seconds: How long a primer may wait for a GPU.
+    """
+    known, startup = known or KnownCatalog.of(load_catalog()), load_startup()
     knowledge = load_knowledge(startup)
     return Rooms(
-        read_inventory=partial(read_inventory, gpus=catalog.gpus),
-        plan=Planner(catalog),
-        render=render,
-        tend=partial(tend, rules=catalog.priming, full=knowledge.cleaning, patience_seconds=priming_patience_seconds),
+        read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
+        plan=Planner(known),
+        render=_render,
+        tend=partial(tend, rules=known.shipped.priming, full=knowledge.cleaning, patience_seconds=priming_patience_seconds),
         report=partial(report, knowledge=knowledge),
-        make_parser=partial(StartupParser, startup),
+        make_parser=lambda: ProgressClock(StartupParser(startup), startup.stages.heartbeats),
+    )
+
+
+def _render(resource: VLLMDeployment, plan: Plan) -> list[Manifest]:
+    return render(*carried_out(resource, plan))
+
+
+def _plan(resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, answer: HubAnswer, generation: int) -> Outcome:
+    return plan(
+        resource,
+        inventory,
+        catalog,
+        pinned=resource.status.plan,
+        cache_generation=generation,
+        model_config=answer.config,
+        model_config_trouble=answer.trouble,
     )
 
 
 class Planner:
     """Plans, and remembers the latest outcomes: most looks at an object find nothing that a plan depends on changed."""
 
-    def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
-        self._latest: OrderedDict[str, tuple[VLLMDeployment, Inventory, Outcome]] = OrderedDict()
+    def __init__(self, known: KnownCatalog) -> None:
+        self._known = known
+        self._latest: OrderedDict[str, tuple[VLLMDeployment, Inventory, Catalog, HubAnswer, Outcome]] = OrderedDict()
 
-    def __call__(self, resource: VLLMDeployment, inventory: Inventory, generation: int | None = None) -> Outcome:
+    def __call__(self, resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer, generation: int | None = None) -> Outcome:
         """Plan one VLLMDeployment for these GPUs; the plan in its status is the pinned one.
 
         With a generation the caches are of that one, and nothing is remembered.
         """
+        catalog = self._known.current
         if generation is not None:
-            return plan(resource, inventory, self._catalog, pinned=resource.status.plan, cache_generation=generation)
-        known = self._latest.get(resource.metadata.uid)
-        if known is not None and known[1] is inventory and _plans_alike(known[0], resource):
-            return known[2]
-        generation = _cache_generation(resource)
-        outcome = plan(resource, inventory, self._catalog, pinned=resource.status.plan, cache_generation=generation)
+            return _plan(resource, inventory, catalog, answer, generation)
+        last = self._latest.get(resource.metadata.uid)
+        if last is not None and last[1] is inventory and last[2] is catalog and last[3] == answer and _plans_alike(last[0], resource):
+            return last[4]
+        outcome = _plan(resource, inventory, catalog, answer, _cache_generation(resource))
         if resource.metadata.uid:
             self._latest.pop(resource.metadata.uid, None)
-            self._latest[resource.metadata.uid] = (resource, inventory, outcome)
+            self._latest[resource.metadata.uid] = (resource, inventory, catalog, answer, outcome)
             if len(self._latest) > MAX_OUTCOMES:
                 self._latest.popitem(last=False)
         return outcome

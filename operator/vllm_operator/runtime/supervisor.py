@@ -45,7 +45,10 @@ class RunsWatches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the supervisor puts together. `make_watches` is called with the kinds that may be watched."""
+    """What the supervisor puts together.
+
+    `make_watches` is called with the kinds that may be watched. `prepare` is awaited before anything is listed.
+    """
 
     client: ClusterClient
     readiness: Readiness
@@ -53,6 +56,7 @@ class Parts:
     make_watches: Callable[[Sequence[Kind]], RunsWatches]
     namespaces: tuple[str, ...] = ()
     host: str = ""
+    prepare: Callable[[], Awaitable[object]] | None = None
 
 
 class Supervisor:
@@ -72,7 +76,8 @@ class Supervisor:
         while True:
             await self._until("permissions", self._check_permissions)
             await self._until("CRD", self._check_crd)
-            await self._until("first list", self._list)
+            await self._until("rules", self._prepare)
+            await self._until("first list", self.list_all)
             log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
             await self._watch()
 
@@ -190,8 +195,12 @@ class Supervisor:
             pass  # named as a permission
         self._parts.readiness.have("CRD")
 
-    async def _list(self) -> None:
-        """Add all that there is."""
+    async def _prepare(self) -> None:
+        if self._parts.prepare is not None:
+            await self._parts.prepare()
+
+    async def list_all(self) -> None:
+        """Add all that there is. Raises ClusterError."""
         places: tuple[str | None, ...] = self._parts.namespaces or (None,)
         for namespace in places:
             for resource in await self._parts.client.find(VLLM_DEPLOYMENT, namespace):

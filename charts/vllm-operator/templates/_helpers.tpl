@@ -1,0 +1,85 @@
+{{- define "vllm-operator.name" -}}
+{{- default .Chart.Name .Values.nameOverride | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "vllm-operator.fullname" -}}
+{{- if .Values.fullnameOverride }}
+{{- .Values.fullnameOverride | trunc 63 | trimSuffix "-" }}
+{{- else if contains (include "vllm-operator.name" .) .Release.Name }}
+{{- .Release.Name | trunc 63 | trimSuffix "-" }}
+{{- else }}
+{{- printf "%s-%s" .Release.Name (include "vllm-operator.name" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
+
+{{- define "vllm-operator.selectorLabels" -}}
+app.kubernetes.io/name: {{ include "vllm-operator.name" . }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end }}
+
+{{- define "vllm-operator.labels" -}}
+{{ include "vllm-operator.selectorLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | trunc 63 | trimSuffix "-" }}
+{{- end }}
+
+{{- define "vllm-operator.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}
+{{- default (include "vllm-operator.fullname" .) .Values.serviceAccount.name }}
+{{- else }}
+{{- required "serviceAccount.name: say which account the operator uses, or let the chart create one (serviceAccount.create)" .Values.serviceAccount.name }}
+{{- end }}
+{{- end }}
+
+{{- define "vllm-operator.image" -}}
+{{- $image := .Values.image -}}
+{{ $image.repository }}{{ if $image.digest }}@{{ $image.digest }}{{ else }}:{{ default .Chart.AppVersion $image.tag }}{{ end }}
+{{- end }}
+
+{{- /* What the operator may do in a namespace. A test compares this with what it does. */}}
+{{- define "vllm-operator.rules" -}}
+- apiGroups: [vllm-operator.dev]
+  resources: [vllmdeployments]
+  verbs: [get, list, watch]
+- apiGroups: [vllm-operator.dev]
+  resources: [vllmdeployments/status]
+  verbs: [patch]
+- apiGroups: [vllm-operator.dev]
+  resources: [vllmdeployments/finalizers]
+  verbs: [update]
+- apiGroups: [apps]
+  resources: [deployments]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [persistentvolumeclaims]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaimtemplates]
+  verbs: [get, list, create, patch, delete]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, delete]
+- apiGroups: [""]
+  resources: [pods/log]
+  verbs: [get]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [get, list, create, patch]
+- apiGroups: [autoscaling]
+  resources: [horizontalpodautoscalers]
+  verbs: [list]
+{{- end }}
+
+{{- /* What it may read of the cluster, to know the GPUs. */}}
+{{- define "vllm-operator.nodeRules" -}}
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [list]
+- apiGroups: [resource.k8s.io]
+  resources: [resourceslices]
+  verbs: [list]
+{{- end }}

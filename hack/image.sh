@@ -1,0 +1,38 @@
+#!/usr/bin/env bash
+# Build the operator's image with whichever builder is there: docker, podman or buildah.
+#
+#   hack/image.sh [NAME:TAG]
+#
+# BUILDER     docker, podman or buildah, with options if need be; the first that works if not set
+# BASE        another base image, with Python 3.11 or newer as python3
+# IMAGE_ARGUMENTS  further arguments of the build
+# PIP_CERT    authorities to verify the package index by, for a proxy that inspects TLS
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/vllm_operator/__init__.py)
+tag=${1:-ghcr.io/vllm-operator/vllm-operator:$version}
+
+builder() {
+    if docker info >/dev/null 2>&1; then echo docker
+    elif command -v podman >/dev/null; then echo podman
+    elif command -v buildah >/dev/null; then echo buildah
+    else
+        echo "There is no docker daemon, no podman and no buildah. One of them builds the image; on Debian: apt-get install buildah" >&2
+        return 1
+    fi
+}
+
+read -ra command <<<"${BUILDER:-$(builder)}"
+[ "${#command[@]}" -gt 0 ]
+arguments=(--tag "$tag" --file Dockerfile --build-arg "VERSION=$version")
+if revision=$(git rev-parse HEAD 2>/dev/null); then arguments+=(--build-arg "REVISION=$revision"); fi
+if [ -n "${BASE:-}" ]; then arguments+=(--build-arg "BASE=$BASE"); fi
+if [ -s "${PIP_CERT:-}" ]; then arguments+=(--secret "id=authority,src=$PIP_CERT"); fi
+case "${command[0]##*/}" in
+    docker | podman) verb=build ;;
+    # layers: buildah keeps none unless told to, and would install everything anew each time
+    *) verb=bud && arguments+=(--layers --format docker) ;;
+esac
+echo "building $tag with ${command[0]##*/}" >&2
+exec "${command[@]}" "$verb" "${arguments[@]}" ${IMAGE_ARGUMENTS:-} .

@@ -1,0 +1,187 @@
+"""The node: its namespaces, containerd, the kubelet, kube-proxy."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from nodeenv import configuration
+from nodeenv.configuration import MACHINE_ADDRESS, NODE_ADDRESS, POD_NETWORK
+from testenv.binaries import ensure_binaries
+from testenv.processes import ProcessGroup
+
+INTERFACE = "vllm-node"
+PROGRAMS = ("containerd", "runc", "ctr", "buildah", "unshare", "nsenter", "ip", "iptables", "debootstrap")
+PACKAGES = "containerd runc containernetworking-plugins buildah debootstrap iptables iproute2 util-linux"
+_UP_WITHIN = 60.0
+# the first process of the namespaces: collects what dies there, ends when it is told to
+_INIT = "import signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
+
+
+class NodeError(Exception):
+    """The node did not do what was asked; the message says why."""
+
+
+def missing_requirements() -> str:
+    """Why there cannot be a node on this machine; empty if there can."""
+    if sys.platform != "linux":
+        return "containers of Linux need Linux"
+    if os.geteuid() != 0:
+        return "a node needs root"
+    missing = [program for program in PROGRAMS if shutil.which(program) is None]
+    if not (Path(configuration.cni_plugins()) / "bridge").exists():
+        missing.append("CNI plugins")
+    if missing:
+        return f"there is no {', '.join(missing)}; on Debian: apt-get install {PACKAGES}"
+    return ""
+
+
+class Node:
+    """A node on this machine; there can be one at a time.
+
+    Args:
+        folder: for its data, logs and socket.
+        name: of the node.
+    """
+
+    def __init__(self, folder: Path, *, name: str = "node-1") -> None:
+        self.folder = folder
+        self.name = name
+        self._processes = ProcessGroup(folder)
+        self._inside = 0
+        self._kubelet: list[object] = []
+
+    @property
+    def socket(self) -> Path:
+        """Where containerd listens."""
+        return self.folder / "containerd.sock"
+
+    def start_runtime(self) -> None:
+        """Make the namespaces and start containerd in them.
+
+        Raises:
+            NodeError: It does not come up, or another node is here.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if Path(f"/sys/class/net/{INTERFACE}").exists():
+            raise NodeError(f"There is another node on this machine: the network interface {INTERFACE} is there.")
+        for name, content in (
+            ("containerd.toml", configuration.containerd(self.folder)),
+            ("kubelet.yaml", configuration.kubelet(self.folder)),
+            ("cni/10-pods.conflist", configuration.network(self.folder)),
+        ):
+            path = self.folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(content)
+        self._make_namespaces()
+        self._start("containerd", ["containerd", "--config", self.folder / "containerd.toml"])
+        self._await("containerd", lambda: self._succeeds("ctr", "--address", self.socket, "version"))
+
+    def start_kubelet(self, kubeconfig: Path) -> None:
+        """Start the kubelet and kube-proxy; the node registers itself at an API server, which must listen at MACHINE_ADDRESS."""
+        binaries = ensure_binaries(("kubelet", "kube-proxy"))
+        self._kubelet = [
+            binaries["kubelet"],
+            f"--config={self.folder / 'kubelet.yaml'}",
+            f"--kubeconfig={kubeconfig}",
+            f"--root-dir={self.folder / 'kubelet'}",
+            f"--cert-dir={self.folder / 'kubelet-pki'}",
+            f"--hostname-override={self.name}",
+            f"--node-ip={NODE_ADDRESS}",
+            "--v=2",
+        ]
+        self._start("kubelet", self._kubelet)
+        proxy = [f"--kubeconfig={kubeconfig}", f"--hostname-override={self.name}", f"--cluster-cidr={POD_NETWORK}"]
+        proxy += ["--proxy-mode=iptables", "--conntrack-max-per-core=0"]
+        proxy += ["--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"]
+        self._start("kube-proxy", [binaries["kube-proxy"], *proxy])
+
+    def restart_kubelet(self, *, kill: bool = False) -> None:
+        """Stop the kubelet and start it again. Containers run on meanwhile."""
+        self._processes.stop("kubelet", kill=kill)
+        self._start("kubelet", self._kubelet)
+
+    def stop_kubelet(self) -> None:
+        """Stop the kubelet only: the node stops telling how it is."""
+        self._processes.stop("kubelet")
+
+    def import_image(self, archive: Path) -> None:
+        """Import images from an archive of `docker save`'s form."""
+        self._run("ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import", archive)
+
+    def log_tail(self, name: str, lines: int = 15) -> str:
+        """The last words of `containerd`, `kubelet` or `kube-proxy`."""
+        return self._processes.log_tail(name, lines)
+
+    def stop(self) -> None:
+        """End the node and everything on it."""
+        self._processes.stop_all()
+        # a moment after the last process of its namespace is gone, the kernel takes the interface back
+        with contextlib.suppress(OSError, subprocess.CalledProcessError):
+            subprocess.run(["ip", "link", "delete", INTERFACE], check=True, capture_output=True)
+        # version 1 has a tree for each controller, version 2 has one
+        for root in (*Path("/sys/fs/cgroup").glob("*/kubepods"), Path("/sys/fs/cgroup/kubepods")):
+            for folder, _, _ in os.walk(root, topdown=False):
+                with contextlib.suppress(OSError):
+                    os.rmdir(folder)
+
+    def _make_namespaces(self) -> None:
+        unshare = ["unshare", "--mount", "--pid", "--net", "--ipc", "--fork", "--kill-child", "--mount-proc", "--propagation", "private"]
+        child = self._processes.start("namespaces", [*unshare, sys.executable, "-I", "-c", _INIT])
+        children = Path(f"/proc/{child.pid}/task/{child.pid}/children")
+        self._await("namespaces", lambda: children.read_text().strip() != "" and self._is_in_namespaces(int(children.read_text())))
+        self._inside = int(children.read_text())
+        subprocess.run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", "eth0", "netns", str(self._inside)], check=True)
+        subprocess.run(["ip", "address", "add", f"{MACHINE_ADDRESS}/30", "dev", INTERFACE], check=True)
+        subprocess.run(["ip", "link", "set", INTERFACE, "up"], check=True)
+        # places that these programs use whatever they are told
+        places = {"kubelet": "/var/lib/kubelet", "logs": "/var/log/containers", "cni": "/var/lib/cni", "netns": "/run/netns"}
+        binds = []
+        for name, place in places.items():
+            (self.folder / "private" / name).mkdir(parents=True, exist_ok=True)
+            binds.append(f"mkdir -p {place}; mount --bind {self.folder / 'private' / name} {place}")
+        steps = [
+            "set -e",
+            *binds,
+            "mount --make-rshared /",
+            "ip link set lo up",
+            f"ip address add {NODE_ADDRESS}/30 dev eth0",
+            "ip link set eth0 up",
+            f"ip route add default via {MACHINE_ADDRESS}",
+            "echo 1 > /proc/sys/net/ipv4/ip_forward",
+        ]
+        self._run("sh", "-c", "\n".join(steps))
+
+    def _is_in_namespaces(self, pid: int) -> bool:
+        with contextlib.suppress(OSError):
+            return os.readlink(f"/proc/{pid}/ns/net") != os.readlink("/proc/self/ns/net")
+        return False
+
+    def _enter(self, command: Sequence[object]) -> list[str]:
+        return ["nsenter", "--target", str(self._inside), "--mount", "--pid", "--net", "--ipc", "--wd=/", "--", *map(str, command)]
+
+    def _start(self, name: str, command: Sequence[object]) -> None:
+        self._processes.start(name, self._enter(command))
+
+    def _run(self, *command: object) -> str:
+        done = subprocess.run(self._enter(command), capture_output=True, text=True, check=False, timeout=300)
+        if done.returncode:
+            raise NodeError(f"{command[0]} failed: {(done.stderr or done.stdout).strip()}")
+        return done.stdout
+
+    def _succeeds(self, *command: object) -> bool:
+        with contextlib.suppress(NodeError):
+            self._run(*command)
+            return True
+        return False
+
+    def _await(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + _UP_WITHIN
+        while not ready():
+            if not self._processes.is_alive(name) or time.monotonic() > deadline:
+                raise NodeError(f"{name} does not come up. Its last words:\n{self._processes.log_tail(name)}")
+            time.sleep(0.1)

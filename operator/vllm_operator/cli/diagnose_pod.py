@@ -1,0 +1,181 @@
+"""`kubectl vllm diagnose POD`: how far the start of a Pod came, why it crashed, what to do.
+
+The same page as `vllm-operator diagnose`, from the log and the status of a Pod. It reads; it changes nothing.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.cli.diagnose import as_json
+from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
+from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
+from vllm_operator.reporting.pod_events import EventLog, refine
+from vllm_operator.reporting.pods import Phase, PodView, read_pod
+from vllm_operator.runtime.log_lines import LogLines
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.termination import diagnose_termination
+
+_LINE_BYTES = 64 * 1024
+_MOST_BYTES = 256 * 1024 * 1024
+"""No start writes as much."""
+_UNTOLD = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
+"""Phases of which the log tells more than the status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """What a Pod's log and status tell."""
+
+    parser: StartupParser
+    state: StartupState
+    note: str
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("pod", metavar="POD", help="name of the Pod, with or without pod/ before it")
+    parser.add_argument("-n", "--namespace", help="namespace of the Pod; that of the kubeconfig's context if absent")
+    parser.add_argument("-c", "--container", help=f"container of the engine; {CONTAINER}, or the only one, if absent")
+    parser.add_argument("-p", "--previous", action="store_true", help="read the run before the present one")
+    parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Read the Pod and print what it tells; 0 if it could be read, 2 if not."""
+    try:
+        found = asyncio.run(_read(arguments))
+    except (ClusterError, MissingConnectionError, TimeoutError) as error:
+        print(f"kubectl vllm diagnose: {error or 'the API server did not answer in time'}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    if arguments.output == "json":
+        print(json.dumps(as_json(found.state) | {"pod": found.note}))
+    else:
+        print(f"{found.note}\n\n{page(found.parser, found.state, colours=sys.stdout.isatty())}" if found.state.lines else found.note)
+    return 0
+
+
+async def _read(arguments: argparse.Namespace) -> Diagnosis:
+    configuration = await load_configuration()
+    client = KubeClient(configuration, reload=load_configuration)
+    try:
+        name = arguments.pod.removeprefix("pod/")
+        namespace = arguments.namespace or await asyncio.to_thread(_context_namespace, configuration_paths())
+        return await diagnose_pod(client, name, namespace, container=arguments.container, previous=arguments.previous)
+    finally:
+        await client.close()
+
+
+async def diagnose_pod(
+    client: ClusterClient, name: str, namespace: str, *, container: str | None = None, previous: bool = False
+) -> Diagnosis:
+    """Read a Pod.
+
+    Raises:
+        ClusterError: It does not exist, or cannot be read.
+    """
+    knowledge = load_knowledge()
+    pod = await client.get(POD, name, namespace)
+    view = refine(read_pod(pod), EventLog(await _events(client, pod)))
+    parser = StartupParser(knowledge.startup)
+    try:
+        await _read_log(client, parser, LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous))
+    except (NotFound, ClusterError) as error:
+        note = f"{_about(knowledge, view)}\nIts log cannot be read: {error}"
+        return Diagnosis(parser, parser.state, note)
+    has_ended = previous or view.phase is Phase.CRASHED
+    if has_ended:
+        parser.end()
+    state = parser.final_state if has_ended else parser.state
+    return Diagnosis(parser, _explained(knowledge, view, state) if has_ended else state, _about(knowledge, view, previous=previous))
+
+
+async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
+    """What the scheduler and the kubelet said about the Pod; nothing, where that may not be read."""
+    try:
+        return tuple(await client.find(EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]}))
+    except Forbidden:
+        return ()
+
+
+async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
+    lines = LogLines(line_bytes=_LINE_BYTES)
+    size = 0
+    async with client.stream_log(request) as stream:
+        async for piece in stream:
+            size += len(piece)
+            for line, moment in lines.feed(piece):
+                parser.feed(line, moment)
+            if size > _MOST_BYTES:
+                break
+    rest = lines.flush()
+    if rest is not None:
+        parser.feed(*rest)
+
+
+def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
+    """The state with what the end of the container adds: its exit code, a signal, the kernel's killing."""
+    ended = view.termination
+    if ended is None:
+        return state
+    crash = diagnose_termination(
+        knowledge.startup,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        reason=ended.reason,
+        message=ended.message,
+        log_crash=state.crash,
+    )
+    return replace(state, crash=crash) if crash is not None else state
+
+
+def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> str:
+    """The Pod in a sentence or two."""
+    place = f" on node {view.node}" if view.node else ""
+    restarts = f", {view.restarts} restart{'' if view.restarts == 1 else 's'}" if view.restarts else ""
+    text = f"Pod {view.name}{place}: {view.phase}{restarts}."
+    if view.phase not in _UNTOLD:
+        text += " " + knowledge.messages.say(f"pod.{view.phase}", pod=view)
+    if view.termination is not None and view.phase is not Phase.CRASHED and not previous:
+        text += " It crashed before; --previous shows that run."
+    return text
+
+
+def _engine_of(pod: Manifest) -> str:
+    names = [container["name"] for container in pod["spec"]["containers"]]
+    return CONTAINER if CONTAINER in names or not names else str(names[0])
+
+
+def configuration_paths() -> list[Path]:
+    """The kubeconfig files that are looked at, in their order."""
+    given = os.environ.get("KUBECONFIG", "")
+    return [Path(path).expanduser() for path in given.split(os.pathsep) if path] or [Path.home() / ".kube" / "config"]
+
+
+def _context_namespace(paths: list[Path]) -> str:
+    """The namespace of the present context; `default` where none is said."""
+    documents = []
+    for path in paths:
+        try:
+            documents.append(yaml.safe_load(path.read_text("utf-8")) or {})
+        except (OSError, yaml.YAMLError):
+            continue
+    current = next((document["current-context"] for document in documents if document.get("current-context")), None)
+    for document in documents:
+        for entry in document.get("contexts") or ():
+            if entry.get("name") == current:
+                return str((entry.get("context") or {}).get("namespace") or "default")
+    return "default"

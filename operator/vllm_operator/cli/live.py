@@ -1,0 +1,46 @@
+"""Reading a VLLMDeployment and the GPUs of a cluster, with the account of the person who asks."""
+
+import asyncio
+from typing import Any
+
+from vllm_operator.api.labels import KIND
+from vllm_operator.cli.documents import InputError
+from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound
+from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.inventory import has_gpu_sign
+from vllm_operator.cluster.kube import KubeClient
+
+
+def read_live(namespace: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Read a VLLMDeployment, and the nodes with GPUs and the ResourceSlices.
+
+    Raises:
+        InputError: It is not there, or the cluster cannot be reached or does not allow it.
+    """
+    return asyncio.run(_read(namespace, name))
+
+
+async def _read(namespace: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    try:
+        client = KubeClient(await load_configuration())
+    except MissingConnectionError as error:
+        raise InputError(str(error)) from error
+    try:
+        resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+        nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+        return resource, [*nodes, *await _slices(client)]
+    except NotFound as error:
+        raise InputError(f"there is no {KIND} {name} in the namespace {namespace}") from error
+    except Forbidden as error:
+        raise InputError(f"your account may not {error.verb} {error.resource}: {error}") from error
+    except ClusterError as error:
+        raise InputError(f"the cluster cannot be read: {error}") from error
+    finally:
+        await client.close()
+
+
+async def _slices(client: KubeClient) -> list[dict[str, Any]]:
+    try:
+        return list(await client.find(RESOURCE_SLICE, cached=True))
+    except (NotFound, Forbidden):
+        return []  # without dynamic resource allocation, or not for everyone

@@ -1,0 +1,152 @@
+"""The config.json of models, read beside the reconciliations and never in their way.
+
+A new plan waits for it, but only so long, and no worker waits: a reconciliation that lacks the file ends, and its key
+comes back when the file is there or the time is over. What could be read is kept for an hour, what could not for a
+minute; a hub that does not answer is left alone for a minute.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import SecretKeyReference
+from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, NotFound
+from vllm_operator.cluster.hub import HubAnswer, ModelHub
+from vllm_operator.planning.pinning import is_in_force
+
+Key: TypeAlias = tuple[str, str]
+Question: TypeAlias = tuple[str, str, str | None, str | None, str | None]
+"""Repository and revision; for a gated model also namespace, Secret and its key: nobody reads what another's token opened."""
+
+KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
+ANSWERS_LIMIT = 256
+READERS = 8
+"""Files read at the same time."""
+DEFAULT_REVISION = "main"
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    answer: HubAnswer
+    until: float
+
+
+class ModelConfigs:
+    """Asks the hub for one model at most once at a time."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        hub: ModelHub,
+        *,
+        wait_seconds: float,
+        changed: Callable[[Key], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`changed` is called with a key that waits, when there is an answer or the time is over."""
+        self._client = client
+        self._hub = hub
+        self._wait = wait_seconds
+        self._changed = changed
+        self._clock = clock
+        self._answers: OrderedDict[Question, _Kept] = OrderedDict()
+        self._tasks: dict[Question, asyncio.Task[None]] = {}
+        self._waiting: dict[Question, set[Key]] = {}
+        self._places = asyncio.Semaphore(READERS)
+        self._down_until = 0.0
+
+    def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
+        """What the hub tells about the model of this object; None while it is being asked.
+
+        Nothing is asked where no new plan is due: the plan in force knows what it was made from.
+        """
+        question = _question(resource)
+        if question is None:
+            return HubAnswer()
+        kept = self._answers.get(question)
+        if kept is not None and kept.until > self._clock():
+            return kept.answer
+        if self._clock() < self._down_until:
+            return HubAnswer(trouble="The model hub does not answer.")
+        self._waiting.setdefault(question, set()).add((resource.metadata.namespace, resource.metadata.name))
+        if question not in self._tasks:
+            self._tasks[question] = asyncio.create_task(self._fetch(question), name=f"config.json of {question[0]}")
+        return None
+
+    async def close(self) -> None:
+        """Stop asking and close all connections."""
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._hub.close()
+
+    async def _fetch(self, question: Question) -> None:
+        try:
+            answer = await self._bounded(question)
+        finally:
+            self._tasks.pop(question, None)
+        seconds = KEPT_SECONDS if answer.config is not None else TROUBLE_SECONDS
+        self._answers[question] = _Kept(answer, self._clock() + seconds)
+        while len(self._answers) > ANSWERS_LIMIT:
+            self._answers.popitem(last=False)
+        if answer.unreachable:
+            self._down_until = self._clock() + TROUBLE_SECONDS
+        for key in self._waiting.pop(question, set()):
+            self._changed(key)
+
+    async def _bounded(self, question: Question) -> HubAnswer:
+        asked = False
+        try:
+            async with asyncio.timeout(self._wait), self._places:
+                asked = True
+                return await self._read(question)
+        except TimeoutError:
+            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=asked)
+        except Exception as error:  # a plan without these facts is better than none
+            return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
+
+    async def _read(self, question: Question) -> HubAnswer:
+        repository, revision, namespace, secret, name = question
+        token = None
+        if namespace and secret and name:
+            try:
+                token = await self._token(namespace, secret, name)
+            except ClusterError as error:
+                return HubAnswer(trouble=_about_secret(error, namespace, secret))
+            if token is None:
+                return HubAnswer(trouble=f"The Secret {secret} has no usable key {name}, so config.json was not read.")
+        return await self._hub.read(repository, revision, token)
+
+    async def _token(self, namespace: str, secret: str, name: str) -> str | None:
+        data = (await self._client.get(SECRET, secret, namespace)).get("data") or {}
+        with contextlib.suppress(binascii.Error, UnicodeDecodeError, ValueError, TypeError):
+            token = base64.b64decode(data.get(name) or "", validate=True).decode("ascii").strip()
+            return token if token.isprintable() and token and " " not in token else None
+        return None
+
+
+def _question(resource: VLLMDeployment) -> Question | None:
+    """What is to be asked for a new plan; None where nothing is."""
+    model, plan = resource.spec.model, resource.status.plan
+    scheme, _, repository = model.uri.partition("://")
+    if scheme != "hf" or (plan is not None and is_in_force(plan, resource)):
+        return None
+    reference: SecretKeyReference | None = model.token_secret_ref
+    place = (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
+    return (repository.rstrip("/"), model.revision or DEFAULT_REVISION, *place)
+
+
+def _about_secret(error: ClusterError, namespace: str, secret: str) -> str:
+    if isinstance(error, Forbidden):
+        return f"The operator may not get the Secret {secret} in {namespace}, so config.json was not read."
+    if isinstance(error, NotFound):
+        return f"There is no Secret {secret} in {namespace}, so config.json was not read."
+    return f"The Secret {secret} in {namespace} cannot be read now, so config.json was not read."

@@ -1,0 +1,112 @@
+"""Another catalog, by a newer operator or by rules of the cluster's owner, changes nothing that runs until it is asked to."""
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cluster import Cluster, Manifest, Simulator
+from support.operator_process import OperatorProcess, condition, has, llama
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+
+pytestmark = pytest.mark.cluster
+
+RULE = {
+    "id": "our-attention",
+    "component": "Attention",
+    "kind": "choice",
+    "when": {"versions": ">=0.17", "attention": "GQA"},
+    "backend": "FLASHINFER",
+    "because": "We have measured it.",
+    "source": "our benchmark",
+}
+
+
+def rules(cluster: Cluster, *documents: Any) -> Manifest:
+    metadata = {"name": "rules", "namespace": cluster.namespace}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rules.yaml": yaml.safe_dump(list(documents))}}
+
+
+def attention(resource: Manifest) -> str:
+    backends = resource["status"]["plan"]["backends"]
+    return next(choice["backend"] for choice in backends if choice["component"] == "Attention")
+
+
+async def running(cluster: Cluster) -> Manifest:
+    """The Deployment and its Pods as far as a change of the plan would change them."""
+    deployment = await cluster.get("Deployment", "llama")
+    pods = sorted(pod["metadata"]["uid"] for pod in await cluster.list_all("Pod"))
+    return {"version": deployment["metadata"]["resourceVersion"], "spec": deployment["spec"], "pods": pods}
+
+
+async def plan_diff(cluster: Cluster) -> tuple[int, str]:
+    """Exit status and page of `vllm-operator plan --diff --live`."""
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--diff", "--live", "-n", cluster.namespace, "llama")
+    environment = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    page, _ = await process.communicate()
+    assert process.returncode is not None
+    return process.returncode, page.decode()
+
+
+async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_asked(served: Cluster, sim: Simulator) -> None:
+    await sim.script(path="ok", pull="0")
+    async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
+        await operator.until_ready(within=60)
+        await served.create(llama(served.namespace))
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+        planned_with = resource["status"]["plan"]["catalogVersion"]
+        assert attention(resource) == "FLASH_ATTN"
+        assert await operator.stop() == 0
+    before = await running(served)
+
+    await served.create(rules(served, RULE))
+    async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
+        await operator.until_ready(within=60)
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
+        message = condition(resource, "Planned")["message"]
+        assert "The backend of Attention would be FLASHINFER, not FLASH_ATTN." in message
+        assert REPLAN_ANNOTATION in message
+        assert attention(resource) == "FLASH_ATTN"
+        assert resource["status"]["plan"]["catalogVersion"] == planned_with
+        assert condition(resource, "Ready")["status"] == "True"
+        assert await running(served) == before
+        assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
+
+        await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
+        resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
+        assert attention(resource) == "FLASHINFER"
+        assert resource["status"]["plan"]["catalogVersion"].startswith(f"{planned_with}.")
+
+        def changed(deployment: Manifest) -> bool:
+            return "--attention-backend" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]
+
+        await served.wait_for("Deployment", "llama", changed, within=60)
+        status, page = await plan_diff(served)
+        assert status == 1
+        assert page.index("backend of Attention") < page.index("We have measured it.") < page.index("FLASH_ATTN")
+        assert "Traceback" not in operator.log, operator.log
+
+
+async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harms_nobody(served: Cluster, sim: Simulator) -> None:
+    await sim.script(path="ok", pull="0")
+    name = f"{served.namespace}/rules"
+    async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=name, rules_seconds="0.2") as operator:
+        await operator.until_ready(within=60)
+        await served.create(llama(served.namespace))
+        await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+        before = await running(served)
+        await served.create(rules(served, {**RULE, "when": {"moon": "full"}}, RULE | {"id": "second"}))
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
+        await operator.until_says("rule our-attention: unknown condition moon", within=60)
+        assert await running(served) == before
+        assert (await operator.fetch("/readyz"))[0] == 200
+        [event] = await served.events(name="rules")
+        assert (event["reason"], event["type"]) == ("RuleIgnored", "Warning")
+        await served.delete("ConfigMap", "rules")
+        await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
+        assert await running(served) == before
+        assert "Traceback" not in operator.log, operator.log

@@ -1,0 +1,193 @@
+"""The chart on a real API server, by the real helm: checked, installed, upgraded, uninstalled. On a control plane of its own."""
+
+import asyncio
+import contextlib
+import json
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support import helm
+from support.cluster import Cluster, Manifest, RefusedError
+from support.operator_process import OperatorProcess, has, llama
+from testenv import Environment
+from testenv.binaries import find_binary
+
+pytestmark = pytest.mark.cluster
+
+NAME = helm.RELEASE
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
+CRD = "vllmdeployments.vllm-operator.dev"
+WAYS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "own namespace only": {"namespaces": ["NAMESPACE"]},
+    "everything else": {
+        "networkPolicy": {"metricsFrom": [{"podSelector": {}}], "egressPorts": [443, 6443]},
+        "podDisruptionBudget": {"enabled": True},
+        "settings": {"workers": 4},
+        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}],
+        "tolerations": [{"key": "control-plane", "operator": "Exists"}],
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
+    """A control plane that no other test has installed the CRD on."""
+    with Environment() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(running.kubeconfig))
+        running.add_nodes("cpu", "h100-sxm")
+        yield running
+
+
+class Release:
+    """The chart as a release in the namespace of the test."""
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        self._cluster = cluster
+        self._folder = folder
+
+    async def run(self, *arguments: str | Path) -> str:
+        options = ("--namespace", self._cluster.namespace)
+        return await asyncio.to_thread(helm.run, *arguments, *options, kubeconfig=self._cluster.kubeconfig)
+
+    async def install(self, values: dict[str, Any] | None = None, *, chart: Path = helm.CHART) -> None:
+        """Install or upgrade, and wait until the Pod is ready."""
+        # the Pods of this control plane are simulated: any image will do
+        await self.run("upgrade", "--install", NAME, chart, "--values", self.values(values or {}), "--wait", "--timeout", "60s")
+
+    async def uninstall(self) -> None:
+        await self.run("uninstall", NAME, "--wait")
+
+    def values(self, values: dict[str, Any]) -> Path:
+        path = self._folder / "values.yaml"
+        path.write_text(yaml.safe_dump(values).replace("NAMESPACE", self._cluster.namespace))
+        return path
+
+
+@pytest.fixture
+async def release(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Release]:
+    await cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": RESTRICTED}})
+    yield Release(cluster, tmp_path)
+    # it belongs to this release, and outlives it
+    with contextlib.suppress(RefusedError):
+        await cluster.delete("CustomResourceDefinition", CRD)
+        await cluster.wait_until_gone("CustomResourceDefinition", CRD)
+
+
+async def test_the_chart_has_no_faults_that_helm_finds(release: Release) -> None:
+    assert "0 chart(s) failed" in await release.run("lint", helm.CHART, "--strict")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_api_server_takes_every_manifest_as_it_is(release: Release, cluster: Cluster, way: str) -> None:
+    values = json.loads(json.dumps(WAYS[way]).replace("NAMESPACE", cluster.namespace))
+    manifests = helm.template(values, namespace=cluster.namespace)
+    kubectl = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "apply", "--server-side", "--dry-run=server"]
+    process = await asyncio.create_subprocess_exec(
+        *kubectl, "--validate=strict", "-f", "-", stdin=-1, stdout=-1, stderr=-1, cwd=Path(__file__).parent
+    )
+    out, complaints = await process.communicate(yaml.safe_dump_all(manifests).encode())
+    # a warning is what Pod Security says of a template, and the API server of an unknown field
+    assert (process.returncode, complaints.decode()) == (0, "")
+    assert out.decode().count("serverside-applied") == len(manifests)
+
+
+async def test_from_install_over_upgrade_to_uninstall(release: Release, cluster: Cluster, tmp_path: Path) -> None:
+    await release.install(chart=earlier_chart(tmp_path))
+    before = await cluster.get("CustomResourceDefinition", CRD)
+    assert before["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] == "Modell"
+    await cluster.create(llama(cluster.namespace, replicas=0))
+
+    await release.install()
+    after = await cluster.get("CustomResourceDefinition", CRD)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert after["spec"]["versions"][0]["additionalPrinterColumns"][0]["name"] == "Model"
+    [pod] = [it for it in await cluster.list_all("Pod") if not it["metadata"].get("deletionTimestamp")]
+    assert pod["metadata"]["labels"]["helm.sh/chart"] == f"vllm-operator-{version()}"
+
+    await release.uninstall()
+    assert not await cluster.exists("Deployment", NAME)
+    assert not await cluster.exists("ServiceAccount", NAME)
+    assert await cluster.exists("VLLMDeployment", "llama")
+
+    # and once more, over what was left
+    await release.install()
+    assert await cluster.exists("VLLMDeployment", "llama")
+    await release.uninstall()
+
+
+async def test_uninstalling_stops_no_engine_and_loses_no_cache(release: Release, cluster: Cluster, tmp_path: Path) -> None:
+    await release.install({"namespaces": ["NAMESPACE"]})
+    kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
+    # engines need more than `restricted` allows: the image runs as root unless told otherwise
+    await cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": dict.fromkeys(RESTRICTED)}})
+    async with OperatorProcess(kubeconfig, cluster.namespace) as operator:
+        await operator.until_ready()
+        await cluster.create(llama(cluster.namespace))
+        await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    pods = await engines(cluster)
+    await release.uninstall()
+    assert await engines(cluster) == pods
+    assert await cluster.exists("PersistentVolumeClaim", "llama-cache")
+    assert has("Ready", "True")(await cluster.get("VLLMDeployment", "llama"))
+
+
+async def test_who_may_edit_the_namespace_may_serve_models_and_who_may_view_may_look(release: Release, cluster: Cluster) -> None:
+    await release.install()
+    allowed = {
+        role: {verb for verb in ("get", "watch", "create", "delete") if await may(cluster, role, verb, "vllmdeployments")}
+        for role in ("admin", "edit", "view")
+    }
+    changes = {"get", "watch", "create", "delete"}
+    assert allowed == {"admin": changes, "edit": changes, "view": {"get", "watch"}}
+    assert await may(cluster, "edit", "patch", "vllmdeployments", "scale")
+    assert not await may(cluster, "view", "patch", "vllmdeployments", "scale")
+    # what the operator says is not for users to write
+    assert not await may(cluster, "admin", "patch", "vllmdeployments", "status")
+    await release.uninstall()
+
+
+async def engines(cluster: Cluster) -> list[str]:
+    return [pod["metadata"]["uid"] for pod in await cluster.list_all("Pod", selector="app.kubernetes.io/managed-by=vllm-operator")]
+
+
+async def may(cluster: Cluster, role: str, verb: str, resource: str, subresource: str = "") -> bool:
+    """Whether somebody with a role of Kubernetes in the namespace may do something there."""
+    binding: Manifest = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "RoleBinding", "metadata": {"name": role}}
+    binding["metadata"]["namespace"] = cluster.namespace
+    binding["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
+    binding["subjects"] = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"{cluster.namespace}-{role}"}]
+    await cluster.apply(binding)
+    attributes = {"namespace": cluster.namespace, "group": "vllm-operator.dev", "verb": verb, "resource": resource}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
+    review["spec"] = {"user": f"{cluster.namespace}-{role}", "resourceAttributes": {**attributes, "subresource": subresource}}
+    # a controller adds the chart's roles to those of Kubernetes, and the authorizer learns of it by a watch
+    for _ in range(10):
+        answer = await cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=review)
+        if answer["status"]["allowed"]:
+            return True
+        await asyncio.sleep(0.1)
+    return False
+
+
+def version() -> str:
+    return str(yaml.safe_load((helm.CHART / "Chart.yaml").read_text("utf-8"))["version"])
+
+
+def earlier_chart(folder: Path) -> Path:
+    """The chart as it might have been before: an older version, a CRD with another column."""
+    chart = folder / "earlier"
+    shutil.copytree(helm.CHART, chart)
+    for path, now, then in (
+        (chart / "Chart.yaml", f"ersion: {version()}", "ersion: 0.0.9"),
+        (chart / "files" / "vllmdeployments.yaml", "- name: Model\n", "- name: Modell\n"),
+    ):
+        text = path.read_text("utf-8")
+        assert now in text
+        path.write_text(text.replace(now, then, 1 if path.suffix == ".yaml" and path.parent.name == "files" else -1), "utf-8")
+    return chart

@@ -1,0 +1,150 @@
+"""Crashes on a real API server: by name, counted, aggregated, and over once a start succeeds."""
+
+import asyncio
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from support.cluster import Cluster, Manifest, Simulator
+from support.operator_process import OperatorProcess, condition, has, llama
+from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story
+
+pytestmark = pytest.mark.cluster
+
+
+def has_crashed(restarts: int) -> Callable[[Manifest], bool]:
+    """A predicate: the last crash that is told is that of this run, or of a later one."""
+
+    def check(resource: Manifest) -> bool:
+        last = (resource.get("status") or {}).get("lastCrash") or {}
+        return bool(last.get("restarts", -1) >= restarts)
+
+    return check
+
+
+async def pods(cluster: Cluster, number: int = 1) -> list[str]:
+    """The names of the Pods, once there are so many."""
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas") == number)
+    return sorted(pod["metadata"]["name"] for pod in await cluster.list_all("Pod"))
+
+
+def fail(sim: Simulator, pod: str, *, run: int = 0, last: bytes = TOO_LONG) -> None:
+    """Writes the whole log of a run that fails."""
+    log = sim.log(pod, run=run)
+    log.write(RUNNING + LOADING + last)
+    log.exit()
+
+
+async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
+    await served.create(llama(served.namespace))
+    [pod] = await pods(served)
+    fail(sim, pod)
+    await sim.change(pod, crash_after="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=30)
+    assert told["status"]["lastCrash"]["signature"] == "MaxModelLenExceedsKvCache"
+    assert "estimated maximum model length" in told["status"]["lastCrash"]["excerpt"]
+    page = await story(served)
+    assert in_order(
+        page, "Ready=False MaxModelLenExceedsKvCache", "16.00 GiB", "0.68 GiB", "at most 5568", "jsonpath={.status.remediation.command}"
+    )
+    assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
+
+
+async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_operator(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
+    await served.create(llama(served.namespace))
+    [pod] = await pods(served)
+    for run in range(9):
+        fail(sim, pod, run=run)
+    await sim.change(pod, crash_after="0.5")
+    await served.wait_for("VLLMDeployment", "llama", has_crashed(2), within=60)
+    await sim.change(pod, crash_after="hold")
+    await operator.kill()
+    await operator.start()
+    await operator.until_says("serving", times=2, within=40)
+    before = sum((await own_events(served)).values())
+    await sim.change(pod, crash_after="0.5")
+    told = await served.wait_for("VLLMDeployment", "llama", has_crashed(3), within=60)
+    await sim.change(pod, crash_after="hold")
+    times = told["status"]["lastCrash"]["restarts"] + 1
+    await served.wait_for("VLLMDeployment", "llama", lambda r: f"crashed {times} times" in condition(r, "Crashed")["message"])
+    assert f"crashed {times} times, last with exit code 1" in await story(served)
+    assert sum((await own_events(served)).values()) > before
+    mine = [event for event in await served.events(name="llama") if event["reason"] == "MaxModelLenExceedsKvCache"]
+    assert len(mine) == 1
+    assert 3 <= mine[0]["count"] <= times, "a run may end while nobody looks"
+    assert f"Pod {pod} crashed" in mine[0]["message"]
+    assert mine[0]["firstTimestamp"] < mine[0]["lastTimestamp"]
+
+
+async def test_a_container_killed_for_memory_is_named_so(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="oom", pull="0", crash_after="hold", backoff="60")
+    await served.create(llama(served.namespace))
+    [pod] = await pods(served)
+    fail(sim, pod, last=b"")
+    await sim.change(pod, crash_after="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True"), within=30)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "OomKilled" in condition(r, "Crashed").get("reason", ""), within=30)
+    assert told["status"]["lastCrash"]["exitCode"] == 137
+    assert in_order(await story(served), "Ready=False OomKilled", "memory", "What to do:", "Warning OomKilled")
+
+
+async def test_one_crash_among_four_replicas_is_told_and_the_others_serve(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", crash_times="1")
+    await served.create(llama(served.namespace, replicas=4, cache={"volume": {"accessMode": "ReadWriteMany"}}))
+    names = await pods(served, 4)
+    for name in names[1:]:
+        await sim.change(name, path="ok", load="0")
+    await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3, within=30)
+    fail(sim, names[0])
+    await sim.change(names[0], crash_after="0", load="hold")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=30)
+    assert condition(told, "Available")["status"] == "True"
+    page = await story(served)
+    assert in_order(page, f"Ready=False MaxModelLenExceedsKvCache: 3 of 4 replicas serve. Pod {names[0]} crashed", "Available=True")
+    await sim.change(names[0], path="ok", load="0")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
+    assert condition(told, "Crashed")["reason"] == "Recovered"
+    assert in_order(
+        await story(served), "Crashed=False Recovered", "Its restart serves", "Warning MaxModelLenExceedsKvCache x1", "Normal Started x1"
+    )
+
+
+async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="0")
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
+    [pod] = await pods(served)
+    node = (await served.get("Pod", pod))["spec"]["nodeName"]
+    # what the node controller does to the Pods of a node that has fallen silent
+    now = (await served.get("Pod", pod))["status"]
+    stamp = (datetime.now(UTC) + timedelta(seconds=1)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    gone = [c | {"status": "False", "lastTransitionTime": stamp} if c["type"] == "Ready" else c for c in now["conditions"]]
+    await served.patch("Pod", pod, {"status": {"conditions": gone}}, subresource="status")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "NodeLost"), within=30)
+    assert f"Node {node} of Pod {pod} does not report" in condition(told, "Ready")["message"]
+
+
+async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    [pod] = await pods(served)
+    status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+    await served.patch("Pod", pod, {"status": status}, subresource="status")
+    told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "Evicted"), within=30)
+    assert "ephemeral-storage" in condition(told, "Crashed")["message"]
+    assert in_order(await story(served), "Warning Evicted x1", "ephemeral-storage", "What to do:")
+    others = {each["metadata"]["name"] for each in await served.list_all("Pod")} - {pod}
+    async with asyncio.timeout(20):
+        while not others:
+            await asyncio.sleep(0.2)
+            others = {each["metadata"]["name"] for each in await served.list_all("Pod")} - {pod}
+    for name in others:
+        await sim.change(name, load="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)

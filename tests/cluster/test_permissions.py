@@ -1,0 +1,174 @@
+"""What the chart allows the operator to do is what it does: every request is in the audit log of the API server."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from support.account import ACCOUNT, granted
+from support.audit import AuditTrail, Request
+from support.cluster import Cluster, Manifest, Simulator
+from support.operator_process import OperatorProcess, has, llama
+
+pytestmark = pytest.mark.cluster
+
+UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+SLICES = Path(__file__).parent.parent / "golden" / "cases" / "mig-uuid-claim" / "slices.yaml"
+
+NO_REQUEST = {
+    # the API server looks this up itself when a child names its owner (OwnerReferencesPermissionEnforcement, as on OpenShift)
+    ("vllm-operator.dev", "vllmdeployments/finalizers", "update"),
+}
+FOR_EVERYBODY = {
+    # allowed by the role system:basic-user, to every account
+    ("authorization.k8s.io", "selfsubjectaccessreviews", "create"),
+}
+
+
+@pytest.mark.timeout(400)  # it does one after the other all that the operator can do
+async def test_every_permission_is_used_and_none_is_missing(
+    served: Cluster, sim: Simulator, gpu_nodes: Callable[..., list[str]], operator: OperatorProcess, audit: AuditTrail
+) -> None:
+    [node] = gpu_nodes("h100-mig-mixed")
+    await publish_devices(served, node)
+    await serve_and_put_right(served, sim)
+    await leave_replicas_to_an_autoscaler(served)
+    await meet_what_is_not_ours(served)
+    await use_a_claim_of_the_user(served)
+    await pin_a_device(served)
+    await replace_what_an_earlier_object_left(served)
+    # watches of before this test's own requests
+    await operator.stop()
+    await operator.start()
+    await operator.until_says("serving", times=2, within=60)
+
+    requests = audit.requests(user=f"system:serviceaccount:{served.namespace}:{ACCOUNT}")
+    refused = sorted({f"{it.verb} {it.resource}/{it.subresource} {it.name}" for it in requests if it.status in (401, 403)})
+    assert refused == []
+    rights = granted(served.namespace)
+    used = {right for request in requests if request.resource for right in needed(request)} - FOR_EVERYBODY
+    assert used - rights == set()
+    assert rights - used == NO_REQUEST
+
+
+async def test_the_right_that_makes_no_request_is_needed_all_the_same(served: Cluster, operator: OperatorProcess) -> None:
+    role = await served.get("Role", ACCOUNT)
+    rules = [rule for rule in role["rules"] if rule["resources"] != ["vllmdeployments/finalizers"]]
+    assert len(rules) == len(role["rules"]) - 1
+    await served.patch("Role", ACCOUNT, {"rules": rules})
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", lambda it: "blockOwnerDeletion" in str(it.get("status")))
+
+
+def needed(request: Request) -> set[tuple[str, str, str]]:
+    """The rights that a request takes: (group, resource, verb)."""
+    resource = request.resource + (f"/{request.subresource}" if request.subresource else "")
+    verbs = {request.verb}
+    if request.verb == "patch" and request.status == 201:
+        verbs.add("create")  # an apply of what was not there
+    return {(request.group, resource, verb) for verb in verbs}
+
+
+async def publish_devices(cluster: Cluster, node: str) -> None:
+    slices = yaml.safe_load(SLICES.read_text("utf-8"))
+    slices["metadata"]["name"] = node
+    slices["spec"]["nodeName"] = slices["spec"]["pool"]["name"] = node
+    # it goes with its node
+    owner = (await cluster.get("Node", node))["metadata"]
+    slices["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Node", "name": node, "uid": owner["uid"]}]
+    await cluster.create(slices)
+
+
+async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await cluster.create(llama(cluster.namespace))
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
+    [pod] = await cluster.list_all("Pod")
+    log = sim.log(pod["metadata"]["name"])
+    log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
+    await cluster.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
+    # a stream that breaks makes it look at the Pod
+    sim.fail_logs(pod["metadata"]["name"], "reset")
+    sim.fail_logs(pod["metadata"]["name"], "")
+    await sim.script(path="ok", pull="0", load="0")
+    await sim.change(pod["metadata"]["name"], load="0")
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await cluster.patch("Service", "llama", {"spec": {"selector": {"foreign": "yes"}}})
+    await cluster.wait_for("Service", "llama", lambda service: "foreign" not in service["spec"]["selector"])
+
+
+async def leave_replicas_to_an_autoscaler(cluster: Cluster) -> None:
+    autoscalers = f"/apis/autoscaling/v2/namespaces/{cluster.namespace}/horizontalpodautoscalers"
+    target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llama"}
+    # without metrics it only keeps within its bounds, and that is enough here
+    spec = {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 3}
+    metadata = {"name": "llama", "namespace": cluster.namespace}
+    autoscaler = {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}
+    await cluster.request("POST", autoscalers, body=autoscaler)
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment["spec"]["replicas"] == 2, within=40)
+    await cluster.wait_for("VLLMDeployment", "llama", lambda resource: resource["status"]["replicas"] == 2)
+
+
+async def meet_what_is_not_ours(cluster: Cluster) -> None:
+    pod = {"metadata": {"labels": {"app": "taken"}}, "spec": {"containers": [{"name": "a", "image": "a"}]}}
+    spec = {"replicas": 0, "selector": {"matchLabels": {"app": "taken"}}, "template": pod}
+    taken = {"name": "taken", "namespace": cluster.namespace}
+    await cluster.create({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": taken, "spec": spec})
+    service = {"selector": {"app": "taken"}, "ports": [{"name": "http", "port": 8000}]}
+    await cluster.create({"apiVersion": "v1", "kind": "Service", "metadata": taken, "spec": service})
+    await cluster.create(llama(cluster.namespace, "taken"))
+    await cluster.wait_for("VLLMDeployment", "taken", lambda it: "a Service of this name" in str(it.get("status")))
+    await cluster.delete("VLLMDeployment", "taken")
+
+
+def template(name: str, namespace: str) -> Manifest:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "other.example.com", "count": 7}}
+    metadata = {"name": name, "namespace": namespace}
+    content = {"spec": {"devices": {"requests": [request]}}}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaimTemplate", "metadata": metadata, "spec": content}
+
+
+async def use_a_claim_of_the_user(cluster: Cluster) -> None:
+    metadata = {"name": "mine", "namespace": cluster.namespace}
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}
+    await cluster.create({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    await cluster.create(llama(cluster.namespace, "on-mine", cache={"claimName": "mine"}))
+    await cluster.wait_for("VLLMDeployment", "on-mine", has("Ready", "True"))
+
+
+async def pin_a_device(cluster: Cluster) -> None:
+    pinned = llama(cluster.namespace, "pinned", accelerator={"allocation": "DRA", "mig": {"uuids": [UUID]}})
+    pinned["spec"]["model"]["uri"] = "hf://TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+    await cluster.create(pinned)
+    deployment = await cluster.wait_for("Deployment", "pinned", bool)
+    [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate") if it["metadata"].get("ownerReferences")]
+    assert ours in str(deployment["spec"]["template"])
+    # nobody watches templates: it meets this one at its next look
+    await cluster.delete("ResourceClaimTemplate", ours)
+    await cluster.create(template(ours, cluster.namespace))
+    await cluster.patch("VLLMDeployment", "pinned", {"metadata": {"annotations": {"look": "again"}}})
+    await cluster.wait_for("VLLMDeployment", "pinned", lambda it: "is not the operator's" in str(it.get("status")))
+    await cluster.delete("ResourceClaimTemplate", ours)
+    await cluster.patch("VLLMDeployment", "pinned", {"metadata": {"annotations": {"look": "once more"}}})
+    await cluster.wait_for("ResourceClaimTemplate", ours, bool)
+    # another request is another template; the old one goes
+    await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"mig": {"profile": "3g.40gb"}}}})
+    await cluster.wait_until_gone("ResourceClaimTemplate", ours)
+
+
+async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
+    plane = cluster.environment.control_plane
+    left = [(kind, await cluster.get(kind, "pinned")) for kind in ("Deployment", "Service")]
+    manifest = await cluster.get("VLLMDeployment", "pinned")
+    again = {**manifest, "metadata": {"name": "pinned", "namespace": cluster.namespace}}
+    # nobody else collects what belongs to the old one
+    plane.stop_component("kube-controller-manager")
+    try:
+        await cluster.delete("VLLMDeployment", "pinned")
+        await cluster.wait_until_gone("VLLMDeployment", "pinned")
+        await cluster.create({key: value for key, value in again.items() if key != "status"})
+        for kind, old in left:
+            await cluster.wait_for(kind, "pinned", lambda it, uid=old["metadata"]["uid"]: it["metadata"]["uid"] != uid)
+    finally:
+        plane.start_component("kube-controller-manager")

@@ -1,0 +1,149 @@
+"""Starts that go well, slowly, or not at all, on a real API server: each is told by its conditions and events."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from support.cluster import Cluster, Manifest, Simulator
+from support.operator_process import OperatorProcess, condition, has, llama
+from support.stories import LOADING, RUNNING, in_order, own_events, story
+
+pytestmark = pytest.mark.cluster
+
+CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
+
+
+async def the_pod(cluster: Cluster) -> str:
+    """The name of the only Pod, once its engine runs."""
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
+    [pod] = await cluster.list_all("Pod")
+    name = str(pod["metadata"]["name"])
+    await cluster.wait_for("Pod", name, lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
+    return name
+
+
+async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    pod = await the_pod(served)
+    replay = sim.replay(pod, CORPUS / "dsv3-fp8-cold-full-newline-bars.log", speed=25)
+    seen: list[tuple[str, int | None]] = []
+    playing = asyncio.create_task(replay.play(exits=False))
+
+    def note(resource: Manifest) -> bool:
+        startup = resource.get("status", {}).get("startup") or {}
+        if startup.get("stage"):
+            seen.append((startup["stage"], startup.get("completed")))
+        return bool(startup.get("stage") == "Ready")
+
+    await served.wait_for("VLLMDeployment", "llama", note, within=90)
+    await playing
+    stages = list(dict.fromkeys(stage for stage, _ in seen))
+    assert in_order(" ".join(stages), "WeightLoad", "KernelWarmup", "CUDAGraphCapture", "Ready"), stages
+    counted = [completed for stage, completed in seen if stage == "KernelWarmup" and completed]
+    assert counted == sorted(counted)
+    assert len(set(counted)) >= 3, counted
+    await sim.change(pod, load="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    page = await story(served)
+    assert in_order(
+        page, "Ready=True Serving: The replica serves as model", "Starting=False Started", "Planned", "Started x1: The replica serves"
+    )
+
+
+async def test_a_silent_compilation_is_inferred_and_said_to_be(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    log = sim.log(await the_pod(served))
+    before = datetime.now(UTC) - timedelta(seconds=60)
+    chosen = b"INFO 11-21 12:00:00 [cuda.py:1] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].\n"
+    log.write(RUNNING + chosen + LOADING, at=before)
+    told = await served.wait_for(
+        "VLLMDeployment", "llama", lambda r: "probably compiling FlashInfer kernels" in condition(r, "Starting").get("message", "")
+    )
+    assert condition(told, "Starting")["status"] == "True"
+    assert "inferred from the silence" in condition(told, "Starting")["message"]
+    assert "Stalled" not in await own_events(served)
+
+
+async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="imagepull", pull="0")
+    await served.create(llama(served.namespace))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ImagePullFailed"))
+    assert condition(told, "Ready")["reason"] == "ImagePullFailed"
+    page = await story(served)
+    assert in_order(
+        page,
+        "Ready=False ImagePullFailed",
+        "cannot pull image vllm/vllm-openai:v0.20.1",
+        "Check spec.engine.image",
+        "Warning ImagePullFailed x1",
+    )
+
+
+async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, replicas=9, cache={"volume": {"accessMode": "ReadWriteMany"}}))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Unschedulable"), within=40)
+    assert "Insufficient nvidia.com/gpu" in condition(told, "Starting")["message"]
+    page = await story(served)
+    assert in_order(page, "8 of 9 replicas serve", "No node takes Pod", "Free or add what is missing", "Warning Unschedulable x1")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 8}})
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+
+
+async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await stalled(served, sim, {"stallSeconds": 30})
+    page = await story(served)
+    assert in_order(
+        page, "Starting=False Stalled", "last seen waiting for the readiness probe", "delete the Pod to start again", "Warning Stalled x1"
+    )
+    assert len(await served.list_all("Pod")) == 1
+
+
+@pytest.mark.timeout(180)
+async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_ever(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    first = await stalled(served, sim, {"stallSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1})
+    await served.wait_until_gone("Pod", first)
+    second = await the_pod(served)
+    assert second != first
+    page = await story(served)
+    assert in_order(page, "Warning Stalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
+    status = (await served.get("VLLMDeployment", "llama"))["status"]
+    assert status["remediation"]["stalledPods"] == [first]
+    await served.wait_for("VLLMDeployment", "llama", has("Starting", "True"))
+    told = await until_stalled(served, sim, second)
+    assert "restarted as many stalled starts as spec.startup.maxStallRestarts allows" in condition(told, "Starting")["message"]
+    assert await served.exists("Pod", second)
+
+
+async def serve_without_answering(sim: Simulator, pod: str) -> None:
+    """An engine that says that it serves, and whose probe never succeeds; one of its processes is waited for, for ever."""
+    log = sim.log(pod)
+    log.write(RUNNING + LOADING + b"INFO:     Application startup complete.\n")
+    while True:
+        await asyncio.sleep(3)
+        log.write(b"DEBUG 11-21 14:00:10 [utils.py:1035] Waiting for 1 local, 0 remote core engine proc(s) to start.\n")
+
+
+async def until_stalled(served: Cluster, sim: Simulator, pod: str) -> Manifest:
+    """Lets the start of a Pod stall; its limit is 30 seconds."""
+    serving = asyncio.create_task(serve_without_answering(sim, pod))
+    try:
+        return await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Stalled"), within=60)
+    finally:
+        serving.cancel()
+
+
+async def stalled(served: Cluster, sim: Simulator, startup: dict[str, object]) -> str:
+    """Lets a start stall; returns its Pod."""
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace, startup=startup))
+    pod = await the_pod(served)
+    await until_stalled(served, sim, pod)
+    return pod

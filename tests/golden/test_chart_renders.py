@@ -1,0 +1,152 @@
+"""The chart: what it installs for each way to install it, and what it refuses."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import generate_chart
+import generate_crds
+from support import helm
+from testenv.binaries import find_binary
+from vllm_operator import __version__
+from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
+from vllm_operator.settings import Settings
+
+GOLDEN = Path(__file__).parent / "chart"
+SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text("utf-8"))
+VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text("utf-8"))
+MONITORS = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/ServiceMonitor")
+SET_BY_THE_CHART = {"namespaces", "http_host", "http_port", "log_format", "log_level"}
+
+needs_helm = pytest.mark.skipif(find_binary("helm") is None, reason="there is no helm; `make testenv` builds it")
+
+WAYS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "default": ({}, ()),
+    "two-namespaces": ({"namespaces": ["team-a", "team-b"]}, ()),
+    "two-namespaces-without-nodes": ({"namespaces": ["team-a", "team-b"], "rbac": {"readNodes": False, "aggregate": False}}, ()),
+    "prometheus-operator": ({"metrics": {"monitor": {"labels": {"release": "prometheus"}}}}, MONITORS),
+    "service-monitor": ({"metrics": {"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}}, MONITORS),
+    "no-monitor-wanted": ({"metrics": {"service": {"enabled": False}, "monitor": {"kind": "None"}}}, MONITORS),
+    "closed-network": (
+        {
+            "networkPolicy": {
+                "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+                "egressPorts": [6443],
+            }
+        },
+        (),
+    ),
+    "own-account": ({"rbac": {"create": False, "aggregate": False}, "serviceAccount": {"create": False, "name": "operators"}}, ()),
+    "behind-a-proxy": (
+        {
+            "image": {"repository": "registry.example.com/mirror/vllm-operator", "digest": f"sha256:{'0' * 64}"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "env": [
+                {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"},
+                {"name": "SSL_CERT_FILE", "value": "/etc/authorities/ca.crt"},
+            ],
+            "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
+            "volumeMounts": [{"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}],
+        },
+        (),
+    ),
+    "placed-and-tuned": (
+        {
+            "settings": {"workers": 16, "log_replay_bytes": 134217728, "retry_limit_seconds": 7.5},
+            "log": {"format": "text", "level": "DEBUG"},
+            "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "tolerations": [{"key": "control-plane", "operator": "Exists"}],
+            "priorityClassName": "system-cluster-critical",
+            "podLabels": {"team": "platform"},
+            "podAnnotations": {"note": "one"},
+            "podDisruptionBudget": {"enabled": True},
+            "fullnameOverride": "models",
+        },
+        (),
+    ),
+}
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a value that does not exist": ({"replicas": 2}, "replicas"),
+    "a setting that does not exist": ({"settings": {"wokers": 8}}, "wokers"),
+    "a namespace that cannot be one": ({"namespaces": ["Team_A"]}, "namespaces"),
+    "a digest without its algorithm": ({"image": {"digest": "abc"}}, "digest"),
+    "a kind of monitor that does not exist": ({"metrics": {"monitor": {"kind": "Probe"}}}, "kind"),
+    "no account": ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+}
+
+
+@needs_helm
+@pytest.mark.parametrize("way", WAYS)
+def test_each_way_to_install(way: str, golden: Callable[[Path, str], None]) -> None:
+    values, kinds = WAYS[way]
+    # the CRD is the same in all of them
+    manifests = helm.template({**values, "crds": {"install": False}}, kinds=kinds)
+    text = yaml.safe_dump_all(sorted(manifests, key=lambda it: (it["kind"], it["metadata"]["name"])), sort_keys=False, width=120)
+    golden(GOLDEN / f"{way}.yaml", text.replace(__version__, "VERSION"))
+
+
+@needs_helm
+@pytest.mark.parametrize("name", REFUSED)
+def test_values_that_cannot_work_are_refused_by_name(name: str) -> None:
+    values, word = REFUSED[name]
+    with pytest.raises(helm.HelmError, match=word):
+        helm.template(values)
+
+
+@needs_helm
+def test_the_crd_is_installed_and_kept() -> None:
+    [installed] = [it for it in helm.template({}) if it["kind"] == "CustomResourceDefinition"]
+    assert installed["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    assert installed == yaml.safe_load(generate_crds.TARGET.read_text("utf-8"))
+    assert not [it for it in helm.template({"crds": {"install": False}}) if it["kind"] == "CustomResourceDefinition"]
+
+
+@needs_helm
+def test_the_roles_grant_what_the_operator_asks_for() -> None:
+    asked = {
+        (permission.kind.group, permission.kind.plural + (f"/{permission.subresource}" if permission.subresource else ""), permission.verb)
+        for permission in (*REQUIRED, *OPTIONAL)
+    }
+    of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL) if not p.kind.namespaced}
+    assert helm.rules(helm.template({}), "ClusterRole") == asked
+    in_namespaces = helm.template({"namespaces": ["a"]})
+    assert helm.rules(in_namespaces, "Role") == asked - of_the_cluster
+    assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
+
+
+def test_what_is_generated_is_up_to_date() -> None:
+    assert generate_chart.DEFINITION.read_text("utf-8") == generate_chart.definition(), "run `make generate`"
+    current = generate_chart.METADATA.read_text("utf-8")
+    assert current == generate_chart.metadata(current), "run `make generate`"
+
+
+def test_every_value_is_described() -> None:
+    def undescribed(schema: dict[str, Any], path: str) -> Iterator[str]:
+        if not schema.get("description", "").strip().endswith("."):
+            yield path
+        for name, inner in schema.get("properties", {}).items():
+            yield from undescribed(inner, f"{path}.{name}")
+
+    assert list(undescribed(SCHEMA, "values")) == []
+
+
+def test_the_schema_describes_the_values_that_there_are() -> None:
+    def names(value: Any, schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, set[str], set[str]]]:
+        described = schema.get("properties")
+        if described is not None:
+            yield path, set(value), set(described) - {"global"}
+            for name in described.keys() & value.keys():
+                yield from names(value[name], described[name], f"{path}.{name}")
+
+    assert [(path, given ^ described) for path, given, described in names(VALUES, SCHEMA) if given != described] == []
+
+
+def test_the_settings_of_the_chart_are_those_of_the_operator() -> None:
+    known = {field.name for field in fields(Settings)}
+    assert set(SCHEMA["properties"]["settings"]["propertyNames"]["enum"]) == known - SET_BY_THE_CHART

@@ -1,0 +1,33 @@
+"""The account that the chart gives to the operator, in a namespace of a test: what it may do there, and nothing more."""
+
+from pathlib import Path
+
+from support import helm
+from support.cluster import Cluster, Manifest
+
+ACCOUNT = "vllm-operator"
+ROLE_GROUP = "rbac.authorization.k8s.io"
+
+
+async def make_account(cluster: Cluster, path: Path) -> Path:
+    """Create the account with the chart's roles for the test's namespace; write a kubeconfig that acts as it."""
+    values = {"namespaces": [cluster.namespace], "crds": {"install": False}, "rbac": {"aggregate": False}}
+    # the release lies in the namespace itself: its cluster-wide objects are named after it
+    for manifest in helm.template(values, namespace=cluster.namespace):
+        if manifest["kind"] == "ServiceAccount" or manifest["apiVersion"].startswith(ROLE_GROUP):
+            await cluster.apply(manifest)
+    return await cluster.act_as(ACCOUNT, path)
+
+
+async def remove_account(cluster: Cluster) -> None:
+    """Remove what does not go with the namespace."""
+    for kind in ("ClusterRoleBinding", "ClusterRole"):
+        await cluster.delete(kind, f"{cluster.namespace}-{helm.RELEASE}")
+
+
+def granted(namespace: str) -> set[tuple[str, str, str]]:
+    """What the account may do: (group, resource, verb)."""
+    manifests: list[Manifest] = helm.template(
+        {"namespaces": [namespace], "crds": {"install": False}, "rbac": {"aggregate": False}}, namespace=namespace
+    )
+    return helm.rules(manifests, "Role") | helm.rules(manifests, "ClusterRole")

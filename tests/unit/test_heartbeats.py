@@ -1,0 +1,39 @@
+"""A line that only repeats that something is waited for is no sign of progress."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.runtime.heartbeats import ProgressClock
+from vllm_operator.startup.parser import StartupParser
+
+BEGUN = datetime(2026, 11, 21, 14, 0, tzinfo=UTC)
+HEARTBEATS = (
+    b"(APIServer pid=1) DEBUG 11-21 14:00:10 [utils.py:1035] Waiting for 1 local, 0 remote core engine proc(s) to start.\n",
+    b"(EngineCore pid=7) INFO 11-21 14:00:10 [shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds. "
+    b"This typically happens when some processes are hanging or doing some time-consuming work (e.g. compilation).\n",
+)
+
+
+def clock() -> ProgressClock:
+    knowledge = load_startup()
+    started = ProgressClock(StartupParser(knowledge), knowledge.stages.heartbeats)
+    started.feed(b"INFO 11-21 14:00:00 [gpu_model_runner.py:3000] Starting to load model org/model...\n", BEGUN)
+    return started
+
+
+@pytest.mark.parametrize("line", HEARTBEATS)
+def test_a_heartbeat_does_not_move_the_time_of_the_last_sign_of_life(line: bytes) -> None:
+    started = clock()
+    for number in range(1, 50):
+        started.feed(line, BEGUN + timedelta(seconds=10 * number))
+    assert started.state.last_line_at == BEGUN
+    assert started.state.lines == 50
+
+
+def test_any_other_line_does() -> None:
+    started = clock()
+    started.feed(HEARTBEATS[0], BEGUN + timedelta(seconds=10))
+    started.feed(b"INFO 11-21 14:00:20 [default_loader.py:1] Loading weights took 5.1 seconds\n", BEGUN + timedelta(seconds=20))
+    assert started.state.last_line_at == BEGUN + timedelta(seconds=20)

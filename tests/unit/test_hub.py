@@ -1,0 +1,159 @@
+"""The model hub over HTTP: what is read, what is refused, and where a token goes. The server is on loopback."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from vllm_operator.cluster.hub import SIZE_LIMIT, HttpHub, slim
+
+TOKEN = "hf_secret_token"
+CONFIG = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "quantization_config": {"quant_method": "fp8"}}
+
+
+class Server:
+    """Answers by path; `seen` are paths with the Authorization header."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Any] = {}
+        self.seen: list[tuple[str, str | None]] = []
+        self.url = ""
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.seen.append((request.raw_path, request.headers.get("Authorization")))
+        answer = self.answers.get(request.raw_path, 404)
+        if isinstance(answer, int):
+            return web.Response(status=answer)
+        if isinstance(answer, str):
+            return web.Response(status=307, headers={"Location": answer})
+        if isinstance(answer, asyncio.Event):
+            await answer.wait()
+            return web.Response()
+        return web.Response(body=answer if isinstance(answer, bytes) else json.dumps(answer).encode())
+
+
+async def started(server: Server) -> web.AppRunner:
+    app = web.Application()
+    app.router.add_get("/{path:.*}", server.handle)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    return runner
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    server = Server()
+    runner = await started(server)
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def elsewhere() -> AsyncIterator[Server]:
+    server = Server()
+    runner = await started(server)
+    yield server
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def hub(server: Server, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HttpHub]:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    hub = HttpHub(f"{server.url}/")
+    yield hub
+    await hub.close()
+
+
+async def test_the_file_of_the_revision_is_read(server: Server, hub: HttpHub) -> None:
+    server.answers["/org/model/resolve/refs%2Fpr%2F1/config.json"] = CONFIG
+    answer = await hub.read("org/model", "refs/pr/1", None)
+    assert (answer.config, answer.trouble) == (CONFIG, None)
+    assert server.seen == [("/org/model/resolve/refs%2Fpr%2F1/config.json", None)]
+
+
+async def test_a_quantization_beside_the_config_is_added(server: Server, hub: HttpHub) -> None:
+    plain = {name: value for name, value in CONFIG.items() if name != "quantization_config"}
+    server.answers["/org/model/resolve/main/config.json"] = plain
+    server.answers["/org/model/resolve/main/hf_quant_config.json"] = {"quantization": {"quant_algo": "NVFP4"}}
+    answer = await hub.read("org/model", "main", None)
+    assert answer.config == {**plain, "quantization_config": {"quantization": {"quant_algo": "NVFP4"}}}
+
+
+async def test_a_token_goes_to_the_hub_only(server: Server, elsewhere: Server, hub: HttpHub) -> None:
+    server.answers["/org/model/resolve/main/config.json"] = f"{elsewhere.url}/file"
+    elsewhere.answers["/file"] = CONFIG
+    assert (await hub.read("org/model", "main", TOKEN)).config == CONFIG
+    assert server.seen == [("/org/model/resolve/main/config.json", f"Bearer {TOKEN}")]
+    assert elsewhere.seen == [("/file", None)]
+
+
+async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub: HttpHub) -> None:
+    server.answers["/org/model/resolve/main/config.json"] = "/api/cache/config.json"
+    server.answers["/api/cache/config.json"] = CONFIG
+    assert (await hub.read("org/model", "main", TOKEN)).config == CONFIG
+    assert server.seen[1] == ("/api/cache/config.json", f"Bearer {TOKEN}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said", "unreachable"),
+    [
+        (404, "there is no such file", False),
+        (401, "the token is not accepted", False),
+        (503, "HTTP status 503", True),
+        (b"{" * 100_000, "is not JSON", False),
+        (b"[" * 100_000, "is not JSON", False),
+        (b"\xff\xfe", "is not JSON", False),
+        (b"[1]", "is not a JSON object", False),
+        (b" " * (SIZE_LIMIT + 1), "is larger than 2 MiB", False),
+        ("ftp://127.0.0.1/x", "redirects to an address that is not followed", False),
+        ("/org/model/resolve/main/config.json", "too many redirections", False),
+        ("", "redirects to an address", False),
+    ],
+)
+async def test_what_cannot_be_used_is_said_without_the_token(
+    server: Server, hub: HttpHub, answer: Any, said: str, unreachable: bool
+) -> None:
+    server.answers["/org/model/resolve/main/config.json"] = answer
+    found = await hub.read("org/model", "main", TOKEN)
+    assert found.config is None
+    assert said in (found.trouble or "")
+    assert found.unreachable is unreachable
+    assert TOKEN not in repr(found)
+
+
+async def test_a_gated_model_without_a_token_says_what_to_do(server: Server, hub: HttpHub) -> None:
+    server.answers["/org/model/resolve/main/config.json"] = 401
+    assert "name its Secret in spec.model.tokenSecretRef" in str((await hub.read("org/model", "main", None)).trouble)
+
+
+async def test_nobody_listening_is_a_hub_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    server = Server()
+    runner = await started(server)
+    await runner.cleanup()
+    hub = HttpHub(server.url)
+    found = await hub.read("org/model", "main", None)
+    await hub.close()
+    assert found.unreachable
+    assert "cannot be read" in str(found.trouble)
+
+
+@pytest.mark.parametrize("repository", ["../model", "org/.."])
+async def test_a_name_never_leaves_its_place(server: Server, hub: HttpHub, repository: str) -> None:
+    assert "is not the name of a model" in str((await hub.read(repository, "main", None)).trouble)
+    assert server.seen == []
+
+
+def test_what_is_no_fact_is_not_kept() -> None:
+    deep: Any = "bottom"
+    for _ in range(50):
+        deep = {"down": deep}
+    kept = slim({"a": 1, "ignore": ["layer"] * 1000, "note": "x" * 9999, "deep": deep, "layer_types": ["full_attention"] * 100})
+    assert (kept["a"], kept["ignore"], len(kept["note"]), len(kept["layer_types"])) == (1, [], 256, 100)
+    assert "bottom" not in repr(kept)

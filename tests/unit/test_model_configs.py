@@ -1,0 +1,247 @@
+"""Facts from the hub in a running operator: waited for a moment, kept in the plan, never asked for without need."""
+
+import asyncio
+import base64
+from typing import Any
+
+import pytest
+
+from support.operators import KEY, Bench, llama
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.cluster.hub import FakeHub, HubAnswer
+from vllm_operator.runtime.model_configs import TROUBLE_SECONDS, ModelConfigs
+from vllm_operator.runtime.reconciler import Reconciler, Result
+
+MLA = {
+    "model_type": "brand_new",
+    "num_attention_heads": 128,
+    "kv_lora_rank": 512,
+    "n_routed_experts": 64,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]},
+}
+
+
+def unknown(name: str = "llama", **model: Any) -> dict[str, Any]:
+    return llama(name, model={"uri": "hf://someone/unheard-of", **model})
+
+
+class Operator(Bench):
+    """The operator's inside with a hub in memory."""
+
+    def __init__(self) -> None:
+        self.hub = FakeHub(someone__unheard_of=MLA)
+        self.hub.answers["someone/unheard-of"] = HubAnswer(MLA)
+        self.time = 0.0
+        self.wait_seconds = 5.0
+        super().__init__()
+
+    def restart(self) -> None:
+        super().restart()
+        self.woken: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
+        self.configs = ModelConfigs(
+            self.cluster, self.hub, wait_seconds=self.wait_seconds, changed=self.woken.put_nowait, clock=lambda: self.time
+        )
+        self.reconciler = Reconciler(
+            self.cluster,
+            self.rooms,
+            inventory=self.inventory,
+            logs=self.logs,
+            metrics=self.metrics,
+            configs=self.configs,
+            now=lambda: self.now,
+        )
+
+    def hang(self) -> None:
+        """The hub takes a question and does not answer."""
+        self.hub.wait = asyncio.Event()
+        self.wait_seconds = 0.05
+        self.restart()
+
+    async def plan_it(self, key: tuple[str, str] = KEY) -> Result:
+        """Reconcile, wait for the hub if that is asked, and reconcile until nothing changes."""
+        result = await self.reconciler.reconcile(key)
+        if result.name == "waiting":
+            async with asyncio.timeout(5):
+                assert await self.woken.get() == key
+        return await self.settle(key)
+
+    def facts(self) -> dict[str, tuple[str, str]]:
+        plan = self.status().plan
+        assert plan is not None
+        return {fact.name: (fact.value, fact.source) for fact in plan.model_facts}
+
+
+@pytest.fixture
+def operator() -> Operator:
+    return Operator()
+
+
+async def test_a_new_plan_is_made_with_what_the_hub_tells(operator: Operator) -> None:
+    operator.cluster.put(unknown())
+    first = await operator.reconciler.reconcile(KEY)
+    assert (first.name, operator.cluster.writes) == ("waiting", [])
+    await operator.plan_it()
+    assert operator.facts() == {
+        "modelType": ("brand_new", "config.json"),
+        "attention": ("MLA", "config.json"),
+        "experts": ("64", "config.json"),
+        "quantization": ("FP8Block", "config.json"),
+        "routingGroups": ("0", "config.json"),
+        "attentionHeads": ("128", "config.json"),
+        "mlaDims": ("128,64,128", "config.json"),
+    }
+    plan = operator.status().plan
+    assert plan is not None
+    assert "MLADecode" in {choice.component for choice in plan.backends}
+
+
+async def test_what_the_user_says_beats_the_hub(operator: Operator) -> None:
+    operator.cluster.put(unknown(facts={"attention": "GQA", "experts": 8}))
+    await operator.plan_it()
+    assert operator.facts()["attention"] == ("GQA", "spec.model.facts")
+    assert operator.facts()["quantization"] == ("FP8Block", "config.json")
+
+
+async def test_a_plan_in_force_asks_nothing_and_stays_as_it_is_without_the_hub(operator: Operator) -> None:
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    operator.hub.asked.clear()
+    operator.hub.answers.clear()
+    before = list(operator.cluster.writes)
+    operator.restart()
+    assert (await operator.reconciler.reconcile(KEY)).name == "success"
+    assert operator.hub.asked == []
+    assert operator.cluster.writes == before
+    assert operator.condition("Planned").reason == "Resolved"
+
+
+async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator: Operator) -> None:
+    operator.hang()
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    assert operator.facts() == {}
+    plan = operator.status().plan
+    assert plan is not None
+    said = "did not answer within 0.05 s. So attention, experts and quantization of the model are not known"
+    assert any(said in note for note in plan.notes)
+
+
+async def test_what_comes_later_changes_nothing_until_it_is_asked_for(operator: Operator) -> None:
+    operator.hang()
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    before = operator.deployment()
+    operator.hub.wait = None
+    operator.time += TROUBLE_SECONDS + 1
+    await operator.settle()
+    assert (operator.deployment(), operator.facts()) == (before, {})
+    assert operator.condition("Planned").reason == "Resolved"
+    operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
+    await operator.plan_it()
+    assert operator.facts()["attention"] == ("MLA", "config.json")
+
+
+async def test_a_new_plan_without_the_hub_remembers_what_it_told(operator: Operator) -> None:
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    told = operator.facts()
+    operator.hub.answers.clear()
+    operator.restart()
+    operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 2}})
+    await operator.plan_it()
+    assert operator.facts() == told
+
+
+async def test_a_hub_that_is_away_is_left_alone_for_a_minute(operator: Operator) -> None:
+    operator.hub.answers["someone/unheard-of"] = HubAnswer(trouble="It cannot be read.", unreachable=True)
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    operator.cluster.put(llama("other", model={"uri": "hf://someone/else"}))
+    assert (await operator.reconciler.reconcile(("default", "other"))).name != "waiting"
+    assert len(operator.hub.asked) == 1
+
+
+async def test_many_objects_with_one_model_ask_once(operator: Operator) -> None:
+    keys = [("default", f"m{number}") for number in range(5)]
+    operator.hub.wait = asyncio.Event()
+    for _, name in keys:
+        operator.cluster.put(unknown(name))
+    for key in keys:
+        assert (await operator.reconciler.reconcile(key)).name == "waiting"
+    operator.hub.wait.set()
+    async with asyncio.timeout(5):
+        woken = {await operator.woken.get() for _ in keys}
+    assert woken == set(keys)
+    assert len(operator.hub.asked) == 1
+
+
+async def test_a_model_on_a_claim_asks_nobody(operator: Operator) -> None:
+    operator.cluster.put(llama(model={"uri": "pvc://models/llama"}))
+    assert (await operator.reconciler.reconcile(KEY)).name == "success"
+    assert operator.hub.asked == []
+
+
+def secret(value: str, namespace: str = "default") -> dict[str, Any]:
+    data = {"token": base64.b64encode(value.encode()).decode()}
+    return {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "hub", "namespace": namespace}, "data": data}
+
+
+async def test_the_token_is_that_of_the_same_namespace(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.cluster.put(secret("hf_mine\n"))
+    operator.cluster.put(secret("hf_theirs", "elsewhere"))
+    operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
+    with caplog.at_level("DEBUG"):
+        await operator.plan_it()
+    assert operator.hub.asked == [("someone/unheard-of", "main", "hf_mine")]
+    assert "hf_mine" not in caplog.text
+    assert "hf_mine" not in str(operator.resource())
+
+
+async def test_what_a_token_opened_is_not_shown_to_others(operator: Operator) -> None:
+    operator.cluster.put(secret("hf_mine"))
+    operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
+    await operator.plan_it()
+    operator.cluster.put(unknown("other"))
+    await operator.plan_it(("default", "other"))
+    assert [token for _, _, token in operator.hub.asked] == ["hf_mine", None]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (None, "There is no Secret hub in default"),
+        ("two words", "The Secret hub has no usable key token"),
+        ("line\nbreak", "The Secret hub has no usable key token"),
+        ("", "The Secret hub has no usable key token"),
+    ],
+)
+async def test_a_secret_that_cannot_be_used_is_said(operator: Operator, content: str | None, said: str) -> None:
+    if content is not None:
+        operator.cluster.put(secret(content))
+    operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
+    await operator.plan_it()
+    plan = operator.status().plan
+    assert plan is not None
+    assert any(said in note for note in plan.notes)
+    assert operator.hub.asked == []
+
+
+async def test_a_permission_that_is_missing_is_said_and_stops_nothing(operator: Operator) -> None:
+    operator.cluster.fail("get", SECRET, Forbidden("no", verb="get", resource="secrets"))
+    operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
+    await operator.plan_it()
+    plan = operator.status().plan
+    assert plan is not None
+    assert any("may not get the Secret hub in default" in note for note in plan.notes)
+
+
+async def test_closing_ends_what_is_asked(operator: Operator) -> None:
+    operator.hub.wait = asyncio.Event()
+    assert operator.configs.ask(VLLMDeployment.parse(unknown())) is None
+    await operator.configs.close()
+    assert operator.woken.empty()

@@ -1,0 +1,112 @@
+"""Remedies and stalls as the status and the events tell them."""
+
+from typing import Any
+
+from support import observations as o
+from vllm_operator.api.status import RemediationState
+from vllm_operator.reporting.observation import Observation, PodReference, Report
+from vllm_operator.reporting.report import report
+from vllm_operator.startup.state import Crash, Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+CRASH = Crash(
+    signature="MaxModelLenExceedsKvCache",
+    cause="One request of --max-model-len 131072 does not fit the KV cache",
+    remedy="Lower --max-model-len to at most 5568",
+    reference=None,
+    line="ValueError: ...",
+    captures=(("estimated", "5568"),),
+)
+AUTO: dict[str, Any] = {"remediation": {"mode": "Auto"}}
+
+
+def crashed(spec: dict[str, Any], *, stage: Stage = Stage.MEMORY_PROFILING, **more: Any) -> Observation:
+    state = StartupState(stage=stage, crash=CRASH, last_line_at=o.at(-31), lines=9)
+    pods = more.pop("pods", (o.crashed_pod(),))
+    return o.observe(*pods, states={X1: state}, spec=spec, **more)
+
+
+def told(written: Report) -> list[tuple[str, str]]:
+    return [(event.type, event.reason) for event in written.events]
+
+
+def message(written: Report, type: str) -> str:
+    return next(condition.message for condition in written.status.conditions if condition.type == type)
+
+
+def test_a_suggestion_is_said_with_where_its_command_is() -> None:
+    written = report(crashed({}))
+    assert written.status.remediation is not None
+    assert written.status.remediation.state is RemediationState.SUGGESTED
+    assert "What to do: Lower --max-model-len to at most 5568. As a command: `kubectl get vllm vllm-a -o jsonpath=" in message(
+        written, "Ready"
+    )
+    assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
+
+
+def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None:
+    scene = crashed(AUTO)
+    written = report(scene)
+    assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
+    assert "Applied --max-model-len 5568 because of MaxModelLenExceedsKvCache" in message(written, "Crashed")
+    again = report(o.after(scene, written))
+    assert again.status == written.status
+    assert again.events == ()
+
+
+def test_an_operator_that_has_lost_the_log_keeps_what_was_decided() -> None:
+    scene = crashed(AUTO)
+    written = report(scene)
+    without_log = report(o.after(scene, written, seconds=20, startups={}))
+    assert without_log.status.remediation == written.status.remediation
+
+
+def test_a_crash_of_an_engine_that_had_started_is_not_remedied() -> None:
+    written = report(crashed(AUTO, stage=Stage.READY))
+    assert written.status.remediation is not None
+    assert written.status.remediation.applied == []
+
+
+def test_a_crash_of_the_former_spec_changes_nothing_about_the_present_one() -> None:
+    replaced = o.deployment(1, updated=0)
+    assert report(crashed(AUTO, deployment=replaced)).status.remediation is None
+    unseen = {**o.deployment(1), "metadata": {"name": "vllm-a", "generation": 2}}
+    assert report(crashed(AUTO, deployment=unseen)).status.remediation is None
+    old, new = o.crashed_pod(), o.starting_pod("vllm-a-x2")
+    for pod, template, created in ((old, "a", -400), (new, "b", -10)):
+        pod["metadata"] |= {"labels": {"pod-template-hash": template}, "creationTimestamp": o.stamp(created)}
+    assert report(crashed(AUTO, deployment=o.deployment(2, updated=1), pods=(old, new))).status.remediation is None
+
+
+def stalled(**startup: Any) -> Observation:
+    state = StartupState(stage=Stage.READY, stage_since=o.at(-700), last_line_at=o.at(-700), lines=9)
+    return o.observe(o.starting_pod(since=-800), states={X1: state}, spec={"startup": startup} if startup else {})
+
+
+def test_a_stall_is_reported_and_left_alone() -> None:
+    written = report(stalled())
+    assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled")]
+    assert written.restart_pods == ()
+    assert written.status.remediation is None
+
+
+def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> None:
+    scene = stalled(onStall="Restart")
+    written = report(scene)
+    assert written.restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
+    assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled"), ("Warning", "RestartedStalled")]
+    assert "The operator deletes the Pod" in message(written, "Starting")
+    again = report(o.after(scene, written, seconds=1))
+    assert again.restart_pods == written.restart_pods, "an operator that ended before it could delete the Pod goes on"
+    assert (again.events, again.status) == ((), written.status)
+
+
+def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
+    scene = stalled(onStall="Restart", maxStallRestarts=1)
+    written = report(scene)
+    state = StartupState(stage=Stage.READY, stage_since=o.at(-700), last_line_at=o.at(-700), lines=9)
+    second = o.after(scene, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
+    last = report(second)
+    assert last.restart_pods == ()
+    assert "restarted as many stalled starts" in message(last, "Starting")
+    assert last.status.remediation == written.status.remediation

@@ -1,0 +1,161 @@
+"""Rules from a ConfigMap in a running operator: noticed, said where broken, never fatal."""
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.operators import Bench, llama
+from support.plans import known
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.rooms import load_rooms
+from vllm_operator.runtime.rule_source import KnownCatalog, RuleSource, place_of
+
+FLASHINFER = {
+    "id": "our-attention",
+    "component": "Attention",
+    "kind": "choice",
+    "when": {"versions": ">=0.17", "attention": "GQA"},
+    "backend": "FLASHINFER",
+    "because": "We have measured it.",
+    "source": "our benchmark",
+}
+
+
+def config_map(*rules: Any, **texts: str) -> dict[str, Any]:
+    data = {"rules.yaml": yaml.safe_dump(list(rules)), **texts}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules", "namespace": "operators"}, "data": data}
+
+
+class Operator(Bench):
+    """The operator's inside with rules from `operators/rules`."""
+
+    def restart(self) -> None:
+        self.catalog = KnownCatalog.of(known())
+        self.rooms = load_rooms(self.catalog)
+        super().restart()
+        self.changed = asyncio.Event()
+        self.source = RuleSource(
+            self.cluster,
+            self.catalog,
+            config_map="operators/rules",
+            seconds=0.001,
+            metrics=self.metrics,
+            changed=self._changed,
+        )
+
+    async def _changed(self) -> None:
+        self.changed.set()
+
+    def attention(self) -> tuple[str, str]:
+        plan = self.status().plan
+        assert plan is not None
+        return next((choice.backend, choice.chosen_by.value) for choice in plan.backends if choice.component == "Attention")
+
+
+@pytest.fixture
+def operator() -> Operator:
+    return Operator()
+
+
+async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operator: Operator) -> None:
+    operator.cluster.put(llama())
+    await operator.settle()
+    before = operator.deployment()
+    operator.cluster.put(config_map(FLASHINFER))
+    assert await operator.source.load()
+    await operator.settle()
+    assert operator.deployment() == before
+    assert operator.attention() == ("FLASH_ATTN", "Engine")
+    assert operator.condition("Planned").reason == "ResolvedDifferently"
+    assert "The backend of Attention would be FLASHINFER, not FLASH_ATTN." in operator.condition("Planned").message
+    operator.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
+    await operator.settle()
+    assert operator.attention() == ("FLASHINFER", "Rule")
+    assert operator.condition("Planned").reason == "Resolved"
+    plan = operator.status().plan
+    assert plan is not None
+    assert plan.catalog_version == operator.catalog.current.version != known().version
+
+
+async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}, other="a: b: c"))
+    with caplog.at_level(logging.WARNING):
+        assert await operator.source.load()
+    assert "rule half: component is missing" in caplog.text
+    events = operator.cluster.all(EVENT)
+    assert {(event["involvedObject"]["kind"], event["involvedObject"]["name"], event["reason"]) for event in events} == {
+        ("ConfigMap", "rules", "RuleIgnored")
+    }
+    assert len(events) == 2
+    page = operator.metrics.render().decode()
+    assert 'vllm_operator_user_rules{state="used"} 1.0' in page
+    assert 'vllm_operator_user_rules{state="ignored"} 2.0' in page
+    assert operator.catalog.current.version != known().version
+
+
+async def test_the_same_rules_are_read_once(operator: Operator) -> None:
+    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}))
+    assert await operator.source.load()
+    before = list(operator.cluster.writes)
+    assert not await operator.source.load()
+    assert operator.cluster.writes == before
+
+
+async def test_rules_that_are_taken_away_are_gone(operator: Operator) -> None:
+    operator.cluster.put(config_map(FLASHINFER))
+    await operator.source.load()
+    await operator.cluster.delete(CONFIG_MAP, "rules", "operators")
+    assert await operator.source.load()
+    assert operator.catalog.current == known()
+
+
+async def test_an_api_server_that_does_not_answer_leaves_the_rules_as_they_are(operator: Operator) -> None:
+    operator.cluster.put(config_map(FLASHINFER))
+    await operator.source.load()
+    version = operator.catalog.current.version
+    operator.cluster.fail("get", CONFIG_MAP, Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await operator.source.load()
+    assert operator.catalog.current.version == version
+
+
+async def test_a_missing_permission_is_said_once_and_waits_for_nobody(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.cluster.fail("get", CONFIG_MAP, Forbidden("no", verb="get", resource="configmaps"), times=2)
+    with caplog.at_level(logging.WARNING):
+        assert not await operator.source.load()
+        assert not await operator.source.load()
+    assert caplog.text.count("may not get the ConfigMap operators/rules") == 1
+
+
+async def test_a_change_is_noticed_while_running(operator: Operator) -> None:
+    running = asyncio.create_task(operator.source.run())
+    try:
+        operator.cluster.put(config_map(FLASHINFER))
+        async with asyncio.timeout(5):
+            await operator.changed.wait()
+    finally:
+        running.cancel()
+    assert operator.catalog.current.version != known().version
+
+
+async def test_without_a_name_nothing_is_read() -> None:
+    bench = Bench()
+    catalog = KnownCatalog.of(known())
+    source = RuleSource(bench.cluster, catalog, config_map="", seconds=1, metrics=Metrics(), changed=lambda: asyncio.sleep(0))
+    assert not await source.load()
+    await source.run()
+    assert not bench.cluster.calls
+
+
+def test_a_name_alone_is_in_the_namespace_of_the_operator(tmp_path: Path) -> None:
+    file = tmp_path / "namespace"
+    file.write_text("vllm-system\n", "utf-8")
+    assert [place_of(name, file) for name in ("rules", "other/rules", "")] == ["vllm-system/rules", "other/rules", ""]
+    with pytest.raises(ValueError, match="NAMESPACE/NAME"):
+        place_of("rules", tmp_path / "none")
