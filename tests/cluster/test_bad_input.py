@@ -13,6 +13,7 @@ from support.cluster import Cluster, Manifest, Simulator
 from support.crd import CRD, install_crd
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
+from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
 
 pytestmark = pytest.mark.cluster
 
@@ -129,26 +130,13 @@ async def limited(cluster: Cluster, tmp_path: Path, rules: list[Manifest]) -> Pa
 
 
 def rules(*, without: tuple[str, str] = ("", "")) -> list[Manifest]:
-    """What the operator needs, without one verb on one resource."""
-    wanted = {
-        ("vllm-operator.dev", "vllmdeployments"): "get list watch",
-        ("vllm-operator.dev", "vllmdeployments/status"): "patch",
-        ("apps", "deployments"): "get list watch create patch delete",
-        ("", "services"): "get list watch create patch delete",
-        ("", "persistentvolumeclaims"): "get list watch create patch",
-        ("", "pods"): "get list watch",
-        ("", "pods/log"): "get",
-        ("", "events"): "list create",
-        ("", "nodes"): "list",
-        ("resource.k8s.io", "resourceslices"): "list",
-        ("autoscaling", "horizontalpodautoscalers"): "list",
-    }
-    found = []
-    for (group, resource), verbs in wanted.items():
-        allowed = [verb for verb in verbs.split() if (resource, verb) != without]
-        if allowed:
-            found.append({"apiGroups": [group], "resources": [resource], "verbs": allowed})
-    return found
+    """What the operator says it needs, which is what the chart grants, without one verb on one resource."""
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for permission in (*REQUIRED, *OPTIONAL):
+        resource = permission.kind.plural + (f"/{permission.subresource}" if permission.subresource else "")
+        if (resource, permission.verb) != without:
+            wanted.setdefault((permission.kind.group, resource), []).append(permission.verb)
+    return [{"apiGroups": [group], "resources": [resource], "verbs": verbs} for (group, resource), verbs in wanted.items()]
 
 
 async def test_with_exactly_the_permissions_of_the_chart_it_serves(served: Cluster, tmp_path: Path) -> None:
