@@ -136,7 +136,11 @@ class Engine:
 
     def _report(self) -> None:
         if os.environ.get("ENGINE_REPORT"):
-            Path(os.environ["ENGINE_REPORT"]).write_text(json.dumps(self._paid))
+            report = Path(os.environ["ENGINE_REPORT"])
+            # a kill may come at any moment: the reader must never meet half a file
+            unfinished = report.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(self._paid))
+            unfinished.replace(report)
 
     def _log(self, place: str, text: str) -> None:
         self._say("EngineCore pid=91", f"{place}", text)
