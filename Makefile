@@ -4,6 +4,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
+# Each worker has a control plane of its own; the tests of one file stay together. Most of their time they wait.
+PARALLEL ?= -n 3 --dist loadfile
+
 .DEFAULT_GOAL := help
 
 .PHONY: help
@@ -41,7 +44,11 @@ testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first
 
 .PHONY: test
 test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a real control plane
-	$(BIN)/pytest tests --ignore tests/node
+	$(BIN)/pytest tests --ignore tests/node -m "not extended" $(PARALLEL)
+
+.PHONY: test-extended
+test-extended: $(STAMP) testenv ## What takes longer: the chart, permissions, remedies, stalls, repairs of caches, each on a real control plane
+	$(BIN)/pytest tests/cluster -m extended
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah

@@ -12,7 +12,7 @@ from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 RULE = {
     "id": "our-attention",

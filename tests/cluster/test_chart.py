@@ -17,7 +17,7 @@ from support.operator_process import OperatorProcess, has, llama
 from testenv import Environment
 from testenv.binaries import find_binary
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 NAME = helm.RELEASE
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}

@@ -10,7 +10,7 @@ from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 def has_crashed(restarts: int) -> Callable[[Manifest], bool]:

@@ -9,7 +9,7 @@ import pytest
 from support.cluster import Cluster, Simulator
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 async def diagnose(cluster: Cluster, *words: str) -> tuple[int, str]:

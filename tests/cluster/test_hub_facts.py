@@ -11,7 +11,7 @@ from aiohttp import web
 from support.cluster import Cluster
 from support.operator_process import OperatorProcess, condition, has, llama
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 TOKEN = "hf_only_for_the_hub"
 CONFIG = {"model_type": "brand_new", "num_attention_heads": 32, "num_key_value_heads": 8, "torch_dtype": "bfloat16"}

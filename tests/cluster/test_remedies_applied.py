@@ -12,7 +12,7 @@ from support.cluster import Cluster, Manifest, RefusedError, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, TOO_LONG, arguments, in_order, own_events, story
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 async def crash(served: Cluster, sim: Simulator, *, but: tuple[str, ...] = ()) -> str:

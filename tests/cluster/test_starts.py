@@ -10,7 +10,7 @@ from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, in_order, own_events, story
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
 

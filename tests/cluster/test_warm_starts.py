@@ -10,7 +10,7 @@ from support.cluster import Cluster, Manifest, Simulator, simulated
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv.nodes import gpu_node
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 RACES = {"version": "0.16.0"}
 """A version that is known to race: one Pod goes first."""

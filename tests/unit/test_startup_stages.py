@@ -37,7 +37,9 @@ def test_a_line_means_what_the_catalog_says(meaning: LineMeaning, sample: str) -
     assert state.crash is None
 
 
-@pytest.mark.parametrize("stage", {meaning.stage for meaning in KNOWLEDGE.stages.lines if meaning.stage} | set(KNOWLEDGE.stages.silence))
+@pytest.mark.parametrize(
+    "stage", sorted({meaning.stage for meaning in KNOWLEDGE.stages.lines if meaning.stage} | set(KNOWLEDGE.stages.silence))
+)
 def test_stages_of_the_catalog_exist(stage: str) -> None:
     assert Stage(stage).value == stage
 
