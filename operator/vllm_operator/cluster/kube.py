@@ -118,7 +118,8 @@ class KubeClient:
         try:
             return await self._call("PATCH", path, kind, body=list(operations), content_type="application/json-patch+json", query=query)
         except Invalid as error:
-            if "testing value" in str(error) or "test" in str(error).split(":")[0]:
+            # a failed `test` is answered by a 422 without causes, in the server's most general words
+            if not error.causes and any(operation["op"] == "test" for operation in operations):
                 raise Conflict(str(error)) from error
             raise
 
