@@ -24,7 +24,7 @@ NAME = helm.RELEASE
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
 MONITORING_KINDS = Path(__file__).parent / "data" / "monitoring.yaml"
 EXAMPLES = sorted((helm.ROOT / "examples").glob("*.yaml"))
-NEEDS_MORE = {"tinyllama-pinned": "ResourceSlice"}
+NEEDS_MORE = {"tinyllama-pinned": "Install NVIDIA's DRA driver"}
 """Examples that no node here can serve, and what they say."""
 CRD = "vllmdeployments.vllm-operator.dev"
 
@@ -88,15 +88,11 @@ async def test_the_chart_has_no_faults_that_helm_finds(release: Release) -> None
 
 
 @pytest.fixture
-async def monitoring(cluster: Cluster) -> AsyncIterator[None]:
-    """The kinds of the Prometheus operator, as it installs them."""
-    definitions = list(yaml.safe_load_all(MONITORING_KINDS.read_text("utf-8")))
-    for definition in definitions:
+async def monitoring(cluster: Cluster) -> None:
+    """The kinds of the Prometheus operator, as it installs them. They stay: what a server knows is told with delay."""
+    for definition in yaml.safe_load_all(MONITORING_KINDS.read_text("utf-8")):
         await cluster.apply(definition)
         await cluster.wait_for("CustomResourceDefinition", definition["metadata"]["name"], established)
-    yield
-    for definition in definitions:
-        await cluster.delete("CustomResourceDefinition", definition["metadata"]["name"])
 
 
 @pytest.fixture
@@ -161,7 +157,7 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
     await cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": dict.fromkeys(RESTRICTED)}})
     async with OperatorProcess(kubeconfig, cluster.namespace) as operator:
         await operator.until_ready()
-        await kubectl(cluster, "apply", "-f", str(helm.ROOT / "examples"))
+        await kubectl(cluster, "apply", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
         names = [it["metadata"]["name"] for it in await cluster.list_all("VLLMDeployment")]
         assert len(names) >= len(EXAMPLES)
         for name in names:
@@ -173,7 +169,7 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
                 assert condition(resource, "Planned")["status"] == "True", condition(resource, "Planned")["message"]
                 await cluster.wait_for("Deployment", name, bool)
         assert "may not" not in operator.log, operator.log
-        await kubectl(cluster, "delete", "-f", str(helm.ROOT / "examples"))
+        await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
         for name in names:
             await cluster.wait_until_gone("Deployment", name)
     # caches outlive what filled them
@@ -198,7 +194,7 @@ async def test_who_may_edit_the_namespace_may_serve_models_and_who_may_view_may_
 
 async def kubectl(cluster: Cluster, *arguments: str, given: str = "") -> str:
     """What kubectl prints. It must not complain: a warning is what Pod Security says of a template, or an unknown field."""
-    command = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "--namespace", cluster.namespace, *arguments]
+    command = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1)
     out, complaints = await process.communicate(given.encode())
     assert (process.returncode, complaints.decode()) == (0, "")

@@ -163,6 +163,10 @@ async def pin_a_device(cluster: Cluster) -> None:
     # another request is another template; the old one goes
     await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"mig": {"profile": "3g.40gb"}}}})
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
+    # and without claims there is none
+    [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate")]
+    await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"allocation": "DevicePlugin", "mig": {"uuids": None}}}})
+    await cluster.wait_until_gone("ResourceClaimTemplate", ours)
 
 
 async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
