@@ -11,6 +11,7 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.cluster.hub import HubAnswer
+from vllm_operator.planning.care import Cleaning, CleaningState
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -24,6 +25,7 @@ from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.rule_source import KnownCatalog
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.upkeep.cleaning import hindered
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
 
@@ -44,6 +46,8 @@ class Rooms:
     """From a plan to manifests."""
     tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
     """From the state of the caches and all manifests to those that are to be applied now."""
+    hindered: Callable[[Situation, CleaningState, str], Cleaning | None]
+    """What is to be said of a Job that could not be started."""
     report: Callable[[Observation], Report]
     """From what is observed to status and events."""
     make_parser: Callable[[], Parser]
@@ -64,6 +68,7 @@ def load_rooms(known: KnownCatalog | None = None, *, priming_patience_seconds: i
         plan=Planner(known),
         render=_render,
         tend=partial(tend, rules=known.shipped.priming, full=knowledge.cleaning, patience_seconds=priming_patience_seconds),
+        hindered=lambda situation, state, why: hindered(situation, knowledge.cleaning, state, why),
         report=partial(report, knowledge=knowledge),
         make_parser=lambda: ProgressClock(StartupParser(startup), startup.stages.heartbeats),
     )
