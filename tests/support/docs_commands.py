@@ -19,7 +19,7 @@ NOT_RUN = {
     "make check": "would check all once more",
     "make image IMAGE=registry.example.com/vllm-operator:0.1.0": "takes minutes; tests/node builds the image and runs it",
     "make package": "the test packages the chart by the same command of helm",
-    "trivy image --severity HIGH,CRITICAL --ignore-unfixed ghcr.io/vllm-operator/vllm-operator:0.1.0": "a program of others, and a registry",
+    "trivy image --severity HIGH,CRITICAL --ignore-unfixed ghcr.io/vllm-operator/vllm-operator:0.1.0": "asks a registry",
     "make docs": "a target of its own, which CI runs",
     "make audit": "asks pypi.org; CI runs it",
     "make install": "makes the environment that the tests run in",
