@@ -10,7 +10,7 @@ more, and meets the events that it has written.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
@@ -70,8 +70,8 @@ PENDING_AGE_SECONDS = 5.0
 class Logs(Protocol):
     """What the reconciler asks of the log followers."""
 
-    def sync(self, key: Key, pods: Sequence[Manifest]) -> None:
-        """Follow what is worth following."""
+    def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
+        """Follow what is worth following; `starting` are Pods whose start has not been reported as done."""
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
         """What the logs have told, by run."""
@@ -139,7 +139,7 @@ class Reconciler:
         tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
         applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
         applied.children += tended.kept
-        self._logs.sync(key, snapshot.pods)
+        self._logs.sync(key, snapshot.pods, _starting(resource))
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observation(resource, snapshot, applied, tended)
@@ -253,6 +253,12 @@ class Reconciler:
 def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
     name = resource.metadata.name
     return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def _starting(resource: VLLMDeployment) -> frozenset[str]:
+    """The Pods that the status still shows on their way."""
+    startup = resource.status.startup
+    return frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
 
 
 def _is_only_size(refusal: Refusal, claim: Manifest | None) -> bool:
