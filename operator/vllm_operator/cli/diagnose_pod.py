@@ -16,6 +16,7 @@ import yaml
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import as_json
 from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
@@ -49,6 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", help="namespace of the Pod; that of the kubeconfig's context if absent")
     parser.add_argument("-c", "--container", help=f"container of the engine; {CONTAINER}, or the only one, if absent")
     parser.add_argument("-p", "--previous", action="store_true", help="read the run before the present one")
+    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
 
 
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the Pod and print what it tells; 0 if it could be read, 2 if not."""
     try:
         found = asyncio.run(_read(arguments))
-    except (ClusterError, MissingConnectionError, TimeoutError) as error:
+    except (ClusterError, MissingConnectionError, TimeoutError, UserSignaturesError) as error:
         print(f"kubectl vllm diagnose: {error or 'the API server did not answer in time'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -69,25 +71,25 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(arguments: argparse.Namespace) -> Diagnosis:
+    knowledge = load_knowledge(known_crashes(arguments.signatures))
     configuration = await load_configuration()
     client = KubeClient(configuration, reload=load_configuration)
     try:
         name = arguments.pod.removeprefix("pod/")
         namespace = arguments.namespace or await asyncio.to_thread(_context_namespace, configuration_paths())
-        return await diagnose_pod(client, name, namespace, container=arguments.container, previous=arguments.previous)
+        return await diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous)
     finally:
         await client.close()
 
 
 async def diagnose_pod(
-    client: ClusterClient, name: str, namespace: str, *, container: str | None = None, previous: bool = False
+    client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool = False
 ) -> Diagnosis:
     """Read a Pod.
 
     Raises:
         ClusterError: It does not exist, or cannot be read.
     """
-    knowledge = load_knowledge()
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)
