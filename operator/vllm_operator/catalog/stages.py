@@ -43,6 +43,9 @@ class Bar:
     prefix: str
     stage: str
     label: str
+    versions: str
+    source: str
+    samples: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def load_stages() -> Stages:
     data = read_data("stages.yaml")
     return Stages(
         lines=tuple(_meaning(entry) for entry in data["lines"]),
-        bars=tuple(Bar(**entry) for entry in data["bars"]),
+        bars=tuple(Bar(**{**entry, "samples": tuple(entry["samples"])}) for entry in data["bars"]),
         silence={stage: Silence(**entry) for stage, entry in data["silence"].items()},
         silent_backends=tuple(data["silent_backends"]),
         silent_stages=tuple(data["silent_stages"]),
