@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -17,13 +18,13 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import as_json
 from vllm_operator.cli.diagnosis_page import page
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
-from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
+from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.reporting.pod_events import EventLog, refine
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
-from vllm_operator.runtime.log_lines import LogLines
+from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
 from vllm_operator.startup.termination import diagnose_termination
@@ -31,6 +32,8 @@ from vllm_operator.startup.termination import diagnose_termination
 _LINE_BYTES = 64 * 1024
 _MOST_BYTES = 256 * 1024 * 1024
 """No start writes as much."""
+_RETRY_SECONDS = (0.5, 1.0, 2.0)
+"""A kubelet under load lags behind the status of its Pod: a log that should be there is asked for again after these."""
 _UNTOLD = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
 """Phases of which the log tells more than the status."""
 
@@ -93,9 +96,10 @@ async def diagnose_pod(
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)
+    request = LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous)
     try:
-        await _read_log(client, parser, LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous))
-    except (NotFound, ClusterError) as error:
+        await _read_log(client, parser, request, waits=_RETRY_SECONDS if view.termination is not None else ())
+    except (ClusterError, LogUnavailableError) as error:
         note = f"{_about(knowledge, view)}\nIts log cannot be read: {error}"
         return Diagnosis(parser, parser.state, note)
     has_ended = previous or view.phase is Phase.CRASHED
@@ -113,7 +117,20 @@ async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
         return ()
 
 
-async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
+async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
+    """Read the log of a run. Raises what the last try raised, if nothing could be read."""
+    for wait in (*waits, None):
+        try:
+            await _read_once(client, parser, request)
+        except (ClusterError, LogUnavailableError):
+            if wait is None or parser.state.lines:
+                raise
+            await asyncio.sleep(wait)
+        else:
+            return
+
+
+async def _read_once(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
     lines = LogLines(line_bytes=_LINE_BYTES)
     size = 0
     async with client.stream_log(request) as stream:
@@ -123,6 +140,7 @@ async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRe
                 parser.feed(line, moment)
             if size > _MOST_BYTES:
                 break
+    lines.check()
     rest = lines.flush()
     if rest is not None:
         parser.feed(*rest)
