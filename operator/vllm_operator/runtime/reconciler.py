@@ -44,6 +44,7 @@ from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
+from vllm_operator.runtime.cpu_use import CpuUse
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.rooms import Rooms
@@ -116,6 +117,7 @@ class Reconciler:
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
         self._explanations = Explanations(client, now=now)
+        self._cpu_use = CpuUse(client)
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one VLLMDeployment and its status up to date.
@@ -184,10 +186,12 @@ class Reconciler:
         """All that the report is made from, and in how many seconds there may be more to know."""
         claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
         events, look_again = await self._explanations.read(snapshot.pods, claim)
+        states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
+        now = self._now()
         observation = Observation(
             resource=resource,
             outcome=tended.outcome,
-            now=self._now(),
+            now=now,
             deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
@@ -195,7 +199,8 @@ class Reconciler:
             pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
-            startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
+            startups=states,
+            cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
             care=_with_refused_claim(tended.care, applied, claim),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claim)) or None,
         )
