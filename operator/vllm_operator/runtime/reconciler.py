@@ -140,7 +140,9 @@ class Reconciler:
         outcome, replan = await self._plan(resource, answer)
         tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
         applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
-        applied.children += tended.kept
+        for child in tended.kept:
+            held = tended.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
+            applied.children.append(await self._applier.scale(child, tended.held_replicas or 0) if held else child)
         self._logs.sync(key, snapshot.pods, _starting(resource))
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)

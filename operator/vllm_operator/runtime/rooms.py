@@ -11,6 +11,7 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.cluster.hub import HubAnswer
+from vllm_operator.planning.care import Cleaning, CleaningState
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -23,6 +24,7 @@ from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.upkeep.cleaning import hindered
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
 
@@ -43,6 +45,8 @@ class Rooms:
     """From a plan to manifests."""
     tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
     """From the state of the caches and all manifests to those that are to be applied now."""
+    hindered: Callable[[Situation, CleaningState, str], Cleaning | None]
+    """What is to be said of a Job that could not be started."""
     report: Callable[[Observation], Report]
     """From what is observed to status and events."""
     make_parser: Callable[[], Parser]
@@ -65,6 +69,7 @@ def load_rooms(
         plan=Planner(known),
         render=_render,
         tend=partial(tend, rules=known.shipped.priming, full=crashes.reporting.cleaning, patience_seconds=priming_patience_seconds),
+        hindered=lambda situation, state, why: hindered(situation, crashes.reporting.cleaning, state, why),
         report=lambda observation: report(observation, knowledge=crashes.reporting),
         make_parser=lambda: ProgressClock(StartupParser(crashes.startup), crashes.shipped.stages.heartbeats),
     )
