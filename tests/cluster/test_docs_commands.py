@@ -53,13 +53,16 @@ class Reader:
         programs.mkdir()
         for name in ("kubectl", "helm"):
             (programs / name).symlink_to(str(find_binary(name)))
+        installed = folder / ".venv" / "bin"
+        installed.mkdir(parents=True)
         for name, start in (("vllm-operator", "main"), ("kubectl-vllm", "kubectl_plugin")):
-            (programs / name).write_text(
+            program = installed / name
+            program.write_text(
                 f"#!{sys.executable}\nimport sys\nfrom vllm_operator.__main__ import {start}\nsys.exit({start}())\n", "utf-8"
             )
-            (programs / name).chmod(0o755)
+            program.chmod(0o755)
         self._environment = {
-            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PATH": f"{programs}:{installed}:{os.environ['PATH']}",
             "PYTHONPATH": ":".join(sys.path),
             "HOME": str(folder),
             "KUBECONFIG": str(environment.kubeconfig),

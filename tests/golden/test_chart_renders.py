@@ -13,10 +13,13 @@ import yaml
 import generate_chart
 import generate_crds
 from support import helm
-from support.chart_ways import WAYS
+from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
 from testenv.binaries import find_binary
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER
+from vllm_operator.catalog.loader import load_catalog, with_user_rules
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
 from vllm_operator.settings import Settings
@@ -60,6 +63,16 @@ def test_the_operator_understands_every_variable_that_the_chart_sets(way: str) -
     settings = Settings.from_environment({variable["name"]: variable["value"] for variable in container["env"]})
     wanted = {**WAYS[way].values.get("settings", {}), "hub_endpoint": WAYS[way].values.get("hub", VALUES["hub"])["endpoint"]}
     assert {name: getattr(settings, name) for name in wanted} == wanted
+
+
+@needs_helm
+def test_rules_and_signatures_among_the_values_reach_the_operator_as_they_are() -> None:
+    manifests = helm.template(WAYS["own-rules-and-signatures"].values)
+    data = {it["metadata"]["name"]: it["data"] for it in manifests if it["kind"] == "ConfigMap"}
+    _, rules = with_user_rules(load_catalog(), data["vllm-operator-rules"])
+    assert (rules.added, rules.problems) == ((OWN_RULE["id"],), ()), rules.problems
+    _, signatures = with_user_signatures(load_startup(), data["vllm-operator-signatures"])
+    assert (signatures.added, signatures.problems) == ((OWN_SIGNATURE["id"],), ()), signatures.problems
 
 
 def test_the_alerts_ask_for_metrics_that_there_are() -> None:

@@ -15,6 +15,15 @@ OWN_RULE = {
     "because": "We have tuned it for our shapes.",
     "source": "our benchmark of November",
 }
+OWN_SIGNATURE = {
+    "id": "LicenceServerAway",
+    "severity": "fatal",
+    "priority": 90,
+    "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
+    "cause": "The licence server {{ host or 'of the plugin' }} did not answer.",
+    "remedy": "Start it, or set OUR_LICENCE_HOST.",
+    "references": ["https://wiki.example.com/licences"],
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +68,7 @@ WAYS: dict[str, Way] = {
     "own-mirror-of-the-hub": Way(
         {"hub": {"endpoint": "https://hub.example.com/mirror"}, "authorities": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
     ),
-    "own-rules": Way({"extraRules": [OWN_RULE]}),
+    "own-rules-and-signatures": Way({"extraRules": [OWN_RULE], "extraSignatures": [OWN_SIGNATURE]}),
     "own-rules-for-two-namespaces": Way({"extraRules": [OWN_RULE], "namespaces": ["team-a", "team-b"]}),
     "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
     "placed-and-tuned": Way(

@@ -9,7 +9,7 @@ ROOT = Path(__file__).parent.parent.parent
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hack/testenv/README.md")]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", ".venv/bin/vllm-operator")
+PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", "trivy", ".venv/bin/vllm-operator")
 
 NOT_RUN = {
     "make kind-up": "needs docker; the workflow kind.yaml runs it",
@@ -33,7 +33,6 @@ NOT_RUN = {
     "python hack/testenv/__main__.py up": "the tests run on such a control plane",
     "python hack/testenv/__main__.py status": "belongs to a control plane of `up`",
     "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
-    ".venv/bin/vllm-operator run": "does not end; all tests on a cluster run it",
     "kubectl get vllm --namespace models --watch": "does not end",
     "kubectl port-forward --namespace models service/llama 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
     "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
