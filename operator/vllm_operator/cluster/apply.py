@@ -139,6 +139,23 @@ class Applier:
         if len(self._settled) > MAX_SETTLED:
             self._settled.popitem(last=False)
 
+    async def scale(self, child: Manifest, replicas: int) -> Manifest:
+        """Give a Deployment this many replicas and change nothing else; one that an autoscaler scales is left alone.
+
+        Raises:
+            ClusterError: It could not be written.
+        """
+        wish = await self._without_scaled({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
+        if not wish["spec"] or child["spec"].get("replicas") == replicas:
+            return child
+        metadata = child["metadata"]
+        operations: list[Manifest] = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+            {"op": "add", "path": "/spec/replicas", "value": replicas},
+        ]
+        self._count("patch", child["kind"])
+        return await self._client.patch(DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=labels.FIELD_MANAGER)
+
     async def _apply_over(self, wish: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Apply over what is there, even where what others have set forbids to lay the wish beside it.
 
