@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support import helm
-from support.chart_ways import WAYS
+from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
 from support.cluster import Cluster, Manifest, RefusedError
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
@@ -177,6 +177,35 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
     await release.uninstall()
 
 
+async def test_rules_among_the_values_are_read_and_broken_ones_are_said(release: Release, cluster: Cluster, tmp_path: Path) -> None:
+    await release.install({"namespaces": ["NAMESPACE"], "extraRules": [OWN_RULE, {"id": "broken"}]})
+    kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
+    async with OperatorProcess(kubeconfig, cluster.namespace, rules_config_map=f"{cluster.namespace}/{NAME}-rules") as operator:
+        await operator.until_says("1 rules of")
+        await operator.until_ready()
+    said = [event for event in await cluster.list_all("Event") if event["involvedObject"]["kind"] == "ConfigMap"]
+    assert ["broken" in event["message"] for event in said] == [True], said
+    await release.uninstall()
+
+
+async def test_secrets_and_config_maps_are_read_where_a_value_says_so_and_no_others(release: Release, cluster: Cluster) -> None:
+    account = f"system:serviceaccount:{cluster.namespace}:{NAME}"
+
+    async def reads(resource: str, name: str) -> bool:
+        return await is_allowed(cluster, account, {"verb": "get", "resource": resource, "name": name})
+
+    await release.install({"namespaces": ["NAMESPACE"]})
+    assert not await reads("secrets", "hub")
+    assert not await reads("configmaps", f"{NAME}-rules")
+    await release.install({"namespaces": ["NAMESPACE"], "rbac": {"readTokens": True}, "extraSignatures": [OWN_SIGNATURE]})
+    await until(lambda: reads("secrets", "hub"))
+    await until(lambda: reads("configmaps", f"{NAME}-signatures"))
+    assert not await reads("configmaps", "another")
+    assert not await is_allowed(cluster, account, {"verb": "list", "resource": "secrets"})
+    assert not await is_allowed(cluster, account, {"verb": "get", "resource": "secrets", "namespace": "kube-system"})
+    await release.uninstall()
+
+
 async def test_who_may_edit_the_namespace_may_serve_models_and_who_may_view_may_look(release: Release, cluster: Cluster) -> None:
     await release.install()
     allowed = {
@@ -221,16 +250,28 @@ async def may(cluster: Cluster, role: str, verb: str, resource: str, subresource
     binding["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
     binding["subjects"] = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"{cluster.namespace}-{role}"}]
     await cluster.apply(binding)
-    attributes = {"namespace": cluster.namespace, "group": "vllm-operator.dev", "verb": verb, "resource": resource}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
-    review["spec"] = {"user": f"{cluster.namespace}-{role}", "resourceAttributes": {**attributes, "subresource": subresource}}
+    attributes = {"group": "vllm-operator.dev", "verb": verb, "resource": resource, "subresource": subresource}
     # a controller adds the chart's roles to those of Kubernetes, and the authorizer learns of it by a watch
     for _ in range(10):
-        answer = await cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=review)
-        if answer["status"]["allowed"]:
+        if await is_allowed(cluster, f"{cluster.namespace}-{role}", attributes):
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+async def is_allowed(cluster: Cluster, user: str, attributes: dict[str, str]) -> bool:
+    """Whether the API server would let somebody do something now, in the namespace of the test unless it names another one."""
+    spec = {"user": user, "resourceAttributes": {"namespace": cluster.namespace, **attributes}}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = await cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=review)
+    return bool(answer["status"]["allowed"])
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds: the authorizer learns of a role by a watch."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110 - only the API server knows
+            await asyncio.sleep(0.1)
 
 
 def version() -> str:

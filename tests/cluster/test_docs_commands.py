@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support import helm
-from support.cluster import Cluster, RefusedError, Simulator
+from support.cluster import Cluster, RefusedError, Simulator, is_ready
 from support.docs_commands import NOT_RUN, PAGES, ROOT, Command, commands
 from support.operator_process import OperatorProcess, has, llama
 from testenv import Environment
@@ -133,8 +133,11 @@ async def with_a_crashed_pod(reader: Reader) -> None:
         container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
         spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
         await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "my-pod", "namespace": namespace}, "spec": spec})
-        sim.log("my-pod", container="engine").write((CORPUS / "gpu-util-too-low.log").read_bytes())
-        await cluster.wait_for("Pod", "my-pod", lambda pod: "'restartCount': 1" in str(pod) and "'terminated'" in str(pod["status"]))
+        log = sim.log("my-pod", container="engine")
+        log.write((CORPUS / "gpu-util-too-low.log").read_bytes())
+        log.exit()
+        sim.log("my-pod", container="engine", run=1).write(b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n")
+        await cluster.wait_for("Pod", "my-pod", lambda pod: "'restartCount': 1" in str(pod) and is_ready(pod))
         await sim.script(pull=None, path=None, crash_after=None, crash_times=None, load=None)
     system = reader.namespace("vllm-system")
     for pod in await system.list_all("Pod"):
