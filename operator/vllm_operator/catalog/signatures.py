@@ -8,6 +8,7 @@ but in `vllm_operator.startup`; what it needs for that is `severity`, `priority`
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.resources import read_data
@@ -108,6 +109,7 @@ class Sample:
     source: str
 
 
+@cache
 def load_signatures() -> tuple[Signature, ...]:
     """Read all signatures.
 
