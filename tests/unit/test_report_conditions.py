@@ -205,11 +205,16 @@ SITUATIONS = {
         ("RunContainerError", "unknown device"),
     ),
     "no device for the claims": Situation(
-        o.observe(o.unschedulable_pod(message="0/3 nodes are available: 3 cannot allocate all claims.")),
+        o.observe(
+            o.unschedulable_pod(
+                message="0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, "
+                "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+            )
+        ),
         "Starting",
         "False",
         "Unschedulable",
-        ("3 cannot allocate all claims", "spec.accelerator"),
+        ("No node takes Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Free", "spec.accelerator"),
     ),
     "a node without room": Situation(
         o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),

@@ -5,7 +5,7 @@ from typing import Any
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting import reading
+from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.scene import Scene
@@ -34,7 +34,10 @@ def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus 
     times = (crash.restarts or 0) + 1
     facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
     facts |= {"crash": crash, "times": times, "others": others, "done": _done(decided)}
-    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, command=decided.command if decided else None)
+    in_full = scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts, suggested=_suggested(decided))
+    if len(in_full) <= wording.MESSAGE_LIMIT:
+        return in_full
+    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
 
 
 def _done(decided: RemediationStatus | None) -> str:
@@ -42,6 +45,13 @@ def _done(decided: RemediationStatus | None) -> str:
     if decided is None or decided.state in (None, RemediationState.SUGGESTED):
         return ""
     return decided.message or ""
+
+
+def _suggested(decided: RemediationStatus | None) -> str:
+    """What the suggested command changes; empty without a command."""
+    if decided is None or not decided.command:
+        return ""
+    return (decided.message or "").removeprefix(f"{RemediationState.SUGGESTED}: ").removesuffix(".")
 
 
 def available(scene: Scene) -> Verdict:
