@@ -49,7 +49,7 @@ def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None
     scene = crashed(AUTO)
     written = report(scene)
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
-    assert "Applied --max-model-len 5568 because of MaxModelLenExceedsKvCache" in message(written, "Crashed")
+    assert "The operator has applied --max-model-len 5568; a change of the spec undoes it." in message(written, "Crashed")
     again = report(o.after(scene, written))
     assert again.status == written.status
     assert again.events == ()
