@@ -4,7 +4,7 @@ import re
 
 from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.situations import Situation
-from vllm_operator.planning.facts import Facts
+from vllm_operator.planning.facts import ResolvedFacts
 from vllm_operator.planning.overrides import read_overrides
 from vllm_operator.planning.quantities import read_integer
 from vllm_operator.planning.version import ResolvedVersion
@@ -14,7 +14,7 @@ DEEPSEEK_HEADS = (128, 64, 128)
 
 
 def describe_situation(
-    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None, *, mig_profile: str | None = None
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> Situation:
     """Describe a deployment in the terms of the rules.
 
@@ -68,7 +68,7 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
     return given or 1
 
 
-def _uneven_blocks(facts: Facts, ranks: int) -> bool | None:
+def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
     """Whether a rank's part of an expert is no multiple of the block that shares a scale."""
     size, block = facts.moe_intermediate_size, facts.block_shape
     return None if size is None or block is None else size % (ranks * block[0]) != 0
