@@ -16,6 +16,7 @@ from vllm_operator.api.fields import (
     Backend,
     EngineVersion,
     FlagName,
+    GpuUUID,
     Image,
     MigProfile,
     MigUUID,
@@ -184,7 +185,7 @@ class MigSpec(Model):
 class AcceleratorSpec(Model):
     """Which GPUs a replica may use, and how many."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA))
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA, rules.UUID_NEEDS_DRA, rules.UUID_OR_MIG))
     architectures: list[Architecture] | None = Field(
         default=None,
         min_length=1,
@@ -201,6 +202,13 @@ class AcceleratorSpec(Model):
     )
     count: int | None = Field(default=None, ge=1, le=64, description="GPUs of one replica; the product of the parallelism sizes if absent.")
     mig: MigSpec | None = Field(default=None, description="Use a MIG slice instead of whole GPUs.")
+    uuids: list[GpuUUID] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Pin to these whole GPUs. Only dynamic resource allocation can do this: needs `allocation: DRA`.",
+        json_schema_extra=list_set(),
+    )
     allocation: Allocation | None = Field(
         default=None, description="Device plugin (extended resources) or dynamic resource allocation; DevicePlugin if absent."
     )

@@ -12,7 +12,7 @@ from typing import TypeVar
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, EngineSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
@@ -161,12 +161,9 @@ class _Planner:
 
     def _decide(self, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, target: Target) -> BackendDecision:
         spec, parallel = self.resource.spec, shape.parallel
-        situation = replace(
-            describe_situation(spec, version, facts, target.architecture, mig_profile=target.pool.mig_profile),
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-            data=parallel.data,
-        )
+        sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
+        sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
+        situation = describe_situation(sized, version, facts, target.architecture, mig_profile=target.pool.mig_profile)
         return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
 
     def _assemble(
