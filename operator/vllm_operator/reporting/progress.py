@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
 from vllm_operator.catalog.rules import Component
 from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.startup.state import Progress, Stage, StartupState
@@ -101,8 +102,8 @@ def _measured_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | 
 
 def _is_warm(scene: Scene, state: StartupState) -> bool:
     """Whether a start finds what it needs, as far as can be seen by now."""
-    cache = scene.observation.previous.cache
-    return cache is not None and cache.state is CacheState.WARM and state.cache.misses == 0
+    plan = scene.observation.outcome.plan
+    return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0
 
 
 def _block(scene: Scene) -> StartupStatus | None:
