@@ -25,6 +25,7 @@ MANIFESTS = {
     if manifest["kind"] == "VLLMDeployment"
 }
 WITHOUT_GPU = {
+    "gpu-uuid-dra:llama-two-gpus": "no ResourceSlice is in the fleet",
     "mig-uuid-dra:tinyllama-pinned": "no ResourceSlice is in the fleet",
     "d-no-gpu:llama": "asks for sm_103, which is not in the fleet",
 }
