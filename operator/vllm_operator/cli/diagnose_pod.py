@@ -117,8 +117,8 @@ async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRe
     async with client.stream_log(request) as stream:
         async for piece in stream:
             size += len(piece)
-            for line, moment in lines.feed(piece):
-                parser.feed(line, moment)
+            for text, moment in lines.feed(piece):
+                parser.feed(text, moment)
             if size > _MOST_BYTES:
                 break
     rest = lines.flush()

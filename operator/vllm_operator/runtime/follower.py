@@ -37,7 +37,7 @@ class Parser(Protocol):
     """What reads the lines: `vllm_operator.startup` provides it."""
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Take a line."""
+        """Take lines, which were written at this time."""
 
     def end(self) -> None:
         """The log is complete."""
@@ -198,8 +198,8 @@ class Follower:
     async def _take(self, piece: bytes) -> None:
         started = time.perf_counter()
         self._read_bytes += len(piece)
-        for line, moment in self._lines.feed(piece):
-            self._feed(line, moment)
+        for lines, moment in self._lines.feed(piece):
+            self._feed(lines, moment)
         self._latest = self._parser.state if self._parser else self._latest
         if self._read_bytes > self._settings.replay_bytes:
             self._catch_up()  # no start writes this much: do not wait for its end
@@ -207,9 +207,9 @@ class Follower:
             self._publish()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
 
-    def _feed(self, line: bytes, moment: datetime | None) -> None:
+    def _feed(self, lines: bytes, moment: datetime | None) -> None:
         if self._parser is not None:
-            self._parser.feed(line, moment)
+            self._parser.feed(lines, moment)
 
     async def _over(self) -> bool:
         """Look at the Pod: whether there is nothing more to read."""

@@ -39,7 +39,7 @@ _LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
 _REQUEST = "[serving"
 _HEADER = 200
-_BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
+_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,7 @@ class CrashTracker:
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if traceback is not None and traceback.harmless:
             return
-        if level is None and any(word in text for word in _BULK):
+        if level is None and _BULK.search(text):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -226,7 +226,7 @@ class CrashTracker:
         return known
 
     def _match_assertion(self, process: str, number: int) -> bool:
-        frames = self.tracebacks.frames(process)
+        frames = self.tracebacks.frames(process, 1)
         return bool(frames) and self._match(process, frames[-1].strip(), number)
 
     def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
@@ -316,7 +316,7 @@ class CrashTracker:
         warned: bool = False,
         provisional: bool = False,
     ) -> Evidence:
-        frames = self.tracebacks.frames(process)[-EXCERPT_FRAMES:] if process is not None else ()
+        frames = self.tracebacks.frames(process, EXCERPT_FRAMES) if process is not None else ()
         bounded = tuple((name, value[:LINE_LIMIT]) for name, value in captures)
         return Evidence(signature, text[: 2 * LINE_LIMIT], number, frames, bounded, weak, warned, provisional, self.records)
 

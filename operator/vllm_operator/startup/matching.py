@@ -43,7 +43,8 @@ class SignatureIndex:
         if not words:
             return
         seen: set[str] = set()
-        for _, signature, pattern in sorted((entry for word in words for entry in self._by_word[word]), key=lambda entry: entry[0]):
+        # no two entries have the same number, so nothing else is compared
+        for _, signature, pattern in sorted([entry for word in words for entry in self._by_word[word]]):
             if signature.id in seen or pattern.anchor not in text:
                 continue
             found = compiled(pattern.regex).search(text)
