@@ -40,12 +40,10 @@ class SignatureIndex:
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
         """All signatures that `text` belongs to, each once. `context`: gives the frames of the traceback that it ends."""
         words = self._words.intersection(_WORD.findall(text))
-        if not words:
-            return
+        entries = [entry for word in words for entry in self._by_word[word] if entry[2].anchor in text]
         seen: set[str] = set()
-        # no two entries have the same number, so nothing else is compared
-        for _, signature, pattern in sorted([entry for word in words for entry in self._by_word[word]]):
-            if signature.id in seen or pattern.anchor not in text:
+        for _, signature, pattern in sorted(entries):  # no two have the same number, so nothing else is compared
+            if signature.id in seen:
                 continue
             found = compiled(pattern.regex).search(text)
             if found is None or (pattern.context is not None and not _in_context(pattern.context, context())):
