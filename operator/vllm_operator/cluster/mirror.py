@@ -12,23 +12,25 @@ What makes this safe:
 * Watches lose deletions when they must list anew. So must we: `load` finds what has vanished meanwhile.
 * What cannot be watched is not kept: those kinds are read as ever.
 
-Objects are kept packed, a fraction of the memory, and every reader gets a copy of its own.
+Objects are kept packed, a fraction of the memory, and every reader gets a copy of its own. Who manages which field is
+only kept of what we apply.
 """
 
-import pickle
+import marshal
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from vllm_operator.api import labels as names
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, Kind, LogRequest, Manifest, kind_of
+from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Kind, LogRequest, Manifest, kind_of
 
 Key: TypeAlias = tuple[str, str]
 """Namespace and name of a VLLMDeployment."""
 Place: TypeAlias = tuple[str, str]
 """Namespace and name of any object."""
 
+_NOT_APPLIED = (VLLM_DEPLOYMENT, POD)
 _OURS = {names.MANAGED_BY_LABEL: names.MANAGED_BY}
 
 
@@ -92,7 +94,7 @@ class Mirror:
         version = _version(manifest)
         if known is not None and (known.version > version or (known.version == version and known.told and not deleted)):
             return False
-        self._keep(kind, manifest, _Kept(version, key, None if deleted else _packed(manifest)))
+        self._keep(kind, manifest, _Kept(version, key, None if deleted else _packed(kind, manifest)))
         return True
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
@@ -175,7 +177,7 @@ class Mirror:
         known = self._kept[kind].get(_place(manifest))
         if known is None or known.version < _version(manifest):
             told = kind == VLLM_DEPLOYMENT and known is not None and known.told and _wish_of(known) == _wish(manifest)
-            self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(manifest), told))
+            self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), told))
         return manifest
 
     def _keep(self, kind: Kind, manifest: Manifest, kept: _Kept) -> None:
@@ -232,10 +234,14 @@ def _wish_of(kept: _Kept) -> tuple[Any, ...] | None:
     return None if kept.packed is None else _wish(_unpacked(kept.packed))
 
 
-def _packed(manifest: Manifest) -> bytes:
-    return pickle.dumps(manifest, pickle.HIGHEST_PROTOCOL)
+def _packed(kind: Kind, manifest: Manifest) -> bytes:
+    """What JSON can say, marshal packs in a third of the time of pickle; the bytes never leave this process."""
+    if kind in _NOT_APPLIED:
+        metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
+        manifest = {**manifest, "metadata": metadata}
+    return marshal.dumps(manifest)
 
 
 def _unpacked(packed: bytes) -> Manifest:
-    manifest: Manifest = pickle.loads(packed)
+    manifest: Manifest = marshal.loads(packed)
     return manifest
