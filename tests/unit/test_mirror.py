@@ -1,5 +1,6 @@
 """What is answered from memory, and that it is never older than what has happened."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -28,6 +29,11 @@ class World:
     async def names(self, kind: Kind = DEPLOYMENT) -> list[str]:
         return [item["metadata"]["name"] for item in await self.mirror.find(kind, "default", labels=OF_LLAMA)]
 
+    async def load(self, kinds: Sequence[Kind] = KINDS) -> set[tuple[str, str]]:
+        changed: set[tuple[str, str]] = set()
+        await self.mirror.load(kinds, changed=changed.add)
+        return changed
+
     def calls(self) -> int:
         return self.cluster.calls["get"] + self.cluster.calls["find"]
 
@@ -37,7 +43,7 @@ async def world() -> World:
     made = World()
     made.cluster.put(llama())
     made.cluster.put(child())
-    await made.mirror.load(KINDS)
+    await made.load()
     made.cluster.calls.clear()
     return made
 
@@ -129,16 +135,16 @@ async def test_listing_anew_finds_what_the_watches_have_missed(world: World) -> 
     world.cluster.remove(DEPLOYMENT, "default", "llama")
     world.cluster.put(child(name="new", instance="other"))
     world.cluster.put(llama("third"))
-    assert await world.mirror.load(KINDS) == {("default", "llama"), ("default", "other"), ("default", "third")}
+    assert await world.load() == {("default", "llama"), ("default", "other"), ("default", "third")}
     assert await world.names() == []
-    assert await world.mirror.load(KINDS) == set()
+    assert await world.load() == set()
     assert sorted(await world.mirror.list_keys()) == [("default", "llama"), ("default", "third")]
 
 
 async def test_a_list_that_fails_leaves_what_was_known(world: World) -> None:
     world.cluster.fail("find", DEPLOYMENT, Unavailable("away"))
     with pytest.raises(Unavailable):
-        await world.mirror.load(KINDS)
+        await world.load()
     assert await world.names() == ["llama"]
 
 
@@ -148,7 +154,7 @@ async def test_a_child_that_changes_hands_is_found_with_its_new_owner_only(world
 
 
 async def test_a_kind_that_may_not_be_watched_any_more_is_asked_for(world: World) -> None:
-    await world.mirror.load((VLLM_DEPLOYMENT,))
+    await world.load((VLLM_DEPLOYMENT,))
     world.cluster.calls.clear()
     assert await world.names() == ["llama"]
     assert world.calls() == 1

@@ -17,7 +17,7 @@ only kept of what we apply.
 """
 
 import marshal
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -57,21 +57,22 @@ class Mirror:
         self._kept: dict[Kind, dict[Place, _Kept]] = {}
         self._children: dict[Kind, dict[Key, set[Place]]] = {}
 
-    async def load(self, kinds: Sequence[Kind], namespaces: Sequence[str] = ()) -> set[Key]:
+    async def load(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
         """Read all objects of these kinds anew; from now on the watches must tell of changes.
 
-        Returns:
-            The keys of the VLLMDeployments with which something was not as it was known.
+        Args:
+            kinds: What is watched, and so can be kept.
+            namespaces: Where; everywhere if empty.
+            changed: Called with the key of each VLLMDeployment with which something was not as it was known.
 
         Raises:
-            ClusterError: Not all could be read. What was known before stays.
+            ClusterError: Not all could be read. What was known of the rest stays.
         """
-        changed: set[Key] = set()
         for kind in kinds:
-            changed |= await self._load(kind, namespaces)
+            for key in await self._load(kind, namespaces):
+                changed(key)
         for kind in [kind for kind in self._kept if kind not in kinds]:
             self._drop(kind)
-        return changed
 
     def drop(self) -> None:
         """Nothing tells of changes any more: ask the API server for everything."""

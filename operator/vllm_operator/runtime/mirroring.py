@@ -39,7 +39,7 @@ class Mirroring:
 
     async def load(self, kinds: Sequence[Kind]) -> None:
         """List all objects of these kinds, and add all keys. Raises ClusterError."""
-        await self._mirror.load(kinds, self._namespaces)
+        await self._mirror.load(kinds, self._namespaces, changed=lambda key: None)
         await self.add_all()
 
     async def add_all(self) -> None:
@@ -71,10 +71,7 @@ class Mirroring:
 
     async def _compare(self, kinds: Sequence[Kind]) -> None:
         try:
-            changed = await self._mirror.load(kinds, self._namespaces)
+            await self._mirror.load(kinds, self._namespaces, changed=self._add)
         except ClusterError as error:
             log.debug("not all could be listed anew: %s", error)
             self._doubt.set()
-            return
-        for key in changed:
-            self._add(key)
