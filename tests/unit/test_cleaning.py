@@ -13,7 +13,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, JOB, POD
+from vllm_operator.cluster.client import CLAIM, JOB, POD, Forbidden
 from vllm_operator.rendering.cleaning import cleaning_script
 from vllm_operator.startup.state import Crash, Stage, StartupState
 
@@ -132,6 +132,42 @@ async def test_a_job_that_fails_is_told(bench: Bench, fleet: Fleet) -> None:
     finish(fleet, "python3: not found", code=127)
     await fleet.settle()
     assert "should remove unused caches failed" in bench.condition("CacheWarm").message
+
+
+async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench, fleet: Fleet) -> None:
+    error = Forbidden('jobs.batch is forbidden: User "operator" cannot create resource "jobs"', verb="create", resource="jobs")
+    bench.cluster.fail("create", JOB, error, times=100)
+    await full(fleet)
+    said = bench.condition("CacheWarm").message
+    assert "the Job that would remove unused caches could not be created: jobs.batch is forbidden" in said
+    assert "Allow it, or enlarge the volume: kubectl patch vllm llama" in said
+    assert "are being removed" not in said
+    bench.cluster.heal()
+    await fleet.settle()
+    assert "are being removed" in bench.condition("CacheWarm").message
+
+
+@pytest.mark.parametrize(
+    ("mount", "blocks"),
+    [
+        pytest.param({}, True, id="the whole claim"),
+        pytest.param({"subPathExpr": "$(NODE)"}, True, id="a folder that only the kubelet knows"),
+        pytest.param({"subPath": "backups/today"}, False, id="a folder of its own"),
+    ],
+)
+async def test_nothing_is_removed_while_somebody_elses_pod_may_use_anything(
+    bench: Bench, fleet: Fleet, mount: dict[str, str], blocks: bool
+) -> None:
+    volume = {"name": "all", "persistentVolumeClaim": {"claimName": "llama-cache"}}
+    spec = {"volumes": [volume], "containers": [{"name": "shell", "volumeMounts": [{"name": "all", "mountPath": "/all", **mount}]}]}
+    metadata = {"name": "debugger", "namespace": "default"}
+    bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
+    await full(fleet)
+    assert (jobs(bench) == []) is blocks
+    assert ("while Pod debugger mounts all of it" in bench.condition("CacheWarm").message) is blocks
+    bench.cluster.remove(POD, "default", "debugger")
+    await fleet.settle()
+    assert len(jobs(bench)) == 1
 
 
 async def test_a_claim_for_one_pod_cannot_be_cleaned(bench: Bench, fleet: Fleet) -> None:

@@ -170,6 +170,32 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     assert bench.status().cache.state == "Warm"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("wanted", [3, 1])
+async def test_replicas_are_scaled_while_a_rollout_is_held(bench: Bench, fleet: Fleet, wanted: int) -> None:
+    await fleet.serve(replicas=2, cache={"volume": MANY})
+    for _ in range(2):
+        fleet.ready(fleet.start())
+    await fleet.settle()
+    before = fleet.deployment()
+    await fleet.change(engine={"version": "0.24.0"})
+    fleet.start("llama-primer")
+    await fleet.change(replicas=wanted)
+    held = fleet.deployment()
+    assert held is not None
+    assert before is not None
+    assert held["spec"] == {**before["spec"], "replicas": wanted}, "the former spec goes on serving, with as many replicas as are wanted"
+    assert bench.condition("CacheWarm").reason == "Priming"
+
+
+async def test_one_that_waits_for_another_to_fill_the_same_directory_is_only_scaled_down(bench: Bench, fleet: Fleet) -> None:
+    await shared(bench, fleet)
+    await fleet.change("other", cache={"claimName": "shared", "priming": "Never"}, replicas=3)
+    await fleet.change("other", cache={"claimName": "shared", "priming": "Always"}, replicas=5)
+    assert (fleet.replicas("other"), bench.condition("Starting", "other").reason) == (3, "Priming")
+    await fleet.change("other", replicas=2)
+    assert fleet.replicas("other") == 2
+
+
 async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Bench, fleet: Fleet) -> None:
     await serving(fleet, cache={"volume": MANY})
     before = fleet.deployment()

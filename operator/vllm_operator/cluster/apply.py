@@ -107,6 +107,8 @@ class Applier:
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
+            if child is None and _would_own_data(wish) and await self._is_foreign(wish):
+                raise Conflict("not ours")
             result.children.append(await self._apply_one(wish, child, result))
         except (Conflict, *_FINAL) as error:
             if isinstance(error, Conflict) and not await self._is_foreign(wish):
@@ -138,6 +140,23 @@ class Applier:
         self._settled[uid] = _mark(wish, child)
         if len(self._settled) > MAX_SETTLED:
             self._settled.popitem(last=False)
+
+    async def scale(self, child: Manifest, replicas: int) -> Manifest:
+        """Give a Deployment this many replicas and change nothing else; one that an autoscaler scales is left alone.
+
+        Raises:
+            ClusterError: It could not be written.
+        """
+        wish = await self._without_scaled({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
+        if not wish["spec"] or child["spec"].get("replicas") == replicas:
+            return child
+        metadata = child["metadata"]
+        operations: list[Manifest] = [
+            {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+            {"op": "add", "path": "/spec/replicas", "value": replicas},
+        ]
+        self._count("patch", child["kind"])
+        return await self._client.patch(DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=labels.FIELD_MANAGER)
 
     async def _apply_over(self, wish: Manifest, child: Manifest, result: Applied) -> Manifest:
         """Apply over what is there, even where what others have set forbids to lay the wish beside it.
@@ -257,6 +276,14 @@ def _in_order(wishes: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest
     """What Pods need to be scheduled comes first. A Service does not: API servers make many of them slowly, one by one."""
     first = [wish for wish in wishes if wish["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
     return first, [wish for wish in wishes if wish not in first]
+
+
+def _would_own_data(wish: Manifest) -> bool:
+    """Whether applying this could make a claim that somebody else has filled go with the owner of the wish.
+
+    Nothing in the spec of such a claim need contradict the wish, so that an apply without force would take it over.
+    """
+    return wish["kind"] == CLAIM.kind and bool(wish["metadata"].get("ownerReferences"))
 
 
 def _scaled(child: Manifest) -> bool:

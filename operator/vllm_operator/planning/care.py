@@ -30,16 +30,21 @@ class CleaningState(StrEnum):
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
     """The claim can be mounted by one Pod only."""
+    REFUSED = "Refused"
+    """The API server did not take the Job: a missing permission, or an admission policy."""
+    UNCLEAR = "Unclear"
+    """Somebody else's Pod mounts the whole claim: what it uses cannot be told, so nothing is removed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
-    """Making room on a full volume. `advice` is the command that enlarges it."""
+    """Making room on a full volume. `advice` is the command that enlarges it, `why` what stands in the way."""
 
     state: CleaningState
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
     advice: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

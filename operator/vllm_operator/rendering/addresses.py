@@ -34,10 +34,19 @@ def claims_of(pod_spec: Any) -> frozenset[str]:
 
 def folders_of(pod_spec: Any, claim: str) -> frozenset[str]:
     """First parts of the folders that the containers of a Pod use of a claim."""
+    return frozenset(str(mount.get("subPath") or "").partition("/")[0] for mount in _mounts_of(pod_spec, claim)) - {""}
+
+
+def mounts_whole(pod_spec: Any, claim: str) -> bool:
+    """Whether a container of a Pod has all of a claim before it, or a folder whose name only the kubelet knows (`subPathExpr`)."""
+    return any(not mount.get("subPath") for mount in _mounts_of(pod_spec, claim))
+
+
+def _mounts_of(pod_spec: Any, claim: str) -> Iterator[Mapping[str, Any]]:
     volumes = {v.get("name") for v in _objects(pod_spec, "volumes") if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim}
-    containers = (*_objects(pod_spec, "initContainers"), *_objects(pod_spec, "containers"))
-    mounts = (m for container in containers for m in _objects(container, "volumeMounts") if m.get("name") in volumes)
-    return frozenset(str(m.get("subPath") or "").partition("/")[0] for m in mounts) - {""}
+    for containers in ("initContainers", "containers", "ephemeralContainers"):
+        for container in _objects(pod_spec, containers):
+            yield from (mount for mount in _objects(container, "volumeMounts") if mount.get("name") in volumes)
 
 
 def template_spec(deployment: Any) -> Any:

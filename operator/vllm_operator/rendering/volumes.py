@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.rendering.claim import claim_name
 
@@ -16,6 +16,7 @@ CACHE_VOLUME = "cache"
 MODEL_VOLUME = "model"
 SHARED_MEMORY_VOLUME = "shared-memory"
 TEMPORARY_VOLUME = "temporary"
+TOKEN_VOLUME = "hub-token"
 TEMPORARY_SIZE = "16Gi"
 """For compilers' temporary files, megabytes to a few gigabytes. A limit, not a reservation: a Pod over it is evicted."""
 _PVC_SCHEME = "pvc://"
@@ -37,6 +38,9 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
     model = model_claim(resource)
     if model and _model_volume(resource) == MODEL_VOLUME:
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
+    if token := resource.spec.model.token_secret_ref:
+        items = [{"key": token.key, "path": TOKEN_FILE}]
+        volumes.append({"name": TOKEN_VOLUME, "secret": {"secretName": token.name, "items": items}})
     return volumes
 
 
@@ -50,6 +54,8 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     ]
     if model_claim(resource):
         mounts.append({"name": _model_volume(resource), "mountPath": MODEL_ROOT, "readOnly": True})
+    if resource.spec.model.token_secret_ref:
+        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts
 
 

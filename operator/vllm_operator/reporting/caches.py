@@ -145,6 +145,7 @@ def _with_notes(scene: Scene, text: str) -> str:
             "removed": len(cleaning.removed),
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
             "advice": cleaning.advice,
+            "why": cleaning.why,
         }
         text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
     if observation.care.claim_note:

@@ -5,7 +5,7 @@ are removed, secrets are masked, lengths are bounded.
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from vllm_operator.startup.redaction import redact
 
@@ -13,6 +13,7 @@ MESSAGE_LIMIT = 500
 """Characters of a message of ours, at most."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
+_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:)")
 _SPACES = re.compile(r"\s+")
 
 
@@ -41,6 +42,11 @@ def sentence(text: str) -> str:
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
+def without_preemption(text: str) -> str:
+    """What a scheduler says without what follows why no node fits: that ending other Pods would not help either."""
+    return _PREEMPTION.split(text, maxsplit=1)[0]
+
+
 def duration(seconds: float) -> str:
     """Say a duration: 45 s, 2 min 30 s, 1 h 5 min."""
     whole = max(0, round(seconds))
@@ -67,6 +73,11 @@ def clock(when: datetime) -> str:
 def time_of_day(when: datetime) -> str:
     """Say a time of day in UTC, where the date goes without saying."""
     return when.astimezone(UTC).strftime("%H:%M:%S UTC")
+
+
+def minute(when: datetime) -> str:
+    """Say a time of day that is only known about: whole minutes, in UTC."""
+    return (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC")
 
 
 def count(number: int, noun: str) -> str:

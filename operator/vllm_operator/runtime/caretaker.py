@@ -27,12 +27,12 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
-from vllm_operator.planning.care import NO_CARE, CacheCare
+from vllm_operator.planning.care import NO_CARE, CacheCare, Cleaning, CleaningState
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.rendering.addresses import cache_address, template_spec
 from vllm_operator.rendering.primer import primer_name
 from vllm_operator.runtime.rooms import Rooms
-from vllm_operator.upkeep.cleaning import CleaningNeed, keep_of, render_need
+from vllm_operator.upkeep.cleaning import CleaningNeed, blocker_of, keep_of, render_need
 from vllm_operator.upkeep.quarantine import next_generation
 from vllm_operator.upkeep.records import read_lease
 from vllm_operator.upkeep.situation import Situation
@@ -55,6 +55,8 @@ class Tended:
     claim_name: str | None = None
     claim: Manifest | None = None
     care: CacheCare = NO_CARE
+    held_replicas: int | None = None
+    """How many replicas the Deployment among `kept` is to have; None if it stays as it is."""
 
 
 class Caretaker:
@@ -88,8 +90,9 @@ class Caretaker:
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
         claim = await self._record(situation, upkeep)
-        if upkeep.cleaning is not None:
-            await self._clean(situation, upkeep.cleaning)
+        care = upkeep.care
+        if upkeep.cleaning is not None and (said := await self._clean(situation, upkeep.cleaning)) is not None:
+            care = replace(care, cleaning=said)
         wished = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in upkeep.manifests}
         kept = [
             child
@@ -97,7 +100,7 @@ class Caretaker:
             if upkeep.care.held and _stays(child, resource) and (child["kind"], child["metadata"]["name"]) not in wished
         ]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
-        return Tended(upkeep.manifests, live, outcome, kept, name, claim, upkeep.care)
+        return Tended(upkeep.manifests, live, outcome, kept, name, claim, care, upkeep.scale)
 
     async def _past_quarantine(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
@@ -155,19 +158,22 @@ class Caretaker:
             self._count("patch", CLAIM.kind)
         return now
 
-    async def _clean(self, situation: Situation, need: CleaningNeed) -> None:
-        """Start the Job that makes room. One that exists already is left alone."""
-        namespace = situation.resource.metadata.namespace
+    async def _clean(self, situation: Situation, need: CleaningNeed) -> Cleaning | None:
+        """Start the Job that makes room; return what is to be said if that cannot be. One that exists already is left alone."""
+        namespace, address = situation.resource.metadata.namespace, situation.address
+        pods = await self._client.find(POD, namespace)
+        if address is not None and (blocker := blocker_of(address.claim, pods)) is not None:
+            return self._rooms.hindered(situation, CleaningState.UNCLEAR, blocker)
+        users = await self._client.find(VLLM_DEPLOYMENT, namespace)
         try:
-            users = await self._client.find(VLLM_DEPLOYMENT, namespace)
-            pods = await self._client.find(POD, namespace)
             await self._client.create(render_need(situation, need, keep_of(situation, users, pods)))
         except Conflict:
-            return
+            return None
         except (Forbidden, Invalid) as error:
             log.warning("no room can be made on the volume of the caches: %s", error)
-            return
+            return self._rooms.hindered(situation, CleaningState.REFUSED, str(error))
         self._count("create", JOB.kind)
+        return None
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:

@@ -11,9 +11,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL, PRIMED_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import (
+    COMPONENT_LABEL,
+    MANAGED_BY,
+    MANAGED_BY_LABEL,
+    PRIMED_ANNOTATION_PREFIX,
+    QUARANTINED_ANNOTATION_PREFIX,
+)
 from vllm_operator.planning.care import Cleaning, CleaningState
-from vllm_operator.rendering.addresses import folders_of, template_spec
+from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
 from vllm_operator.rendering.cleaning import render_cleaning
 from vllm_operator.rendering.metadata import Component
 from vllm_operator.reporting import reading
@@ -26,6 +32,7 @@ PAUSE = timedelta(minutes=10)
 INSPECTION = timedelta(days=7)
 """How long a damaged directory is kept."""
 REMOVED = " removed"
+_OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +82,25 @@ def keep_of(situation: Situation, users: Iterable[Mapping[str, Any]], pods: Iter
     keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key}
     if situation.present_address is not None:
         keys.add(situation.present_address.key)
-    over = ("Succeeded", "Failed")
     for pod in pods:
-        if reading.text(pod, "status", "phase") not in over:
+        if reading.text(pod, "status", "phase") not in _OVER:
             keys |= folders_of(pod.get("spec"), address.claim)
     return frozenset(keys - {""})
+
+
+def blocker_of(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | None:
+    """A Pod of somebody else that mounts the whole claim, so that nobody can tell which directories it uses; None if none does."""
+    for pod in pods:
+        ours = reading.text(pod, "metadata", "labels", MANAGED_BY_LABEL) == MANAGED_BY
+        if not ours and reading.text(pod, "status", "phase") not in _OVER and mounts_whole(pod.get("spec"), claim):
+            return reading.text(pod, "metadata", "name")
+    return None
+
+
+def hindered(situation: Situation, signatures: frozenset[str], state: CleaningState, why: str) -> Cleaning | None:
+    """What is to be said of a Job that could not be started; None if no start waits for it."""
+    waits = crashed_for_room(situation, signatures) is not None
+    return Cleaning(state=state, why=why, advice=_advice(situation)) if waits else None
 
 
 def render_need(situation: Situation, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
@@ -144,7 +165,7 @@ def _jobs(situation: Situation) -> Iterator[_JobView]:
             continue
         container = next(reading.objects(pod, "status", "containerStatuses"), {})
         ended = reading.mapping(container, "state", "terminated")
-        over = reading.text(pod, "status", "phase") in ("Succeeded", "Failed")
+        over = reading.text(pod, "status", "phase") in _OVER
         finished = reading.moment(ended, "finishedAt") or (reading.moment(pod, "metadata", "creationTimestamp") if over else None)
         yield _JobView(reading.text(pod, "metadata", "name"), finished, _result(reading.text(ended, "message")))
 

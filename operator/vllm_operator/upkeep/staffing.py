@@ -5,6 +5,7 @@ from typing import Any
 
 from vllm_operator.planning.care import PrimingStep
 from vllm_operator.rendering.primer import render_primer
+from vllm_operator.reporting import reading
 from vllm_operator.upkeep.priming import Staffing
 from vllm_operator.upkeep.situation import Situation
 
@@ -27,6 +28,19 @@ def staff(manifests: Sequence[dict[str, Any]], staffing: Staffing, situation: Si
         if not staffing.care.held:
             result.append(_with_replicas(manifest, staffing.replicas))
     return result
+
+
+def held_replicas(staffing: Staffing, situation: Situation) -> int | None:
+    """How many replicas a Deployment that is held is to have; None if none is held.
+
+    What serves with caches of its own is scaled as wished: load does not wait for a rollout. What would start with the
+    very directory that another one fills is only scaled down.
+    """
+    wanted = reading.integer(situation.wish, "spec", "replicas")
+    if not staffing.care.held or wanted is None:
+        return None
+    present = reading.integer(situation.deployment, "spec", "replicas") or 0
+    return min(present, wanted) if situation.present_address == situation.address else wanted
 
 
 def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describ
 from vllm_operator.upkeep.priming import decide
 from vllm_operator.upkeep.records import Changes, quarantine_record
 from vllm_operator.upkeep.situation import Situation
-from vllm_operator.upkeep.staffing import staff
+from vllm_operator.upkeep.staffing import held_replicas, staff
 
 PATIENCE_SECONDS = 60
 """How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
@@ -26,6 +26,8 @@ class Upkeep:
     record: Changes
     care: CacheCare
     cleaning: CleaningNeed | None = None
+    scale: int | None = None
+    """How many replicas the Deployment is to have that is held; None if it is not held."""
 
 
 def tend(
@@ -49,4 +51,4 @@ def tend(
     fitted, note = fit_claims(manifests, situation.claim)
     record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
     care = replace(staffing.care, claim_note=note, cleaning=describe_cleaning(situation, full))
-    return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full))
+    return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))
