@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from vllm_operator.api.operation import AccessMode, CacheSpec, CacheVolume, OnDelete
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
-from vllm_operator.api.spec import AccessMode, CacheSpec, CacheVolume, OnDelete
 from vllm_operator.rendering.metadata import Component, metadata_of
 
 
