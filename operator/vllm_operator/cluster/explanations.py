@@ -26,8 +26,8 @@ MAX_AGE_SECONDS = 60.0
 """How old an answer may be: a quarter of the age of what it is about, within these bounds. A Pod that pulls its image for
 ten minutes is not asked about every five seconds."""
 MAX_ANSWERS = 256
-KILLED = (137, 143)
-"""Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM."""
+KILLED = (0, 137, 143)
+"""Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM, which a server may take as a wish."""
 
 
 class Explanations:
