@@ -66,7 +66,7 @@ def bill_of_materials(debian: Path = DEBIAN) -> dict[str, object]:
             "name": distribution.metadata["Name"],
             "version": distribution.version,
             "purl": f"pkg:pypi/{distribution.metadata['Name'].lower().replace('_', '-')}@{distribution.version}",
-            **_licenses(distribution.metadata.get("License-Expression")),
+            **_licenses(distribution.metadata.json.get("license_expression")),
         }
         for distribution in importlib.metadata.distributions()
     ]

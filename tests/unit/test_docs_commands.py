@@ -12,7 +12,7 @@ ALL = [command for page in PAGES for command in commands(page)]
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_a_command_is_marked_as_one(page: object) -> None:
-    assert unmarked(page) == []  # type: ignore[arg-type] # a parameter
+    assert unmarked(page) == []  # a parameter
 
 
 def test_the_docs_have_the_commands_that_they_are_about() -> None:
