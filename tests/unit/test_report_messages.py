@@ -26,7 +26,21 @@ FACTS: dict[str, Any] = {
     "since": o.NOW,
     "time": o.NOW,
 }
-NUMBERS = ("completed", "total", "eta", "usual", "limit_seconds", "others", "serving", "wanted", "updated", "cold", "warm", "failures")
+NUMBERS = (
+    "completed",
+    "total",
+    "eta",
+    "usual",
+    "limit_seconds",
+    "others",
+    "serving",
+    "wanted",
+    "updated",
+    "cold",
+    "warm",
+    "failures",
+    "room",
+)
 FACTS |= dict.fromkeys((*NUMBERS, "seconds", "times", "code", "removed", "freed_gibibytes"), 3)
 
 

@@ -22,9 +22,9 @@ from vllm_operator.api.fields import (
     ModelURI,
     Product,
     VariableName,
-    VolumeSize,
     WeightSize,
 )
+from vllm_operator.api.storage import CacheSpec, WeightsSpec
 
 
 class Distribution(StrEnum):
@@ -246,56 +246,6 @@ class BackendsSpec(Model):
     sampler: Backend | None = Field(default=None, description="Sampler, FLASHINFER or NATIVE; or Auto.")
 
 
-class AccessMode(StrEnum):
-    """Access modes of a PersistentVolumeClaim."""
-
-    READ_WRITE_ONCE = "ReadWriteOnce"
-    READ_WRITE_MANY = "ReadWriteMany"
-    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
-
-
-class CacheVolume(Model):
-    """The claim that the operator creates for the caches."""
-
-    size: VolumeSize | None = Field(
-        default=None,
-        description="Size of the claim; 20Gi if absent. May grow later where the storage class allows it.",
-    )
-    storage_class_name: str | None = Field(default=None, max_length=253, description="Storage class; the cluster's default if absent.")
-    access_mode: AccessMode | None = Field(
-        default=None, description="ReadWriteMany lets replicas on several nodes share the caches; ReadWriteOnce if absent."
-    )
-
-
-class Priming(StrEnum):
-    """Whether one Pod fills an empty cache before the others start."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
-    NEVER = "Never"
-
-
-class OnDelete(StrEnum):
-    """What becomes of the claim when the VLLMDeployment is deleted."""
-
-    RETAIN = "Retain"
-    DELETE = "Delete"
-
-
-class CacheSpec(Model):
-    """Where compiled kernels and graphs are kept between starts."""
-
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.CLAIM_OR_VOLUME))
-    claim_name: Name | None = Field(
-        default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."
-    )
-    volume: CacheVolume | None = Field(default=None, description="The claim that the operator creates.")
-    priming: Priming | None = Field(default=None, description="Fill an empty cache with one Pod before the others start; Auto if absent.")
-    on_delete: OnDelete | None = Field(
-        default=None, description="Keep or delete the claim that the operator created, when this object is deleted; Retain if absent."
-    )
-
-
 class RolloutStrategy(StrEnum):
     """How Pods are replaced."""
 
@@ -404,6 +354,12 @@ class VLLMDeploymentSpec(Model):
     parallelism: ParallelismSpec | None = Field(default=None, description="How one replica is spread over its GPUs.")
     backends: BackendsSpec | None = Field(default=None, description="Kernel backends; the operator chooses what is not forced.")
     cache: CacheSpec | None = Field(default=None, description="Where compiled kernels and graphs are kept between starts.")
+    weights: WeightsSpec | None = Field(
+        default=None,
+        description="Where weights from the hub are kept between starts. If absent: on a claim of their own, as large as the model "
+        "needs, of the storage class and access mode of the caches' claim; but beside the caches where `cache.claimName` names a claim "
+        "or the caches are on a directory of the node or of the Pod.",
+    )
     replicas: int = Field(default=1, ge=0, le=1000, description="Number of serving Pods.")
     rollout: RolloutSpec | None = Field(default=None, description="How Pods are replaced when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")

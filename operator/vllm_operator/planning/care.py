@@ -30,6 +30,8 @@ class CleaningState(StrEnum):
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
     """The claim can be mounted by one Pod only."""
+    ROOMY = "Roomy"
+    """There is room on the volume of the caches: what the start found full is another one, `why` says which."""
     REFUSED = "Refused"
     """The API server did not take the Job: a missing permission, or an admission policy."""
     UNCLEAR = "Unclear"

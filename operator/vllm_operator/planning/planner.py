@@ -30,6 +30,7 @@ from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.remembered import about_unknown_facts, keep_facts, recall_facts
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
+from vllm_operator.planning.storage import about_unknown_size, plan_weights
 from vllm_operator.planning.summary import summarize
 from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
@@ -172,6 +173,7 @@ class _Planner:
         self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: Facts
     ) -> Plan:
         cache = self._cache(version, shape, target)
+        weights = plan_weights(self.resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(self.resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
         own = engine_arguments(self.resource.spec.model, version, shape.parallel)
@@ -189,6 +191,7 @@ class _Planner:
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *about_unknown_facts(facts, self.model_config_trouble),
+            *about_unknown_size(self.resource, weights, facts.weight_bytes),
         ]
         return Plan(
             observed_generation=self.resource.metadata.generation,
@@ -206,12 +209,20 @@ class _Planner:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
+            weights=weights,
+            resource_per_node=self._per_node(target),
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],
             notes=[note[:TEXT_LIMIT] for note in dict.fromkeys(notes)][:NOTES_LIMIT],
         )
+
+    def _per_node(self, target: Target) -> int | None:
+        """How many of the resource a node with such GPUs has at most; None if no node tells."""
+        like = (target.architecture, target.pool.product, target.pool.resource)
+        counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
+        return max(counts, default=0) or None
 
     def _cache(self, version: ResolvedVersion, shape: Shape, target: Target) -> CachePlan:
         return plan_cache(

@@ -13,9 +13,11 @@ from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatu
 from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.claims import claim_verdict, is_one_node
+from vllm_operator.reporting.claims import claim_verdict
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.reporting.durations import learn
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.places import Place, place_of
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.quarantine import MOST, Blame, latest
 from vllm_operator.reporting.rollout import is_rolled_out
@@ -86,6 +88,7 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
         key=plan.cache_key,
         state=CacheState.QUARANTINED if blame is not None and blame.left_behind else _state(scene, plan, known),
         claim_name=scene.observation.claim_name,
+        weights_claim_name=scene.observation.weights_claim_name,
         generation=_generation(plan, previous, blame),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
@@ -109,12 +112,13 @@ def cache_warm(scene: Scene, cache: CacheStatus | None, block: StartupStatus | N
     say, observation = scene.messages.say, scene.observation
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
-    if observation.claim_name is None:
+    place = place_of(observation)
+    if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
     if blame is not None and blame.left_behind:
-        text = say("cache.quarantined", claim=cache.claim_name, key=cache.key, signature=blame.signature)
+        text = say("cache.quarantined", place=place.words, key=cache.key, signature=blame.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
-    verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache)
+    verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache, place)
     text = _with_notes(scene, verdict.message)
     return Verdict(verdict.status, verdict.reason, _with_blame(scene, text, blame) if verdict.status is not TRUE else text)
 
@@ -136,8 +140,8 @@ def _with_blame(scene: Scene, text: str, blame: Blame | None) -> str:
 def _with_notes(scene: Scene, text: str) -> str:
     """Add what the user should know of the claim whatever the starts do."""
     observation, messages = scene.observation, scene.messages
-    if is_one_node(observation.claim) and observation.wanted > 1:
-        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted)
+    if (stays := _one_node(observation)) is not None:
+        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted, **stays)
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
     if (cleaning := observation.care.cleaning) is not None:
@@ -169,17 +173,29 @@ def _priming_verdict(scene: Scene, cache: CacheStatus, block: StartupStatus | No
     return None
 
 
-def _last_start_verdict(scene: Scene, cache: CacheStatus) -> Verdict:
+def _one_node(observation: Observation) -> dict[str, Any] | None:
+    """Which claim binds all replicas to one node, where there are several, and whether one node has room for them."""
+    plan = observation.outcome.plan
+    claims = (("cache", observation.claim), ("weights", observation.weights_claim))
+    field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
+    if claim is None or observation.wanted < 2:
+        return None
+    room = plan.resource_per_node // plan.count if plan is not None and plan.resource_per_node and plan.count else None
+    return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
+
+
+def _last_start_verdict(scene: Scene, cache: CacheStatus, place: Place) -> Verdict:
     start = last_start(scene)
     facts: dict[str, Any] = {
-        "claim": cache.claim_name,
+        "place": place.words,
         "key": cache.key,
         "cold": cache.cold_start_seconds,
         "warm": cache.warm_start_seconds,
     }
     say = scene.messages.say
     if start is None:
-        return _remembered(scene, cache) or Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen", **facts))
+        unseen = Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
+        return _remembered(scene, cache) or unseen
     if start.is_warm:
         return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
     if not start.is_cold:

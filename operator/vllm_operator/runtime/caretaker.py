@@ -29,8 +29,9 @@ from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.care import NO_CARE, CacheCare, Cleaning, CleaningState
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.rendering.addresses import cache_address, template_spec
+from vllm_operator.rendering.addresses import cache_address, template_spec, weights_claim
 from vllm_operator.rendering.primer import primer_name
+from vllm_operator.reporting import reading
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.upkeep.cleaning import CleaningNeed, blocker_of, keep_of, render_need
 from vllm_operator.upkeep.quarantine import next_generation
@@ -54,6 +55,8 @@ class Tended:
     kept: list[Manifest] = field(default_factory=list)
     claim_name: str | None = None
     claim: Manifest | None = None
+    weights_claim_name: str | None = None
+    weights_claim: Manifest | None = None
     care: CacheCare = NO_CARE
     held_replicas: int | None = None
     """How many replicas the Deployment among `kept` is to have; None if it stays as it is."""
@@ -85,7 +88,9 @@ class Caretaker:
         if outcome.plan is None:
             # what runs keeps running: a spec that cannot be planned is no reason to stop
             name = _claim_name(resource, snapshot.child(DEPLOYMENT))
-            return Tended([], [], outcome, children, name, await read_claim(self._client, snapshot, name))
+            of_weights = weights_claim(template_spec(snapshot.child(DEPLOYMENT)))
+            claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
+            return Tended([], [], outcome, children, name, claims[0], of_weights, claims[1])
         outcome, situation, manifests = await self._past_quarantine(resource, snapshot, outcome, outcome.plan, replan)
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
@@ -100,7 +105,10 @@ class Caretaker:
             if upkeep.care.held and _stays(child, resource) and (child["kind"], child["metadata"]["name"]) not in wished
         ]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
-        return Tended(upkeep.manifests, live, outcome, kept, name, claim, care, upkeep.scale)
+        of_weights = situation.weights_claim_name
+        found = situation.claims.get(of_weights or "")
+        weights = dict(found) if found is not None else None
+        return Tended(upkeep.manifests, live, outcome, kept, name, claim, of_weights, weights, care, upkeep.scale)
 
     async def _past_quarantine(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
@@ -118,6 +126,11 @@ class Caretaker:
     async def _situation(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan, manifests: list[Manifest]) -> Situation:
         wish = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
         address = cache_address(template_spec(wish))
+        claim = await read_claim(self._client, snapshot, address.claim if address else None)
+        of_weights = weights_claim(template_spec(wish))
+        of_weights = None if address is not None and of_weights == address.claim else of_weights
+        weights = await read_claim(self._client, snapshot, of_weights)
+        wished = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
         situation = Situation(
             resource=resource,
             plan=plan,
@@ -125,8 +138,11 @@ class Caretaker:
             now=self._now(),
             deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
             primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
-            claim=await read_claim(self._client, snapshot, address.claim if address else None),
-            wished_claim=next((manifest for manifest in manifests if manifest["kind"] == CLAIM.kind), None),
+            claim=claim,
+            wished_claim=wished.get(address.claim) if address else None,
+            claims={found["metadata"]["name"]: found for found in (claim, weights) if found is not None},
+            weights_claim_name=of_weights,
+            weights_modes=reading.access_modes(weights if weights is not None else wished.get(of_weights or "")),
             pods=snapshot.pods,
         )
         lease = read_lease(situation.claim, address.key) if address else None

@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
-from vllm_operator.api.spec import CacheSpec, Priming
+from vllm_operator.api.storage import CacheSpec, Priming
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import NO_CARE, CacheCare, PrimingStep
 from vllm_operator.rendering.addresses import CacheAddress, cache_address
@@ -142,7 +142,7 @@ def _remembered(situation: Situation) -> str | None:
 
 
 def _cannot_prime(situation: Situation) -> str | None:
-    if "ReadWriteOncePod" not in situation.access_modes:
+    if "ReadWriteOncePod" not in (*situation.access_modes, *situation.weights_modes):
         return None
     return "The claim can be mounted by one Pod only (ReadWriteOncePod)."
 

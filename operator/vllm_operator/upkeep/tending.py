@@ -48,7 +48,7 @@ def tend(
         patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
-    fitted, note = fit_claims(manifests, situation.claim)
+    fitted, note = fit_claims(manifests, situation)
     record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
     care = replace(staffing.care, claim_note=note, cleaning=describe_cleaning(situation, full))
     return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))
