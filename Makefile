@@ -52,7 +52,6 @@ test-extended: $(STAMP) testenv ## What takes longer: the chart, permissions, re
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
-	$(BIN)/python hack/testenv/__main__.py build etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kube-proxy helm
 	$(BIN)/pytest tests/node
 
 .PHONY: golden

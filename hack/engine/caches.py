@@ -15,18 +15,24 @@ from pathlib import Path
 WARM_SECONDS = 34.9
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cache:
-    """One cache: `units` are compiled one after the other, each into a file of its own; `file` names it."""
+    """One cache: `units` are compiled one after the other, each into a file of its own; `file` names it.
+
+    It is paid for before the recorded line that holds `before`. `told` are words of the recorded lines that are printed
+    only while it is built, none for the silent ones.
+    """
 
     name: str
     seconds: float
     units: int
     variable: str
-    below: str
     default: str
     file: str
+    before: str
+    below: str = ""
     switch: str = ""
+    told: tuple[str, ...] = ()
 
     def directory(self, environment: Mapping[str, str]) -> Path | None:
         """Where it is; None if it is switched off, and everything is compiled at each start."""
@@ -45,30 +51,165 @@ def _default(text: str, environment: Mapping[str, str]) -> str:
     return place + slash + rest.replace("$USER", environment.get("USER", "root"))
 
 
+# Places in the recording, in the order in which a start comes to them.
+_LOOKING_AT_THE_MODEL = "Resolved architecture"
+_COMPILED = "torch.compile took"
+_FIRST_RUN = "Using default MoE config"
+_GRAPHS_PROFILED = "Estimated CUDA graph memory"
+_TUNED = "Autotuning process starts"
+_GRAPHS_CAPTURED = "Graph capturing finished"
+
 CACHES = (
-    Cache("torch.compile", 10.2, 2, "VLLM_CACHE_ROOT", "torch_compile_cache/eaa218e691/rank_0_0", "$VLLM_CACHE_ROOT", "model-{unit}"),
-    Cache("model inspection", 3.0, 1, "VLLM_CACHE_ROOT", "modelinfos", "$VLLM_CACHE_ROOT", "deepseek_v2-{unit}.json"),
-    Cache("FlashInfer", 66.2, 3, "FLASHINFER_WORKSPACE_BASE", ".cache/flashinfer/0.6.8/90a/cached_ops", "~", "op{unit}/op{unit}.so"),
-    Cache("DeepGEMM", 264.5, 40, "DG_JIT_CACHE_DIR", "cache", "$VLLM_CACHE_ROOT/deep_gemm", "kernel.gemm.{unit}/kernel.cubin"),
-    Cache("TensorRT-LLM's DeepGEMM", 50.0, 5, "HOME", ".tensorrt_llm/cache", "~", "kernel{unit}.cubin"),
-    Cache("Triton", 15.0, 5, "TRITON_CACHE_DIR", "", "~/.triton/cache", "{unit}/kernel.cubin"),
-    Cache("Inductor", 3.0, 1, "TORCHINDUCTOR_CACHE_DIR", "", "/tmp/torchinductor_$USER", "{unit}.py"),
-    Cache("C++ extensions", 3.0, 1, "TORCH_EXTENSIONS_DIR", "", "~/.cache/torch_extensions", "extension{unit}/extension.so"),
-    Cache("CUDA driver", 2.0, 1, "CUDA_CACHE_PATH", "", "~/.nv/ComputeCache", "{unit}.bin"),
-    Cache("CuTe DSL", 1.0, 1, "CUTE_DSL_CACHE_DIR", "", "/tmp/$USER/cutlass_python_cache", "{unit}.mlir"),
     Cache(
-        "FlashAttention 4",
-        1.0,
-        1,
-        "FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
-        "",
-        "/tmp/$USER/flash_attention_cute_dsl_cache",
-        "{unit}.o",
+        name="torch.compile",
+        seconds=10.2,
+        units=2,
+        variable="VLLM_CACHE_ROOT",
+        below="torch_compile_cache/eaa218e691/rank_0_0",
+        default="$VLLM_CACHE_ROOT",
+        file="model-{unit}",
+        before=_COMPILED,
+        told=("Cache the graph of compile range", "Compiling a graph for compile range", "saved AOT compiled function"),
+    ),
+    Cache(
+        name="model inspection",
+        seconds=3.0,
+        units=1,
+        variable="VLLM_CACHE_ROOT",
+        below="modelinfos",
+        default="$VLLM_CACHE_ROOT",
+        file="deepseek_v2-{unit}.json",
+        before=_LOOKING_AT_THE_MODEL,
+    ),
+    Cache(
+        name="FlashInfer",
+        seconds=66.2,
+        units=3,
+        variable="FLASHINFER_WORKSPACE_BASE",
+        below=".cache/flashinfer/0.6.8/90a/cached_ops",
+        default="~",
+        file="op{unit}/op{unit}.so",
+        before=_GRAPHS_PROFILED,
+    ),
+    Cache(
+        name="DeepGEMM",
+        seconds=264.5,
+        units=40,
+        variable="DG_JIT_CACHE_DIR",
+        below="cache",
+        default="$VLLM_CACHE_ROOT/deep_gemm",
+        file="kernel.gemm.{unit}/kernel.cubin",
+        before=_TUNED,
+        told=("DeepGEMM warmup:",),
+    ),
+    Cache(
+        name="TensorRT-LLM's DeepGEMM",
+        seconds=50.0,
+        units=5,
+        variable="HOME",
+        below=".tensorrt_llm/cache",
+        default="~",
+        file="kernel{unit}.cubin",
+        before=_GRAPHS_CAPTURED,
+    ),
+    Cache(
+        name="Triton",
+        seconds=15.0,
+        units=5,
+        variable="TRITON_CACHE_DIR",
+        default="~/.triton/cache",
+        file="{unit}/kernel.cubin",
+        before=_FIRST_RUN,
+    ),
+    Cache(
+        name="Inductor",
+        seconds=3.0,
+        units=1,
+        variable="TORCHINDUCTOR_CACHE_DIR",
+        default="/tmp/torchinductor_$USER",
+        file="{unit}.py",
+        before=_FIRST_RUN,
+    ),
+    Cache(
+        name="C++ extensions",
+        seconds=3.0,
+        units=1,
+        variable="TORCH_EXTENSIONS_DIR",
+        default="~/.cache/torch_extensions",
+        file="extension{unit}/extension.so",
+        before=_FIRST_RUN,
+    ),
+    Cache(
+        name="CUDA driver",
+        seconds=2.0,
+        units=1,
+        variable="CUDA_CACHE_PATH",
+        default="~/.nv/ComputeCache",
+        file="{unit}.bin",
+        before=_FIRST_RUN,
+    ),
+    Cache(
+        name="CuTe DSL",
+        seconds=1.0,
+        units=1,
+        variable="CUTE_DSL_CACHE_DIR",
+        default="/tmp/$USER/cutlass_python_cache",
+        file="{unit}.mlir",
+        before=_GRAPHS_PROFILED,
+    ),
+    Cache(
+        name="FlashAttention 4",
+        seconds=1.0,
+        units=1,
+        variable="FLASH_ATTENTION_CUTE_DSL_CACHE_DIR",
+        default="/tmp/$USER/flash_attention_cute_dsl_cache",
+        file="{unit}.o",
+        before=_GRAPHS_PROFILED,
         switch="FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED",
     ),
-    Cache("quack", 1.0, 1, "QUACK_CACHE_DIR", "", "/tmp/$USER/quack_cache", "{unit}.o"),
-    Cache("TileLang", 1.0, 1, "TILELANG_CACHE_DIR", "", "~/.tilelang/cache", "{unit}/kernel.so"),
-    Cache("Humming", 1.0, 1, "HUMMING_CACHE_DIR", "", "~/.humming/cache", "{unit}.cubin"),
-    Cache("tvm-ffi", 1.0, 1, "TVM_FFI_CACHE_DIR", "", "~/.cache/tvm-ffi", "{unit}/module.so"),
-    Cache("outlines", 1.0, 1, "OUTLINES_CACHE_DIR", "", "~/.cache/outlines", "cache{unit}.db"),
+    Cache(
+        name="quack",
+        seconds=1.0,
+        units=1,
+        variable="QUACK_CACHE_DIR",
+        default="/tmp/$USER/quack_cache",
+        file="{unit}.o",
+        before=_GRAPHS_PROFILED,
+    ),
+    Cache(
+        name="TileLang",
+        seconds=1.0,
+        units=1,
+        variable="TILELANG_CACHE_DIR",
+        default="~/.tilelang/cache",
+        file="{unit}/kernel.so",
+        before=_GRAPHS_PROFILED,
+    ),
+    Cache(
+        name="Humming",
+        seconds=1.0,
+        units=1,
+        variable="HUMMING_CACHE_DIR",
+        default="~/.humming/cache",
+        file="{unit}.cubin",
+        before=_GRAPHS_PROFILED,
+    ),
+    Cache(
+        name="tvm-ffi",
+        seconds=1.0,
+        units=1,
+        variable="TVM_FFI_CACHE_DIR",
+        default="~/.cache/tvm-ffi",
+        file="{unit}/module.so",
+        before=_GRAPHS_CAPTURED,
+    ),
+    Cache(
+        name="outlines",
+        seconds=1.0,
+        units=1,
+        variable="OUTLINES_CACHE_DIR",
+        default="~/.cache/outlines",
+        file="cache{unit}.db",
+        before=_GRAPHS_CAPTURED,
+    ),
 )

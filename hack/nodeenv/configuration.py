@@ -8,9 +8,13 @@ import yaml
 
 MACHINE_ADDRESS = "10.199.0.1"
 NODE_ADDRESS = "10.199.0.2"
-POD_NETWORK = "10.244.0.0/24"
+POD_NETWORK = "10.199.1.0/24"
 CNI_PLUGINS = ("/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni")
 """Where distributions put them."""
+DEVICE_PLUGINS = "/var/lib/kubelet/device-plugins"
+"""Where the kubelet has its socket for device plugins, whatever folder it is given."""
+LOG_LIMIT_KIBIBYTES = 256
+"""A container's log is rotated beyond this: several starts of the stand-in engine, so that only what chatters is."""
 SANDBOX_IMAGE = "docker.io/library/pause:local"
 
 
@@ -78,13 +82,15 @@ def kubelet(folder: Path) -> str:
         "clusterDomain": "cluster.local",
         "resolvConf": "",
         "podLogsDir": f"{folder}/pod-logs",
-        "containerLogMaxSize": "10Mi",
+        "containerLogMaxSize": f"{LOG_LIMIT_KIBIBYTES}Ki",
         "containerLogMaxFiles": 3,
+        "containerLogMonitorInterval": "3s",
         # images are imported once, and nobody could pull them again
         "imageGCHighThresholdPercent": 100,
         "imageGCLowThresholdPercent": 99,
         "evictionHard": {"memory.available": "100Mi", "nodefs.available": "1%", "imagefs.available": "1%"},
-        "nodeStatusUpdateFrequency": "5s",
+        "nodeStatusUpdateFrequency": "2s",
+        "nodeLeaseDurationSeconds": 8,
         "maxOpenFiles": 20000,
     }
     return yaml.safe_dump(configuration)

@@ -1,53 +1,34 @@
-"""The node joined to a control plane, with images to run, GPUs that it claims to have, and volumes."""
+"""The node joined to a control plane, with images to run, GPUs that a device plugin offers, and volumes."""
 
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from nodeenv.configuration import MACHINE_ADDRESS, SANDBOX_IMAGE
 from nodeenv.images import ImageStore
 from nodeenv.node import Node, NodeError
-from testenv.controlplane import AuditLevel, ControlPlane
+from testenv.base import BaseEnvironment
+from testenv.controlplane import ControlPlane
 from testenv.nodes import gpu_node
 
+DEVICES = {"nvidia.com/gpu": 8, "nvidia.com/mig-1g.10gb": 2}
+"""What the device plugin offers."""
+_MACHINE, _SLICED_MACHINE = "h100-sxm", "h100-mig-mixed"
 _READY_WITHIN = 60.0
 _STORAGE_CLASS = "node-folder"
 _MERGE = "application/merge-patch+json"
 
 
-class NodeEnvironment:
-    """A control plane and one real node.
+class NodeEnvironment(BaseEnvironment):
+    """A control plane and one real node, which looks like a machine with H100 GPUs of which one is cut into slices."""
 
-    Args:
-        machine: kind of GPU machine (see `testenv.nodes`) whose labels and GPUs the node has.
-        extra_resources: more that the node offers.
-    """
-
-    def __init__(
-        self, *, machine: str = "h100-sxm", extra_resources: Mapping[str, str] | None = None, audit_level: AuditLevel | None = None
-    ) -> None:
+    def __init__(self) -> None:
         self._temporary = tempfile.TemporaryDirectory(prefix="vllm-operator-node-", ignore_cleanup_errors=True)
         self.folder = Path(self._temporary.name)
+        super().__init__(ControlPlane(self.folder / "control-plane", address=MACHINE_ADDRESS))
         self.images = ImageStore()
-        self.control_plane = ControlPlane(self.folder / "control-plane", address=MACHINE_ADDRESS, audit_level=audit_level)
         self.node = Node(self.folder / "node")
-        self._machine = gpu_node(machine)
-        self._extra = dict(extra_resources or {})
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
-    @property
-    def kubeconfig(self) -> Path:
-        """A kubeconfig for a cluster administrator."""
-        return self.control_plane.kubeconfig
 
     def start(self) -> None:
         """Start everything; return when the node is Ready and offers its GPUs.
@@ -61,8 +42,9 @@ class NodeEnvironment:
             self.control_plane.start()
             self.load_image(SANDBOX_IMAGE)
             self.node.start_kubelet(self.kubeconfig)
-            self._await_node()
-            self._advertise()
+            self.node.start_device_plugin(DEVICES)
+            self.await_node()
+            self._label()
         except BaseException:
             self.stop()
             raise
@@ -83,49 +65,58 @@ class NodeEnvironment:
     def add_volumes(self, count: int, *, size: str = "20Gi") -> None:
         """Make volumes, folders on this machine, that claims of the default class are bound to."""
         client = self.control_plane.client()
-        annotations = {"storageclass.kubernetes.io/is-default-class": "true"}
-        metadata: dict[str, Any] = {"name": _STORAGE_CLASS, "annotations": annotations}
-        client.apply(
-            {
-                "apiVersion": "storage.k8s.io/v1",
-                "kind": "StorageClass",
-                "metadata": metadata,
-                "provisioner": "kubernetes.io/no-provisioner",
-                "volumeBindingMode": "Immediate",
-            }
-        )
+        metadata = {"name": _STORAGE_CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
+        storage_class = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "Immediate", "metadata": metadata}
+        client.apply({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", **storage_class})
         for number in range(count):
-            path = self.folder / "volumes" / f"volume-{number}"
-            path.mkdir(parents=True)
-            path.chmod(0o777)  # the group of a Pod is not applied to such volumes
-            spec = {
-                "capacity": {"storage": size},
-                "accessModes": ["ReadWriteOnce"],
-                "persistentVolumeReclaimPolicy": "Retain",
-                "storageClassName": _STORAGE_CLASS,
-                "hostPath": {"path": str(path)},
-            }
-            client.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": f"volume-{number}"}, "spec": spec})
+            self._add_volume(f"volume-{number}", size=size, storage_class=_STORAGE_CLASS)
 
-    def _await_node(self) -> None:
+    def add_small_volume(self, name: str, *, kibibytes: int) -> Path:
+        """Make a volume that is soon full, for a claim that names it; return its folder, as the node sees it."""
+        folder = self._add_volume(name, size=f"{kibibytes}Ki", storage_class="")
+        self.node.mount_memory(folder, f"{kibibytes}k")
+        return folder
+
+    def await_node(self) -> None:
+        """Return when the node is Ready and offers its GPUs.
+
+        Raises:
+            NodeError: It does not become so.
+        """
         client = self.control_plane.client()
         deadline = time.monotonic() + _READY_WITHIN
-        while True:
-            nodes = client.request("GET", "/api/v1/nodes")["items"]
-            conditions = [condition for node in nodes for condition in node["status"].get("conditions", [])]
-            if any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions):
-                return
+        while not any(_serves(node["status"]) for node in client.request("GET", "/api/v1/nodes")["items"]):
             if time.monotonic() > deadline:
-                raise NodeError(f"The node is not Ready. The kubelet's last words:\n{self.node.log_tail('kubelet')}")
+                words = "\n".join(f"{name}:\n{self.node.log_tail(name)}" for name in ("kubelet", "device-plugin"))
+                raise NodeError(f"The node is not Ready, or does not offer its GPUs. The last words of\n{words}")
             time.sleep(0.1)
 
-    def _advertise(self) -> None:
-        """Let the node look like a machine with GPUs: the kubelet leaves in its status what it does not know, and admits Pods by it."""
-        client = self.control_plane.client()
-        path = f"/api/v1/nodes/{self.node.name}"
+    def _label(self) -> None:
+        """Let the node look like a machine with GPUs, as feature discovery does."""
         own = {"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
-        labels = {name: value for name, value in self._machine["metadata"]["labels"].items() if name not in own}
-        client.request("PATCH", path, {"metadata": {"labels": labels}}, content_type=_MERGE)
-        offered = self._machine["status"]["allocatable"]
-        resources = {name: value for name, value in offered.items() if "/" in name} | self._extra
-        client.request("PATCH", f"{path}/status", {"status": {"capacity": resources, "allocatable": resources}}, content_type=_MERGE)
+        labels = {name: value for name, value in gpu_node(_MACHINE)["metadata"]["labels"].items() if name not in own}
+        sliced = gpu_node(_SLICED_MACHINE)["metadata"]["labels"]
+        labels |= {name: value for name, value in sliced.items() if any(name.startswith(f"{resource}.") for resource in DEVICES)}
+        labels["nvidia.com/mig.strategy"] = "mixed"
+        path = f"/api/v1/nodes/{self.node.name}"
+        self.control_plane.client().request("PATCH", path, {"metadata": {"labels": labels}}, content_type=_MERGE)
+
+    def _add_volume(self, name: str, *, size: str, storage_class: str) -> Path:
+        folder = self.folder / "volumes" / name
+        folder.mkdir(parents=True)
+        folder.chmod(0o777)  # the group of a Pod is not applied to such volumes
+        spec: dict[str, Any] = {
+            "capacity": {"storage": size},
+            "accessModes": ["ReadWriteOnce"],
+            "persistentVolumeReclaimPolicy": "Retain",
+            "storageClassName": storage_class,
+            "hostPath": {"path": str(folder)},
+        }
+        self.control_plane.client().apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": name}, "spec": spec})
+        return folder
+
+
+def _serves(status: dict[str, Any]) -> bool:
+    ready = any(condition["type"] == "Ready" and condition["status"] == "True" for condition in status.get("conditions", []))
+    offered = status.get("allocatable", {})
+    return ready and all(offered.get(resource) == str(count) for resource, count in DEVICES.items())

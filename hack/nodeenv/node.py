@@ -3,14 +3,15 @@
 import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from nodeenv import configuration
-from nodeenv.configuration import MACHINE_ADDRESS, NODE_ADDRESS, POD_NETWORK
+from nodeenv.configuration import DEVICE_PLUGINS, MACHINE_ADDRESS, NODE_ADDRESS, POD_NETWORK
 from testenv.binaries import ensure_binaries
 from testenv.processes import ProcessGroup
 
@@ -27,16 +28,19 @@ class NodeError(Exception):
 
 
 def missing_requirements() -> str:
-    """Why there cannot be a node on this machine; empty if there can."""
+    """Why there cannot be a node on this machine, and what can be done; empty if there can."""
     if sys.platform != "linux":
-        return "containers of Linux need Linux"
+        return "Linux containers need Linux. Use a virtual machine."
     if os.geteuid() != 0:
-        return "a node needs root"
+        return "A kubelet needs root. Run it as root, for example with sudo."
     missing = [program for program in PROGRAMS if shutil.which(program) is None]
     if not (Path(configuration.cni_plugins()) / "bridge").exists():
-        missing.append("CNI plugins")
+        missing.append("the CNI plugins")
     if missing:
-        return f"there is no {', '.join(missing)}; on Debian: apt-get install {PACKAGES}"
+        return f"Not installed: {', '.join(missing)}. On Debian and Ubuntu: apt-get install {PACKAGES}"
+    tried = subprocess.run(["unshare", "--mount", "--pid", "--net", "--fork", "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        return f"Root may not make namespaces here ({tried.stderr.strip()}). In a container: run it with --privileged."
     return ""
 
 
@@ -100,21 +104,52 @@ class Node:
         proxy += ["--conntrack-tcp-timeout-established=0", "--conntrack-tcp-timeout-close-wait=0"]
         self._start("kube-proxy", [binaries["kube-proxy"], *proxy])
 
+    def start_device_plugin(self, offers: Mapping[str, int]) -> None:
+        """Offer so many of each resource to the kubelet, and to each kubelet that follows."""
+        program = [sys.executable, "-m", "nodeenv.deviceplugin", DEVICE_PLUGINS]
+        command = [*program, *(f"{resource}={count}" for resource, count in offers.items())]
+        self._start("device-plugin", command, environment={"PYTHONPATH": str(Path(__file__).parent.parent)})
+
     def restart_kubelet(self, *, kill: bool = False) -> None:
         """Stop the kubelet and start it again. Containers run on meanwhile."""
-        self._processes.stop("kubelet", kill=kill)
+        self.stop_kubelet(kill=kill)
+        self.start_kubelet_again()
+
+    def start_kubelet_again(self) -> None:
+        """Start the kubelet that was stopped."""
         self._start("kubelet", self._kubelet)
 
-    def stop_kubelet(self) -> None:
+    def stop_kubelet(self, *, kill: bool = False) -> None:
         """Stop the kubelet only: the node stops telling how it is."""
+        entered = self._processes.pid("kubelet")
+        # what enters the namespaces waits outside for its child, the kubelet, and would leave it running
+        kubelet = int(Path(f"/proc/{entered}/task/{entered}/children").read_text())
+        os.kill(kubelet, signal.SIGKILL if kill else signal.SIGTERM)
+        self._await_end("kubelet")
         self._processes.stop("kubelet")
+
+    def logs_of(self, namespace: str, container: str = "vllm") -> list[Path]:
+        """The log files of a container of each Pod of a namespace, those that were rotated away among them."""
+        return sorted((self.folder / "pod-logs").glob(f"{namespace}_*/{container}/*"))
+
+    def mount_memory(self, folder: Path, size: str) -> None:
+        """Put a small file system over a folder, for the node only: `size` as tmpfs understands it."""
+        self._run("mount", "-t", "tmpfs", "-o", f"size={size},mode=777", "tmpfs", folder)
+
+    def fill(self, file: Path, *, kibibytes: int) -> None:
+        """Make a file that takes room, where the node sees it."""
+        self._run("dd", "if=/dev/zero", f"of={file}", "bs=1024", f"count={kibibytes}")
+
+    def remove(self, file: Path) -> None:
+        """Remove a file that the node sees."""
+        self._run("rm", file)
 
     def import_image(self, archive: Path) -> None:
         """Import images from an archive of `docker save`'s form."""
         self._run("ctr", "--address", self.socket, "--namespace", "k8s.io", "images", "import", archive)
 
     def log_tail(self, name: str, lines: int = 15) -> str:
-        """The last words of `containerd`, `kubelet` or `kube-proxy`."""
+        """The last words of `containerd`, `kubelet`, `kube-proxy` or `device-plugin`."""
         return self._processes.log_tail(name, lines)
 
     def stop(self) -> None:
@@ -138,6 +173,8 @@ class Node:
         subprocess.run(["ip", "link", "add", INTERFACE, "type", "veth", "peer", "name", "eth0", "netns", str(self._inside)], check=True)
         subprocess.run(["ip", "address", "add", f"{MACHINE_ADDRESS}/30", "dev", INTERFACE], check=True)
         subprocess.run(["ip", "link", "set", INTERFACE, "up"], check=True)
+        # the API server reaches Pods for those who ask it to (`kubectl port-forward`, `kubectl get --raw .../proxy/`)
+        subprocess.run(["ip", "route", "add", POD_NETWORK, "via", NODE_ADDRESS, "dev", INTERFACE], check=True)
         # places that these programs use whatever they are told
         places = {"kubelet": "/var/lib/kubelet", "logs": "/var/log/containers", "cni": "/var/lib/cni", "netns": "/run/netns"}
         binds = []
@@ -164,8 +201,8 @@ class Node:
     def _enter(self, command: Sequence[object]) -> list[str]:
         return ["nsenter", "--target", str(self._inside), "--mount", "--pid", "--net", "--ipc", "--wd=/", "--", *map(str, command)]
 
-    def _start(self, name: str, command: Sequence[object]) -> None:
-        self._processes.start(name, self._enter(command))
+    def _start(self, name: str, command: Sequence[object], *, environment: Mapping[str, str] | None = None) -> None:
+        self._processes.start(name, self._enter(command), environment=environment)
 
     def _run(self, *command: object) -> str:
         done = subprocess.run(self._enter(command), capture_output=True, text=True, check=False, timeout=300)
@@ -178,6 +215,13 @@ class Node:
             self._run(*command)
             return True
         return False
+
+    def _await_end(self, name: str) -> None:
+        deadline = time.monotonic() + _UP_WITHIN
+        while self._processes.is_alive(name):
+            if time.monotonic() > deadline:
+                raise NodeError(f"{name} does not end. Its last words:\n{self._processes.log_tail(name)}")
+            time.sleep(0.05)
 
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + _UP_WITHIN

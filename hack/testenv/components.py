@@ -4,6 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+LOOPBACK = "127.0.0.1"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
@@ -14,8 +16,12 @@ class Setup:
     etcd_port: int
     port: int
     audited: bool
-    address: str = "127.0.0.1"
+    address: str = LOOPBACK
     """Where the API server listens. At another address than loopback, real kubelets can reach it and it them."""
+
+    @property
+    def has_real_nodes(self) -> bool:
+        return self.address != LOOPBACK
 
     @property
     def kubeconfig(self) -> Path:
@@ -66,7 +72,7 @@ def apiserver(setup: Setup) -> Sequence[str]:
         f"--bind-address={setup.address}",
         f"--advertise-address={setup.address}",
         # a loopback address may not be in a Service; nothing here reaches the API server through one then
-        *(["--endpoint-reconciler-type=none"] if setup.address == "127.0.0.1" else []),
+        *([] if setup.has_real_nodes else ["--endpoint-reconciler-type=none"]),
         f"--secure-port={setup.port}",
         f"--cert-dir={pki}",
         f"--service-account-key-file={setup.authority_key}",
@@ -105,8 +111,9 @@ def controller_manager(setup: Setup) -> Sequence[str]:
         "--secure-port=0",
         "--kube-api-qps=1000",
         "--kube-api-burst=2000",
-        # simulated nodes send no heartbeats
-        "--node-monitor-grace-period=24h",
+        # simulated nodes send no heartbeats; real ones do every few seconds, and tests wait until one is given up
+        f"--node-monitor-grace-period={'16s' if setup.has_real_nodes else '24h'}",
+        "--node-monitor-period=1s",
         "--profiling=false",
     ]
 

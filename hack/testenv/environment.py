@@ -10,11 +10,11 @@ import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import yaml
 
+from testenv.base import BaseEnvironment
 from testenv.binaries import ensure_binaries
 from testenv.controlplane import AuditLevel, ControlPlane, ControlPlaneError
 from testenv.nodes import gpu_node
@@ -26,7 +26,7 @@ _DATA = Path(__file__).parent / "data"
 _READY_WITHIN = 30.0
 
 
-class Environment:
+class Environment(BaseEnvironment):
     """A control plane with simulated nodes.
 
     Args:
@@ -36,21 +36,9 @@ class Environment:
     """
 
     def __init__(self, folder: Path | None = None, *, keep: bool = False, audit_level: AuditLevel | None = None) -> None:
-        self.control_plane = ControlPlane(folder, keep=keep, audit_level=audit_level)
+        super().__init__(ControlPlane(folder, keep=keep, audit_level=audit_level))
         self.folder = self.control_plane.folder
         self._log_port = 0
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
-
-    @property
-    def kubeconfig(self) -> Path:
-        """A kubeconfig for a cluster administrator."""
-        return self.control_plane.kubeconfig
 
     @property
     def log_root(self) -> Path:

@@ -16,12 +16,14 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import kopf
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Kind
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.hub import HttpHub
@@ -36,8 +38,8 @@ from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
 from vllm_operator.runtime.rooms import load_rooms
-from vllm_operator.runtime.rule_source import KnownCatalog, RuleSource, place_of
 from vllm_operator.runtime.supervisor import Parts, Supervisor
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, UserData, place_of
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
@@ -61,15 +63,26 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     try:
-        settings = replace(settings, rules_config_map=place_of(settings.rules_config_map))
-    except ValueError as error:
-        print(f"{PREFIX}RULES_CONFIG_MAP: {error}", file=sys.stderr)  # noqa: T201
+        settings = _with_places(settings)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     try:
         return asyncio.run(serve(settings))
     except KeyboardInterrupt:
         return 0
+
+
+def _with_places(settings: Settings) -> Settings:
+    """The settings with full names of the ConfigMaps. Raises SettingsError."""
+    places: dict[str, Any] = {}
+    for field in ("rules_config_map", "signatures_config_map"):
+        try:
+            places[field] = place_of(getattr(settings, field))
+        except ValueError as error:
+            raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
+    return replace(settings, **places)
 
 
 async def serve(settings: Settings) -> int:
@@ -104,8 +117,8 @@ class Operator:
             limit_seconds=settings.retry_limit_seconds,
             rest_seconds=settings.rest_milliseconds / 1000,
         )
-        known = KnownCatalog.of(load_catalog())
-        rooms = load_rooms(known, priming_patience_seconds=settings.priming_patience_seconds)
+        known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
+        rooms = load_rooms(known, crashes, priming_patience_seconds=settings.priming_patience_seconds)
         self.followers = Followers(
             client,
             make_parser=rooms.make_parser,
@@ -129,13 +142,20 @@ class Operator:
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
-        self.rules = RuleSource(
-            client,
-            known,
-            config_map=settings.rules_config_map,
-            seconds=settings.rules_seconds,
-            metrics=self.metrics,
-            changed=self._look_at_all,
+        self.user_data = tuple(
+            UserData(
+                client,
+                use,
+                what=what,
+                config_map=config_map,
+                seconds=settings.rules_seconds,
+                metrics=self.metrics,
+                changed=self._look_at_all,
+            )
+            for use, what, config_map in (
+                (known.use, "rules", settings.rules_config_map),
+                (crashes.use, "signatures", settings.signatures_config_map),
+            )
         )
         self.supervisor = Supervisor(
             Parts(
@@ -145,7 +165,7 @@ class Operator:
                 make_watches=self._watches,
                 namespaces=settings.namespaces,
                 host=client.configuration.host,
-                prepare=self.rules.load,
+                prepare=self._load_user_data,
             )
         )
         client.forbidden = self.supervisor.doubt_permissions
@@ -166,25 +186,28 @@ class Operator:
         log.info("probes and metrics on port %d", health.port)
         self.workers.start()
         supervision = asyncio.create_task(self.supervisor.run(), name="supervisor")
-        rules = asyncio.create_task(self.rules.run(), name="rules")
+        reading = [asyncio.create_task(data.run(), name="user data") for data in self.user_data]
         stopping = asyncio.create_task(stop.wait(), name="stop")
         await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
         died = supervision.done()
         if died:
             log.error("the supervisor has ended", exc_info=supervision.exception())
         log.info("stopping")
-        supervision.cancel()
-        rules.cancel()
-        stopping.cancel()
+        for task in (supervision, *reading, stopping):
+            task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 ends = (self.workers.stop(), self.followers.close(), self._close_configs(), health.stop())
-                await asyncio.gather(supervision, rules, stopping, *ends, return_exceptions=True)
+                await asyncio.gather(supervision, *reading, stopping, *ends, return_exceptions=True)
         return 1 if died else 0
 
     async def _close_configs(self) -> None:
         if self.configs is not None:
             await self.configs.close()
+
+    async def _load_user_data(self) -> None:
+        for data in self.user_data:
+            await data.load()
 
     async def _look_at_all(self) -> None:
         await self.supervisor.list_all()

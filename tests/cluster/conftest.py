@@ -1,12 +1,9 @@
 """Fixtures of the tests that need a real API server: one control plane for all of them, a namespace for each."""
 
-import os
 import re
-import secrets
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from support.account import make_account, remove_account
@@ -14,25 +11,15 @@ from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from support.crd import install_crd
 from support.operator_process import OperatorProcess
+from support.sessions import build_before_tests, only_cluster, own_namespace
 from testenv import Environment
-from testenv.binaries import TEST_ENVIRONMENT, BuildError, ensure_binaries
-from testenv.toolchain import ToolchainError
+from testenv.binaries import TEST_ENVIRONMENT
+
+_NO_BINARIES = pytest.StashKey[str]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Builds what is missing before the first test: it takes minutes, shows progress, and is no test's time."""
-    needed = any("environment" in getattr(item, "fixturenames", ()) for item in session.items)
-    if session.config.option.collectonly or not needed:
-        return
-    capture = session.config.pluginmanager.getplugin("capturemanager")
-    try:
-        with capture.global_and_fixture_disabled():
-            ensure_binaries(TEST_ENVIRONMENT)
-    except (BuildError, ToolchainError) as error:
-        session.config.stash[_NO_BINARIES] = str(error)
-
-
-_NO_BINARIES = pytest.StashKey[str]()
+    session.config.stash[_NO_BINARIES] = build_before_tests(session, Path(__file__).parent, TEST_ENVIRONMENT)
 
 
 @pytest.fixture(scope="session")
@@ -40,26 +27,16 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
     """The control plane with its simulator, shared by all tests of the session."""
     if reason := request.config.stash.get(_NO_BINARIES, ""):
         pytest.skip(f"There is no control plane to test on: {reason}")
-    with Environment(audit_level="Metadata") as running, pytest.MonkeyPatch.context() as patch:
-        # whatever looks for a cluster by itself finds this one, never one of the person who runs the tests
-        patch.setenv("KUBECONFIG", str(running.kubeconfig))
-        for name in [name for name in os.environ if name.startswith("KUBERNETES_SERVICE_")]:
-            patch.delenv(name)
+    with Environment(audit_level="Metadata") as running, only_cluster(running):
         yield running
 
 
 @pytest.fixture
 async def cluster(environment: Environment) -> AsyncIterator[Cluster]:
     """A namespace of the test's own, removed afterwards, with a client."""
-    namespace = f"test-{secrets.token_hex(4)}"
-    async with aiohttp.ClientSession() as session:
-        client = Cluster(environment, session, namespace)
-        await client.create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": namespace}})
-        await client.wait_for("ServiceAccount", "default", bool)
-        yield client
-        await client.delete("Namespace", namespace)
-        await client.request("DELETE", f"/api/v1/namespaces/{namespace}/pods", params={"gracePeriodSeconds": "0"})
-        environment.clear_logs_of(namespace)
+    async with own_namespace(environment) as own:
+        yield own
+    environment.clear_logs_of(own.namespace)
 
 
 @pytest.fixture

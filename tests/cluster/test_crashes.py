@@ -47,7 +47,12 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
     assert "estimated maximum model length" in told["status"]["lastCrash"]["excerpt"]
     page = await story(served)
     assert in_order(
-        page, "Ready=False MaxModelLenExceedsKvCache", "16.00 GiB", "0.68 GiB", "at most 5568", "jsonpath={.status.remediation.command}"
+        page,
+        "Ready=False MaxModelLenExceedsKvCache",
+        "16.00 GiB",
+        "0.68 GiB",
+        "at most 5568",
+        "As a command: see status.remediation.command.",
     )
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
 

@@ -16,10 +16,15 @@ CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
 
 
 async def the_pod(cluster: Cluster) -> str:
-    """The name of the only Pod, once its engine runs."""
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    name = str(pod["metadata"]["name"])
+    """The name of the only Pod that is not being deleted, once its engine runs."""
+    async with asyncio.timeout(20):
+        # the Deployment counts a Pod that is gone for a moment longer: the Pods themselves tell
+        while True:
+            pods = [pod for pod in await cluster.list_all("Pod") if "deletionTimestamp" not in pod["metadata"]]
+            if len(pods) == 1:
+                break
+            await asyncio.sleep(0.05)
+    name = str(pods[0]["metadata"]["name"])
     await cluster.wait_for("Pod", name, lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
     return name
 

@@ -9,22 +9,30 @@ import pytest
 
 from support import observations as o
 from support.describe import describe
+from support.engine_logs import engine_failure
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting.observation import EventDraft, Observation
 from vllm_operator.reporting.report import report
+from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
 
 FOLDER = Path(__file__).parent / "reports"
 X1 = ("vllm-a-x1", 0)
 NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 (sm_90). Add sm_90 to spec.accelerator.architectures."
-MIG = Crash(
-    signature="MigUuidNotInteger",
-    cause="CUDA_VISIBLE_DEVICES holds a MIG UUID, and vLLM 0.20.1 reads it as a list of numbers",
-    remedy="remove CUDA_VISIBLE_DEVICES from spec.engine.env; the device plugin gives the Pod its slice",
-    reference="https://github.com/vllm-project/vllm/issues/41851",
-    line="ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'",
-)
+
+
+def from_log(line: str) -> Crash:
+    """A crash as it is found in a log."""
+    parser = StartupParser(load_startup())
+    parser.feed(engine_failure(line))
+    crash = parser.final_state.crash
+    assert crash is not None
+    return crash
+
+
+MIG = from_log("ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'")
 
 
 DEEP = (("MoE", "DEEPGEMM"),)

@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
-from testenv import Environment
+from testenv.base import BaseEnvironment
 from testenv.cri import LogWriter
 from testenv.replay import Replay, read_recording
 from testenv.stages import ANNOTATION_PREFIX
@@ -68,7 +68,7 @@ class Cluster:
     Methods name objects by kind, in the namespace of the test unless told otherwise.
     """
 
-    def __init__(self, environment: Environment, session: aiohttp.ClientSession, namespace: str) -> None:
+    def __init__(self, environment: BaseEnvironment, session: aiohttp.ClientSession, namespace: str) -> None:
         if not environment.control_plane.processes.is_alive("etcd"):
             raise RuntimeError("Tests run only against a control plane that they started themselves.")
         self.environment = environment
@@ -165,9 +165,13 @@ class Cluster:
                     raise
                 await asyncio.sleep(0.05)
 
-    async def read_log(self, pod: str, **params: str) -> str:
-        async with self._open("GET", self._path("Pod", pod, None) + "/log", params=params) as response:
+    async def read(self, path: str, **params: str) -> str:
+        """Returns an answer that is no JSON."""
+        async with self._open("GET", path, params=params) as response:
             return (await response.read()).decode(errors="replace")
+
+    async def read_log(self, pod: str, **params: str) -> str:
+        return await self.read(self._path("Pod", pod, None) + "/log", **params)
 
     async def follow_log(self, pod: str, **params: str) -> AsyncIterator[bytes]:
         """Yields what the log stream brings, as it comes, until it ends."""

@@ -31,9 +31,9 @@ class Start:
 class Node:
     """Runs containers whose `/cache` is a folder of a volume."""
 
-    def __init__(self, volume: Path, *, scale: float = 0.0002, quota: int = 0) -> None:
+    def __init__(self, volume: Path, *, speed: float = 5000, quota: int = 0) -> None:
         self.volume = volume
-        self._settings = {"ENGINE_SCALE": str(scale), "ENGINE_QUOTA": str(quota), "ENGINE_VOLUME": str(volume)}
+        self._settings = {"ENGINE_SPEED": str(speed), "ENGINE_QUOTA": str(quota), "ENGINE_VOLUME": str(volume)}
 
     def run(
         self, environment: Mapping[str, str], folder: str = "key", *, kill_after_lines: int = 0, kill_at: str = "", within: float = 60

@@ -1,6 +1,6 @@
 """The operator's inside on a cluster in memory: everything real but the API server."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
@@ -39,7 +39,7 @@ class FakeLogs:
     ready: bool = True
     forgotten: list[tuple[str, str]] = field(default_factory=list)
 
-    def sync(self, key: tuple[str, str], pods: Sequence[Manifest]) -> None:
+    def sync(self, key: tuple[str, str], pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
         """Nothing to follow."""
 
     def states(self, key: tuple[str, str]) -> Mapping[tuple[str, int], StartupState]:

@@ -179,6 +179,21 @@ async def test_a_pod_that_serves_is_not_followed_any_longer(world: World) -> Non
     assert len(world.cluster.log_requests) == 1
 
 
+async def test_a_pod_that_became_ready_while_the_operator_was_away_is_read_once(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "stage TorchCompile"), line(2, "stage Ready"), FOREVER])
+    serving = pod(state=RUNNING, ready=True)
+    world.cluster.put(serving)
+    world.followers.sync(KEY, (serving,))
+    assert world.cluster.log_requests == []  # its start was reported: nothing to learn
+    world.followers.sync(KEY, (serving,), starting={"p"})
+    await world.until(lambda: world.followers.caught_up(KEY))
+    world.followers.sync(KEY, (serving,), starting={"p"})
+    await world.until(lambda: world.followers.streams() == (0, 0))
+    state = world.state()
+    assert state is not None
+    assert (state.stage, len(world.cluster.log_requests)) == (Stage.READY, 1)
+
+
 async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))

@@ -4,16 +4,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from vllm_operator.catalog.resources import read_data
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.startup.parser import StartupParser
 
 BEGUN = datetime(2026, 11, 21, 14, 0, tzinfo=UTC)
-HEARTBEATS = (
-    b"(APIServer pid=1) DEBUG 11-21 14:00:10 [utils.py:1035] Waiting for 1 local, 0 remote core engine proc(s) to start.\n",
-    b"(EngineCore pid=7) INFO 11-21 14:00:10 [shm_broadcast.py:681] No available shared memory broadcast block found in 60 seconds. "
-    b"This typically happens when some processes are hanging or doing some time-consuming work (e.g. compilation).\n",
-)
+HEARTBEATS = [f"{entry['sample']}\n".encode() for entry in read_data("stages.yaml")["heartbeats"]]
 
 
 def clock() -> ProgressClock:

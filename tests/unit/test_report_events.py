@@ -68,6 +68,32 @@ def test_a_warm_start_says_so() -> None:
     assert "the start took 35 s (caches warm)" in story[1].events[0].message
 
 
+def test_a_start_without_a_log_is_timed_by_its_pod() -> None:
+    story = play(o.observe(), o.observe(o.ready_pod(since=-500, ready=-20)))
+    assert story[1].events[0].message == "The replica serves; the start took 8 min."
+
+
+def test_a_replica_that_answers_again_has_not_started() -> None:
+    hung = o.pod(
+        containers=[o.container(o.running(-500), started=True)],
+        conditions=[o.condition("PodScheduled", "True"), o.condition("Ready", "False", reason="ContainersNotReady")],
+    )
+    story = play(o.observe(), o.observe(hung), o.observe(o.ready_pod(since=-500, ready=-20)))
+    assert story[2].events[0].message == "The replica serves."
+
+
+def test_an_image_pull_that_the_pod_has_left_is_told_once() -> None:
+    pulling = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling", seconds=-300),))
+    story = play(pulling, o.observe(o.starting_pod(since=-60)), o.observe(o.starting_pod(since=-60)))
+    assert [told(written.events) for written in story[1:]] == [[("Normal", "StageCompleted")], []]
+    assert story[1].events[0].message == "Pod vllm-a-x1: pulling the image took 4 min."
+
+
+def test_a_log_that_claims_an_image_pull_completes_none() -> None:
+    odd = o.observe(o.starting_pod(since=-60), states={UID: StartupState(stage=Stage.IMAGE_PULL, stage_since=o.at(-900))})
+    assert [told(written.events) for written in play(odd, odd)][1] == []
+
+
 def test_a_long_stage_is_told_when_the_pod_serves_right_after_it() -> None:
     story = play(compiling(200), ready(284, CacheEvidence(misses=9)))
     assert told(story[1].events) == [("Normal", "StageCompleted"), ("Normal", "Started")]

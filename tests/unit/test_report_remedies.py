@@ -38,9 +38,7 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     written = report(crashed({}))
     assert written.status.remediation is not None
     assert written.status.remediation.state is RemediationState.SUGGESTED
-    assert "What to do: Lower --max-model-len to at most 5568. As a command: `kubectl get vllm vllm-a -o jsonpath=" in message(
-        written, "Ready"
-    )
+    assert "What to do: Lower --max-model-len to at most 5568. As a command: see status.remediation.command." in message(written, "Ready")
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
 
 

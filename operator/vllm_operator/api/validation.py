@@ -6,6 +6,7 @@ as `kubectl apply` does by default, with the name that was probably meant.
 
 import difflib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 from vllm_operator.api.crd import custom_resource_definition
@@ -40,8 +41,9 @@ def violations(manifest: Mapping[str, Any]) -> list[str]:
     return found or list(_check_rules(manifest, schema, ""))
 
 
-def _schema() -> dict[str, Any]:
-    schema: dict[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+@cache
+def _schema() -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
 

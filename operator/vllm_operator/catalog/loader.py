@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, load_caches
@@ -34,8 +35,9 @@ class Catalog:
     priming: tuple[PrimingRule, ...] = ()
 
 
+@cache
 def load_catalog() -> Catalog:
-    """Read the catalog that ships with the operator. Takes some tenths of a second: keep the result."""
+    """Return the catalog that ships with the operator. It is read once, in some tenths of a second, and never changes."""
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
         gpus=load_gpus(),

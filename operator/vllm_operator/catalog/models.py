@@ -8,6 +8,7 @@ number of parameters is fixed by the entry or read from the name (`-70B-`).
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
@@ -126,6 +127,7 @@ def parse_models(data: Mapping[str, Sequence[Mapping[str, Any]]]) -> Models:
     return Models(tuple(_family(entry) for entry in data["families"]), formats)
 
 
+@cache
 def load_models() -> Models:
     """Read the families that ship with the operator."""
     return parse_models(read_data("models.yaml"))

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -169,6 +170,7 @@ def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernel
     return Rules(ordered, tuple(invocations), kernels)
 
 
+@cache
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
     rules = (parse_rule(data) for name in list_data("rules") for data in read_data(name))

@@ -8,6 +8,7 @@ but in `vllm_operator.startup`; what it needs for that is `severity`, `priority`
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.resources import read_data
@@ -66,7 +67,8 @@ class Change:
 class Signature:
     """One kind of crash. `cause` and `remedy` are jinja2 templates over the captures of its patterns.
 
-    `follows_others`: usually another error came first, so it counts only where there is none.
+    `follows_others`: usually another error came first, so it counts only where there is none. `is_foreign`: written by the
+    owner of the cluster; its patterns are matched in linear time whatever they are.
     """
 
     id: str
@@ -85,6 +87,7 @@ class Signature:
     auto_safe: bool = False
     references: tuple[str, ...] = ()
     action: RemedyAction | None = None
+    is_foreign: bool = False
 
     @property
     def is_echo(self) -> bool:
@@ -106,13 +109,14 @@ class Sample:
     source: str
 
 
+@cache
 def load_signatures() -> tuple[Signature, ...]:
     """Read all signatures.
 
     Raises:
         ValueError: The data is not as described; the message names the signature.
     """
-    return tuple(_signature(entry) for entry in read_data("signatures.yaml")["signatures"])
+    return tuple(parse_signature(entry) for entry in read_data("signatures.yaml")["signatures"])
 
 
 def load_signature_samples() -> tuple[Sample, ...]:
@@ -121,7 +125,12 @@ def load_signature_samples() -> tuple[Sample, ...]:
     return tuple(Sample(signature, each["text"], each["source"]) for signature, entries in samples.items() for each in entries)
 
 
-def _signature(entry: Mapping[str, Any]) -> Signature:
+def parse_signature(entry: Mapping[str, Any], *, is_foreign: bool = False) -> Signature:
+    """Read a signature.
+
+    Raises:
+        ValueError: It is not as described; the message names it.
+    """
     try:
         return Signature(
             id=entry["id"],
@@ -140,6 +149,7 @@ def _signature(entry: Mapping[str, Any]) -> Signature:
             auto_safe=bool(entry["autoSafe"]),
             references=tuple(entry.get("references", ())),
             action=RemedyAction(entry["remedyAction"]) if "remedyAction" in entry else None,
+            is_foreign=is_foreign,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"signature {entry.get('id', '?')} in signatures.yaml: {error}") from error

@@ -43,6 +43,9 @@ class Bar:
     prefix: str
     stage: str
     label: str
+    versions: str
+    source: str
+    samples: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,22 @@ class Silence:
 
     seconds: int
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """How many seconds stages took where they were measured, by stage; with empty caches and with full ones.
+
+    `where` is the version and GPU, in words; `dense` and `experts` are kinds of models.
+    """
+
+    where: str
+    dense: Mapping[str, Mapping[str, int]]
+    experts: Mapping[str, Mapping[str, int]]
+
+    def seconds(self, stage: str, *, has_experts: bool, is_warm: bool) -> int | None:
+        """For one stage; None where it was not measured, or took no time worth a word."""
+        return (self.experts if has_experts else self.dense).get(stage, {}).get("warm" if is_warm else "cold")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,7 @@ class Stages:
 
     lines: tuple[LineMeaning, ...]
     bars: tuple[Bar, ...]
+    measured: Measured
     silence: Mapping[str, Silence] = field(default_factory=dict)
     silent_backends: tuple[str, ...] = ()
     silent_stages: tuple[str, ...] = ()
@@ -97,7 +117,8 @@ def load_stages() -> Stages:
     data = read_data("stages.yaml")
     return Stages(
         lines=tuple(_meaning(entry) for entry in data["lines"]),
-        bars=tuple(Bar(**entry) for entry in data["bars"]),
+        bars=tuple(Bar(**{**entry, "samples": tuple(entry["samples"])}) for entry in data["bars"]),
+        measured=Measured(**{name: value for name, value in data["measured"].items() if name != "source"}),
         silence={stage: Silence(**entry) for stage, entry in data["silence"].items()},
         silent_backends=tuple(data["silent_backends"]),
         silent_stages=tuple(data["silent_stages"]),

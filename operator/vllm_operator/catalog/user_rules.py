@@ -17,7 +17,7 @@ from vllm_operator.catalog.versions import Versions
 USER_PRIORITY = 1000
 """Added to the priority of a user's rule, so that it beats ours of the same kind."""
 RULES_LIMIT = 256
-"""More rules than this are not read: each is asked for every plan."""
+"""More rules, or signatures, than this are not read: each is asked for every plan, or many lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +29,8 @@ class UserRules:
     problems: tuple[str, ...] = ()
 
 
-def read_documents(texts: Mapping[str, str]) -> tuple[list[Any], list[str]]:
-    """Read rules from YAML texts by name; each text is a list of rules, as a file in `catalog/data/rules`.
+def read_documents(texts: Mapping[str, str], what: str = "rules") -> tuple[list[Any], list[str]]:
+    """Read rules, or what else users add, from YAML texts by name; each text is a list, as in the files of `catalog/data`.
 
     Returns:
         What is written there, and one sentence about each text that cannot be read.
@@ -41,14 +41,16 @@ def read_documents(texts: Mapping[str, str]) -> tuple[list[Any], list[str]]:
         try:
             content = yaml.load(texts[name], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All rules in it are ignored.")
+            problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All {what} in it are ignored.")
             continue
+        if isinstance(content, dict) and list(content) == [what]:
+            content = content[what]
         if isinstance(content, list):
             documents += content
         elif content is not None:
-            problems.append(f"{name}: this is not a list of rules. It is ignored.")
+            problems.append(f"{name}: this is not a list of {what}. It is ignored.")
     if len(documents) > RULES_LIMIT:
-        problems.append(f"there are {len(documents)} rules; only the first {RULES_LIMIT} are read.")
+        problems.append(f"there are {len(documents)} {what}; only the first {RULES_LIMIT} are read.")
     return documents[:RULES_LIMIT], problems
 
 

@@ -8,6 +8,7 @@ has no table, and nothing version-specific may be emitted for it.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.resources import list_data, read_data
@@ -172,6 +173,7 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     return Versions(ordered)
 
 
+@cache
 def load_versions() -> Versions:
     """Read the tables that ship with the operator."""
     return build_versions(parse_table(read_data(name)) for name in list_data("versions"))

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
 
@@ -19,12 +19,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "log", metavar="LOGFILE", help="the log of one vLLM start, from kubectl logs or anywhere else; - reads standard input"
     )
+    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read the log and print what it tells; 0 if it could be read, 2 if not."""
-    parser = StartupParser(load_startup())
+    try:
+        parser = StartupParser(known_crashes(arguments.signatures))
+    except UserSignaturesError as error:
+        print(f"vllm-operator diagnose: {error}", file=sys.stderr)
+        return 2
     try:
         if arguments.log == "-":
             size = _read(parser, sys.stdin.buffer)

@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ import yaml
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import as_json
 from vllm_operator.cli.diagnosis_page import page
-from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
+from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
+from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.reporting.pod_events import EventLog, refine
 from vllm_operator.reporting.pods import Phase, PodView, read_pod
-from vllm_operator.runtime.log_lines import LogLines
+from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
 from vllm_operator.startup.termination import diagnose_termination
@@ -30,6 +32,8 @@ from vllm_operator.startup.termination import diagnose_termination
 _LINE_BYTES = 64 * 1024
 _MOST_BYTES = 256 * 1024 * 1024
 """No start writes as much."""
+_RETRY_SECONDS = (0.5, 1.0, 2.0)
+"""A kubelet under load lags behind the status of its Pod: a log that should be there is asked for again after these."""
 _UNTOLD = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
 """Phases of which the log tells more than the status."""
 
@@ -49,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", help="namespace of the Pod; that of the kubeconfig's context if absent")
     parser.add_argument("-c", "--container", help=f"container of the engine; {CONTAINER}, or the only one, if absent")
     parser.add_argument("-p", "--previous", action="store_true", help="read the run before the present one")
+    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
 
 
@@ -56,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Read the Pod and print what it tells; 0 if it could be read, 2 if not."""
     try:
         found = asyncio.run(_read(arguments))
-    except (ClusterError, MissingConnectionError, TimeoutError) as error:
+    except (ClusterError, MissingConnectionError, TimeoutError, UserSignaturesError) as error:
         print(f"kubectl vllm diagnose: {error or 'the API server did not answer in time'}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
@@ -69,31 +74,32 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _read(arguments: argparse.Namespace) -> Diagnosis:
+    knowledge = load_knowledge(known_crashes(arguments.signatures))
     configuration = await load_configuration()
     client = KubeClient(configuration, reload=load_configuration)
     try:
         name = arguments.pod.removeprefix("pod/")
         namespace = arguments.namespace or await asyncio.to_thread(_context_namespace, configuration_paths())
-        return await diagnose_pod(client, name, namespace, container=arguments.container, previous=arguments.previous)
+        return await diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous)
     finally:
         await client.close()
 
 
 async def diagnose_pod(
-    client: ClusterClient, name: str, namespace: str, *, container: str | None = None, previous: bool = False
+    client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool = False
 ) -> Diagnosis:
     """Read a Pod.
 
     Raises:
         ClusterError: It does not exist, or cannot be read.
     """
-    knowledge = load_knowledge()
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
     parser = StartupParser(knowledge.startup)
+    request = LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous)
     try:
-        await _read_log(client, parser, LogRequest(namespace, name, container or _engine_of(pod), follow=False, previous=previous))
-    except (NotFound, ClusterError) as error:
+        await _read_log(client, parser, request, waits=_RETRY_SECONDS if view.termination is not None else ())
+    except (ClusterError, LogUnavailableError) as error:
         note = f"{_about(knowledge, view)}\nIts log cannot be read: {error}"
         return Diagnosis(parser, parser.state, note)
     has_ended = previous or view.phase is Phase.CRASHED
@@ -111,7 +117,20 @@ async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
         return ()
 
 
-async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
+async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
+    """Read the log of a run. Raises what the last try raised, if nothing could be read."""
+    for wait in (*waits, None):
+        try:
+            await _read_once(client, parser, request)
+        except (ClusterError, LogUnavailableError):
+            if wait is None or parser.state.lines:
+                raise
+            await asyncio.sleep(wait)
+        else:
+            return
+
+
+async def _read_once(client: ClusterClient, parser: StartupParser, request: LogRequest) -> None:
     lines = LogLines(line_bytes=_LINE_BYTES)
     size = 0
     async with client.stream_log(request) as stream:
@@ -121,6 +140,7 @@ async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRe
                 parser.feed(line, moment)
             if size > _MOST_BYTES:
                 break
+    lines.check()
     rest = lines.flush()
     if rest is not None:
         parser.feed(*rest)

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.catalog.remedies import Remedy, load_remedies
-from vllm_operator.catalog.signatures import Change, Signature, load_signature_samples, load_signatures
+from vllm_operator.catalog.signatures import Change, Signature, load_signature_samples
+from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.startup.wording import render
 
 _WIDTH = 100
@@ -20,12 +21,18 @@ _WIDTH = 100
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="show one signature in full; all in short if absent")
+    parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print JSON instead of a page for people")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them; 0, or 2 if there is no signature of that name."""
-    signatures = {signature.id: signature for signature in load_signatures()}
+    """Print them; 0, or 2 if there is no signature of that name or a file of the user cannot be used."""
+    try:
+        known = known_crashes(arguments.signatures)
+    except UserSignaturesError as error:
+        print(f"vllm-operator signatures: {error}", file=sys.stderr)
+        return 2
+    signatures = {signature.id: signature for signature in known.signatures}
     remedies = load_remedies()
     if arguments.name is None:
         chosen = list(signatures.values())

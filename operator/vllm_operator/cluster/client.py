@@ -57,6 +57,7 @@ EVENT = Kind("v1", "Event", "events")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SECRET = Kind("v1", "Secret", "secrets")
+POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
 JOB = Kind("batch/v1", "Job", "jobs")
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
@@ -74,6 +75,7 @@ KINDS = (
     NODE,
     CONFIG_MAP,
     SECRET,
+    POD_METRICS,
     JOB,
     AUTOSCALER,
     CLAIM_TEMPLATE,

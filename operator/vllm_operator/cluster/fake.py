@@ -292,7 +292,9 @@ def _contested(others: Sequence[Manifest], fields: Manifest, merged: Manifest, l
 
 def _give_up(entries: Sequence[Manifest], fields: Manifest, merged: Manifest, live: Manifest, *, keep: str) -> list[Manifest]:
     """The entries without the fields that somebody else has just set to another value."""
-    taken = {p for p in fake_fields.leaves(fields) if p[-1] != "." and fake_fields.read(merged, p) != fake_fields.read(live, p)}
+    owned = {path for entry in entries if entry["manager"] != keep for path in fake_fields.leaves(entry["fieldsV1"])}
+    mine = owned & set(fake_fields.leaves(fields))
+    taken = {path for path in mine if path[-1] != "." and fake_fields.read(merged, path) != fake_fields.read(live, path)}
     return [entry if entry["manager"] == keep else {**entry, "fieldsV1": _without(entry["fieldsV1"], taken)} for entry in entries]
 
 

@@ -6,6 +6,7 @@ take-over, fields that are given up and go. Lists are merged by key where they h
 
 import json
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from typing import Any
 
 LIST_KEYS = (("containerPort", "protocol"), ("port", "protocol"), ("mountPath",), ("name",), ("type",), ("uid",))
@@ -112,4 +113,11 @@ def merge(live: Any, wish: Any, name: str = "") -> Any:
 
 def _is(step: str, item: Mapping[str, Any], name: str) -> bool:
     keys = list_key(name, item)
-    return keys is not None and entry_name(keys, item) == step
+    return keys is not None and {key: item.get(key, DEFAULTS.get(key)) for key in keys} == _entry_key(step)
+
+
+@lru_cache(maxsize=4096)
+def _entry_key(step: str) -> Mapping[str, Any]:
+    """What `entry_name` made a name of."""
+    key: Mapping[str, Any] = json.loads(step.removeprefix("k:"))
+    return key

@@ -51,6 +51,12 @@ def read_bytes(value: Any) -> int | None:
     return int(float(match[1] + (match[2] or "")) * SUFFIXES[match[3]])
 
 
+def read_cores(value: Any) -> float | None:
+    """Return a Kubernetes quantity of CPU in cores, such as 250m or the 1234567n of metrics, else None."""
+    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([num]?)", value, re.ASCII) if isinstance(value, str) else None
+    return float(match[1]) * {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}[match[2]] if match is not None else None
+
+
 def read_mebibytes(value: Any) -> int | None:
     """Return a Kubernetes quantity of memory in MiB, rounded down, else None."""
     size = read_bytes(value)

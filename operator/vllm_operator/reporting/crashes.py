@@ -203,8 +203,9 @@ def crash_settles(scene: Scene, view: PodView) -> datetime | None:
 
 
 def _excerpt(crash: Crash) -> str | None:
-    lines = [wording.clean(line, 400) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
-    return "\n".join(line for line in lines if line)[-2000:] or None
+    lines = [(line, wording.clean(line, 400)) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
+    indented = [" " * min(8, len(line) - len(line.lstrip(" "))) + text for line, text in lines if text]
+    return "\n".join(indented)[-2000:].strip("\n") or None
 
 
 def reason(signature: str) -> str:

@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, S
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.planning.remediation import in_words
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.caches import last_start
+from vllm_operator.reporting.caches import Start, last_start
 from vllm_operator.reporting.crashes import Crashes
 from vllm_operator.reporting.crashes import reason as reason_of
 from vllm_operator.reporting.durations import completed_stages
@@ -105,10 +105,10 @@ def _long_stages(scene: Scene) -> Iterator[EventDraft]:
 
 def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
     """The stages that a Pod has left since it was in `stage`. Waiting for a node has a warning of its own."""
-    if stage is Stage.IMAGE_PULL and since is not None and view.started_at is not None:
+    state, order = scene.state(view), list(Stage)
+    has_pulled = view.phase is Phase.READY or order.index(scene.stage(view)) > order.index(Stage.IMAGE_PULL)
+    if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
         yield (stage, since, view.started_at)
-    state = scene.state(view)
-    order = list(Stage)
     if state is not None:
         yield from (left for left in completed_stages(state) if order.index(left[0]) >= order.index(stage))
 
@@ -186,18 +186,25 @@ def _started(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]
     if now is None or now.reason != Reason.STARTED or not ready or (before is not None and before.reason == now.reason):
         return
     start, last = last_start(scene), ready[-1]
-    seconds = start.seconds if start is not None else None
     message = scene.messages.say(
         "event.started",
         serving=scene.serving,
         wanted=scene.observation.wanted,
-        seconds=seconds,
-        warm=start is not None and start.is_warm,
+        seconds=_seconds(start, last, before),
+        caches="" if start is None else "warm" if start.is_warm else "cold",
     )
     yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
     warm, was = _both(scene, status, CACHE_WARM)
     if warm is not None and warm.status is ConditionStatus.TRUE and (was is None or was.status is not ConditionStatus.TRUE):
         yield EventDraft(type=NORMAL, reason="CacheWarm", message=warm.message, key=f"warm-{last.uid}-{last.restarts}")
+
+
+def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:
+    """How long a start took: by its log, else from the start of the container until the Pod became ready for the first time."""
+    if start is not None and start.seconds is not None:
+        return start.seconds
+    again = before is not None and before.reason == Reason.NOT_RESPONDING
+    return None if again or view.started_at is None or view.ready_at is None else (view.ready_at - view.started_at).total_seconds()
 
 
 def _digest(*parts: object) -> str:

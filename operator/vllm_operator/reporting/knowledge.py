@@ -1,8 +1,9 @@
 """What reports draw on beside the observation: the messages, and what is known of starts and crashes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from typing import Any
 
 from vllm_operator.catalog.logged_names import LoggedNames, load_logged_names
 from vllm_operator.catalog.remedies import load_remedies
@@ -33,26 +34,32 @@ class Knowledge:
     cleaning: frozenset[str] = frozenset()
     """Signatures of a full volume."""
 
+    def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
+        """The same with other crashes that are known by name."""
+        return replace(self, startup=startup, **_of_signatures(startup, self.terminations))
+
 
 @cache
 def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
     """Read what ships with the package. `startup`: what was loaded already for the parsers of logs."""
     known = startup or load_startup()
     rules = load_rules()
-    echoes = {signature.id for signature in known.signatures if signature.is_echo}
-    weak = echoes | {rule.id for rule in rules.containers if rule.is_weak}
     return Knowledge(
         messages=load_messages(),
         startup=known,
         terminations=rules,
         logged_names=load_logged_names(),
-        weak=frozenset(weak),
-        signatures={signature.id: signature for signature in known.signatures},
         remediator=Remediator(load_versions(), load_remedies()),
-        **_actions(known),
+        **_of_signatures(known, rules),
     )
 
 
-def _actions(known: StartupKnowledge) -> dict[str, frozenset[str]]:
+def _of_signatures(known: StartupKnowledge, rules: Rules) -> dict[str, Any]:
+    echoes = {signature.id for signature in known.signatures if signature.is_echo}
     by_action = {action: frozenset(s.id for s in known.signatures if s.action is action) for action in RemedyAction}
-    return {"quarantining": by_action[RemedyAction.QUARANTINE_CACHE], "cleaning": by_action[RemedyAction.CLEAN_CACHE]}
+    return {
+        "weak": frozenset(echoes | {rule.id for rule in rules.containers if rule.is_weak}),
+        "signatures": {signature.id: signature for signature in known.signatures},
+        "quarantining": by_action[RemedyAction.QUARANTINE_CACHE],
+        "cleaning": by_action[RemedyAction.CLEAN_CACHE],
+    }

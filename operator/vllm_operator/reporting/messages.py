@@ -67,6 +67,7 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         "duration": wording.duration,
         "clock": wording.clock,
         "time": wording.time_of_day,
+        "minute": wording.minute,
         "count": wording.count,
         "quote": lambda text, limit=200: wording.clean(text, limit),
         "sentence": wording.sentence,

@@ -43,6 +43,7 @@ class Observation:
         pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
         startups: What the log of a container run has told. Holds the run that is followed; after a crash also
             the crashed run, which tells why. May lack any entry: then the Pod's status alone is used.
+        cores: How many CPUs the Pods use whose start is silent, by uid. Empty where the cluster does not measure it.
         care: What is being done about the caches.
         apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
     """
@@ -60,6 +61,7 @@ class Observation:
     primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
+    cores: Mapping[str, float] = field(default_factory=dict)
     care: CacheCare = NO_CARE
     apply_error: str | None = None
 

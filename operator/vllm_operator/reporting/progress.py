@@ -9,6 +9,7 @@ alone never changes a word of it.
 from datetime import datetime, timedelta
 
 from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
+from vllm_operator.catalog.rules import Component
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
@@ -57,7 +58,17 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    return scene.messages.say(name, limit=400, what=words, since=since, usual=usual_seconds(scene, stage, state))
+    usual = usual_seconds(scene, stage, state)
+    return scene.messages.say(
+        name,
+        limit=400,
+        what=words,
+        since=since,
+        usual=usual,
+        until=state.stage_since + timedelta(seconds=usual) if usual and state.stage_since else None,
+        measured=_measured_seconds(scene, stage, state) if usual is None else None,
+        where=scene.knowledge.startup.stages.measured.where,
+    )
 
 
 def silence_begins(scene: Scene, view: PodView) -> datetime | None:
@@ -74,9 +85,24 @@ def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None
     if plan is None or cache is None or cache.key != plan.cache_key:
         return None
     known = next((entry for entry in cache.stages or () if entry.stage == stage), None)
-    is_warm = cache.state is CacheState.WARM and state.cache.misses == 0
-    seconds = known and (known.warm_seconds if is_warm else known.cold_seconds)
+    seconds = known and (known.warm_seconds if _is_warm(scene, state) else known.cold_seconds)
     return wording.rounded(seconds) if seconds else None
+
+
+def _measured_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
+    """How long a stage took where it was measured; None if it was not."""
+    plan = scene.observation.outcome.plan
+    if plan is None:
+        return None
+    has_experts = any(choice.component == Component.MOE for choice in plan.backends)
+    seconds = scene.knowledge.startup.stages.measured.seconds(stage, has_experts=has_experts, is_warm=_is_warm(scene, state))
+    return wording.rounded(seconds) if seconds else None
+
+
+def _is_warm(scene: Scene, state: StartupState) -> bool:
+    """Whether a start finds what it needs, as far as can be seen by now."""
+    cache = scene.observation.previous.cache
+    return cache is not None and cache.state is CacheState.WARM and state.cache.misses == 0
 
 
 def _block(scene: Scene) -> StartupStatus | None:

@@ -88,4 +88,6 @@ def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> I
         yield progress.silence_begins(scene, view)
         yield crash_settles(scene, view)
         judgement = scene.judgement(view)
-        yield judgement.deadline if judgement is not None else None
+        if judgement is not None:
+            yield judgement.deadline
+            yield judgement.look_at

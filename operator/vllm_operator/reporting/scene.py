@@ -99,7 +99,14 @@ class Scene:
         startup = self.observation.resource.spec.startup
         stall_seconds = startup.stall_seconds if startup else None
         silent_seconds = allowed_silence_seconds(self.stage(view), self.knowledge.startup)
-        return judge(view, self.state(view), stall_seconds=stall_seconds, silent_seconds=silent_seconds, now=self.observation.now)
+        return judge(
+            view,
+            self.state(view),
+            stall_seconds=stall_seconds,
+            silent_seconds=silent_seconds,
+            now=self.observation.now,
+            cores=self.observation.cores.get(view.uid),
+        )
 
     def stalled(self, view: PodView) -> bool:
         """Whether a start shows no sign of progress."""

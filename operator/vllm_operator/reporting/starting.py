@@ -58,7 +58,14 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
         left, noted = stall_restarts_left(scene), current(scene.observation.resource)
         done = "restarting" if left or (noted and view.name in noted.stalled_pods) else "left" if left == 0 else ""
         return scene.messages.fit(
-            "pod.Stalled", shrink=("text",), pod=view, text=text, since=judgement.since, limit_seconds=judgement.limit, done=done
+            "pod.Stalled",
+            shrink=("text",),
+            pod=view,
+            text=text,
+            since=judgement.since,
+            limit_seconds=judgement.limit,
+            is_idle=judgement.is_idle,
+            done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
     return scene.messages.say(f"pod.{name}", pod=view, text=text)

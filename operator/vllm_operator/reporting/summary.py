@@ -5,7 +5,7 @@ from typing import Any
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting import reading
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.scene import Scene
@@ -33,11 +33,8 @@ def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus 
     decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
     facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
-    facts |= {"crash": crash, "times": times, "others": others, "done": _done(decided), "owner": scene.observation.resource.metadata.name}
-    with_command = facts | {"command": decided.command if decided else None}
-    if len(scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **with_command)) <= wording.MESSAGE_LIMIT:
-        return scene.messages.say("crash.one", **with_command)
-    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, command=None)
+    facts |= {"crash": crash, "times": times, "others": others, "done": _done(decided)}
+    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, command=decided.command if decided else None)
 
 
 def _done(decided: RemediationStatus | None) -> str:

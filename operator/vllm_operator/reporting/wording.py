@@ -5,7 +5,7 @@ are removed, secrets are masked, lengths are bounded.
 """
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from vllm_operator.startup.redaction import redact
 
@@ -67,6 +67,11 @@ def clock(when: datetime) -> str:
 def time_of_day(when: datetime) -> str:
     """Say a time of day in UTC, where the date goes without saying."""
     return when.astimezone(UTC).strftime("%H:%M:%S UTC")
+
+
+def minute(when: datetime) -> str:
+    """Say a time of day that is only known about: whole minutes, in UTC."""
+    return (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC")
 
 
 def count(number: int, noun: str) -> str:

@@ -7,7 +7,7 @@ survive a restart of the operator: logs are read again from their beginning.
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -64,8 +64,12 @@ class Followers:
         self._deployments: dict[Key, _Deployment] = {}
         self.slots = Slots(streams)
 
-    def sync(self, key: Key, pods: Iterable[Manifest]) -> None:
-        """Follow what is worth following of these Pods, and forget Pods that are gone."""
+    def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
+        """Follow what is worth following of these Pods, and forget Pods that are gone.
+
+        `starting` are Pods whose start has not been reported as done: where one is ready by now, and its log was not
+        followed because the operator was away, it is read once.
+        """
         pods = tuple(pods)
         deployment = self._deployments.setdefault(key, _Deployment())
         uids = {pod["metadata"]["uid"] for pod in pods}
@@ -73,6 +77,9 @@ class Followers:
             deployment.runs.pop(run_key).task.cancel()
         for pod in pods:
             if is_ready(pod):
+                if pod["metadata"]["name"] in starting and not any(uid == pod["metadata"]["uid"] for uid, _ in deployment.runs):
+                    for run in runs_to_follow(pod)[-1:]:
+                        self._start(key, deployment, run)
                 for run_key, entry in deployment.runs.items():
                     if run_key[0] == pod["metadata"]["uid"]:
                         entry.follower.finish_soon()

@@ -58,9 +58,15 @@ class Metrics:
             ["namespace", "name"],
             registry=self.registry,
         )
-        self._rules = Gauge(
-            f"{PREFIX}_user_rules", "Rules of the cluster's owner, by state: used or ignored.", ["state"], registry=self.registry
-        )
+        self._user_data = {
+            what: Gauge(
+                f"{PREFIX}_user_{what}",
+                f"{what.capitalize()} of the cluster's owner, by state: used or ignored.",
+                ["state"],
+                registry=self.registry,
+            )
+            for what in ("rules", "signatures")
+        }
         Gauge(f"{PREFIX}_info", "The operator's version.", ["version"], registry=self.registry).labels(__version__).set(1)
         self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
 
@@ -77,10 +83,10 @@ class Metrics:
         """A watch event was received."""
         self._watch_events.labels(kind).inc()
 
-    def rules(self, *, used: int, ignored: int) -> None:
-        """The rules of the cluster's owner were read."""
-        self._rules.labels("used").set(used)
-        self._rules.labels("ignored").set(ignored)
+    def user_data(self, what: str, *, used: int, ignored: int) -> None:
+        """The rules or signatures of the cluster's owner were read."""
+        self._user_data[what].labels("used").set(used)
+        self._user_data[what].labels("ignored").set(ignored)
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
         """Read depth and age of the queue whenever the metrics are read."""

@@ -15,6 +15,7 @@ from vllm_operator.cluster.client import (
     JOB,
     NODE,
     POD,
+    POD_METRICS,
     RESOURCE_SLICE,
     SERVICE,
     VLLM_DEPLOYMENT,
@@ -75,6 +76,7 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(EVENT, "get patch", "an event that repeats itself is not counted"),
     *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
     *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
+    *_all(POD_METRICS, "get", "whether a silent start uses CPU is not known, so it gets the time that its stage may need"),
     *_all(JOB, "create", "no room is made on a full volume of caches"),
     *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
 )

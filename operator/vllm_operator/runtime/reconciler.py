@@ -10,7 +10,7 @@ more, and meets the events that it has written.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol, TypeAlias
@@ -44,6 +44,7 @@ from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
+from vllm_operator.runtime.cpu_use import CpuUse
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.rooms import Rooms
@@ -70,8 +71,8 @@ PENDING_AGE_SECONDS = 5.0
 class Logs(Protocol):
     """What the reconciler asks of the log followers."""
 
-    def sync(self, key: Key, pods: Sequence[Manifest]) -> None:
-        """Follow what is worth following."""
+    def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
+        """Follow what is worth following; `starting` are Pods whose start has not been reported as done."""
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
         """What the logs have told, by run."""
@@ -116,6 +117,7 @@ class Reconciler:
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
         self._explanations = Explanations(client, now=now)
+        self._cpu_use = CpuUse(client)
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one VLLMDeployment and its status up to date.
@@ -141,7 +143,7 @@ class Reconciler:
         for child in tended.kept:
             held = tended.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
             applied.children.append(await self._applier.scale(child, tended.held_replicas or 0) if held else child)
-        self._logs.sync(key, snapshot.pods)
+        self._logs.sync(key, snapshot.pods, _starting(resource))
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observation(resource, snapshot, applied, tended)
@@ -188,10 +190,12 @@ class Reconciler:
         claim = claims.get(tended.claim_name or "", tended.claim)
         weights = claims.get(tended.weights_claim_name or "", tended.weights_claim)
         events, look_again = await self._explanations.read(snapshot.pods, (claim, weights))
+        states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
+        now = self._now()
         observation = Observation(
             resource=resource,
             outcome=tended.outcome,
-            now=self._now(),
+            now=now,
             deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
@@ -201,7 +205,8 @@ class Reconciler:
             pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
-            startups=self._logs.states((resource.metadata.namespace, resource.metadata.name)),
+            startups=states,
+            cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
             care=_with_refused_claims(tended.care, applied, (claim, weights)),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
         )
@@ -259,6 +264,12 @@ class Reconciler:
 def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
     name = resource.metadata.name
     return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def _starting(resource: VLLMDeployment) -> frozenset[str]:
+    """The Pods that the status still shows on their way."""
+    startup = resource.status.startup
+    return frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
 
 
 def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:

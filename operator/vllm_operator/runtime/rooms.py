@@ -18,12 +18,11 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.remediation import carried_out
 from vllm_operator.rendering.manifests import render
-from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.heartbeats import ProgressClock
-from vllm_operator.runtime.rule_source import KnownCatalog
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.upkeep.cleaning import hindered
 from vllm_operator.upkeep.situation import Situation
@@ -54,23 +53,25 @@ class Rooms:
     """A reader for one log."""
 
 
-def load_rooms(known: KnownCatalog | None = None, *, priming_patience_seconds: int = PATIENCE_SECONDS) -> Rooms:
+def load_rooms(
+    known: KnownCatalog | None = None, crashes: KnownCrashes | None = None, *, priming_patience_seconds: int = PATIENCE_SECONDS
+) -> Rooms:
     """Fill in what ships with the package. Takes some tenths of a second: keep the result.
 
     Args:
         known: What is known at the moment, where it may change later.
+        crashes: The crashes that are known at the moment, where they may change later.
         priming_patience_seconds: How long a primer may wait for a GPU.
     """
-    known, startup = known or KnownCatalog.of(load_catalog()), load_startup()
-    knowledge = load_knowledge(startup)
+    known, crashes = known or KnownCatalog.of(load_catalog()), crashes or KnownCrashes.of(load_startup())
     return Rooms(
         read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
         plan=Planner(known),
         render=_render,
-        tend=partial(tend, rules=known.shipped.priming, full=knowledge.cleaning, patience_seconds=priming_patience_seconds),
-        hindered=lambda situation, state, why: hindered(situation, knowledge.cleaning, state, why),
-        report=partial(report, knowledge=knowledge),
-        make_parser=lambda: ProgressClock(StartupParser(startup), startup.stages.heartbeats),
+        tend=partial(tend, rules=known.shipped.priming, full=crashes.reporting.cleaning, patience_seconds=priming_patience_seconds),
+        hindered=lambda situation, state, why: hindered(situation, crashes.reporting.cleaning, state, why),
+        report=lambda observation: report(observation, knowledge=crashes.reporting),
+        make_parser=lambda: ProgressClock(StartupParser(crashes.startup), crashes.shipped.stages.heartbeats),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
 
 _WORD = re.compile(r"[A-Za-z]{2,}")
@@ -46,8 +47,9 @@ class SignatureIndex:
         for _, signature, pattern in sorted((entry for word in words for entry in self._by_word[word]), key=lambda entry: entry[0]):
             if signature.id in seen or pattern.anchor not in text:
                 continue
-            found = compiled(pattern.regex).search(text)
-            if found is None or (pattern.context is not None and not _in_context(pattern.context, context())):
+            prepare = compile_linear if signature.is_foreign else compiled
+            found = prepare(pattern.regex).search(text)
+            if found is None or (pattern.context is not None and not _in_context(prepare(pattern.context), context())):
                 continue
             seen.add(signature.id)
             captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
@@ -69,6 +71,5 @@ def compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
 
 
-def _in_context(regex: str, context: Iterable[str]) -> bool:
-    search = compiled(regex).search
-    return any(search(line) for line in context)
+def _in_context(regex: re.Pattern[str], context: Iterable[str]) -> bool:
+    return any(regex.search(line) for line in context)

@@ -1,26 +1,41 @@
-"""Rules of the cluster's owner, from a ConfigMap: read before the first plan is made, and again while the operator runs.
+"""Knowledge of the cluster's owner, from ConfigMaps: rules and crash signatures, read at the start and again and again.
 
 What is broken in them is said in the log, as an event on the ConfigMap and as a metric, and ignored. A ConfigMap that
-cannot be read at the moment leaves the rules as they are: plans must not depend on whether the API server answers.
+cannot be read at the moment leaves what is known as it is: plans must not depend on whether the API server answers.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 from vllm_operator.catalog.loader import Catalog, with_user_rules
-from vllm_operator.catalog.user_rules import UserRules
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
+from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """Where Kubernetes tells a Pod its namespace."""
+
+
+class Read(Protocol):
+    """What came of texts."""
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The names of what is used."""
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """A sentence about each thing that is not."""
 
 
 @dataclass(slots=True)
@@ -35,23 +50,62 @@ class KnownCatalog:
         """Begin with what ships with the operator."""
         return cls(catalog, catalog)
 
+    def use(self, texts: Mapping[str, str]) -> Read:
+        """Use these rules, and no others of the cluster's owner."""
+        self.current, read = with_user_rules(self.shipped, texts)
+        log.info("%d rules of the cluster's owner are used; the catalog is %s", len(read.added), self.current.version)
+        return read
 
-class RuleSource:
-    """Keeps a catalog up to date with a ConfigMap. Without a name there is nothing to do."""
+
+@dataclass(slots=True)
+class KnownCrashes:
+    """The crashes that are known at the moment, for reading logs (`startup`) and for reporting on them."""
+
+    shipped: StartupKnowledge
+    startup: StartupKnowledge
+    reporting: Knowledge
+
+    @classmethod
+    def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
+        """Begin with what ships with the operator."""
+        return cls(startup, startup, load_knowledge(startup))
+
+    def use(self, texts: Mapping[str, str]) -> Read:
+        """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""
+        self.startup, read = with_user_signatures(self.shipped, texts)
+        self.reporting = self.reporting.with_startup(self.startup)
+        log.info("%d crash signatures of the cluster's owner are used", len(read.added))
+        return read
+
+
+class UserData:
+    """Keeps what is known up to date with a ConfigMap. Without a name there is nothing to do."""
 
     def __init__(
         self,
         client: ClusterClient,
-        known: KnownCatalog,
+        use: Callable[[Mapping[str, str]], Read],
         *,
+        what: str,
         config_map: str,
         seconds: float,
         metrics: Metrics,
         changed: Callable[[], Awaitable[None]],
     ) -> None:
-        """`config_map` is `namespace/name` or empty; it is read every `seconds`. `changed` is called when the rules did."""
+        """Prepare to read.
+
+        Args:
+            client: The way to the API server.
+            use: Takes the texts of the ConfigMap.
+            what: What is in it: rules or signatures.
+            config_map: `namespace/name`, or empty.
+            seconds: How often it is read.
+            metrics: Where the numbers go.
+            changed: Called when a running operator uses other texts than before.
+        """
         self._client = client
-        self._known = known
+        self._use = use
+        self._what = what
         self._namespace, _, self._name = config_map.rpartition("/")
         self._seconds = seconds
         self._metrics = metrics
@@ -61,7 +115,7 @@ class RuleSource:
         self._trouble = ""
 
     async def load(self) -> bool:
-        """Read the ConfigMap; True if the rules have changed.
+        """Read the ConfigMap; True if its texts have changed.
 
         Raises:
             Unavailable: The API server cannot be asked now.
@@ -75,16 +129,15 @@ class RuleSource:
         except Unavailable:
             raise
         except ClusterError as error:
-            self._say(_words(error, self._namespace, self._name))
+            self._say(self._words(error))
             return False
         self._say("")
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
         if texts == self._texts:
             return False
         self._texts = texts
-        self._known.current, read = with_user_rules(self._known.shipped, texts)
-        self._metrics.rules(used=len(read.added), ignored=len(read.problems))
-        log.info("%d rules of %s/%s are used; the catalog is %s", len(read.added), self._namespace, self._name, self._known.current.version)
+        read = self._use(texts)
+        self._metrics.user_data(self._what, used=len(read.added), ignored=len(read.problems))
         await self._tell(manifest, read)
         return True
 
@@ -96,24 +149,25 @@ class RuleSource:
                 if await self.load():
                     await self._changed()
             except ClusterError as error:
-                log.debug("the rules cannot be read now: %s", error)
+                log.debug("the %s cannot be read now: %s", self._what, error)
 
     def _say(self, trouble: str) -> None:
         if trouble and trouble != self._trouble:
             log.warning("%s", trouble)
         self._trouble = trouble
 
-    async def _tell(self, manifest: Manifest, read: UserRules) -> None:
+    async def _tell(self, manifest: Manifest, read: Read) -> None:
+        reason = f"{self._what.removesuffix('s').capitalize()}Ignored"
         for problem in read.problems:
             log.warning("%s/%s: %s", self._namespace, self._name, problem)
-            occurrence = Occurrence(type="Warning", reason="RuleIgnored", message=problem, key=problem)
+            occurrence = Occurrence(type="Warning", reason=reason, message=problem, key=problem)
             await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
 
-
-def _words(error: ClusterError, namespace: str, name: str) -> str:
-    if isinstance(error, Forbidden):
-        return f"The operator may not get the ConfigMap {namespace}/{name}, so the rules in it are not used; allow it in a Role there."
-    return f"The ConfigMap {namespace}/{name} cannot be read, so the rules in it are not used: {error}"
+    def _words(self, error: ClusterError) -> str:
+        place = f"ConfigMap {self._namespace}/{self._name}"
+        if isinstance(error, Forbidden):
+            return f"The operator may not get the {place}, so the {self._what} in it are not used; allow it in a Role there."
+        return f"The {place} cannot be read, so the {self._what} in it are not used: {error}"
 
 
 def place_of(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:

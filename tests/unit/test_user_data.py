@@ -14,7 +14,7 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
-from vllm_operator.runtime.rule_source import KnownCatalog, RuleSource, place_of
+from vllm_operator.runtime.user_data import KnownCatalog, UserData, place_of
 
 FLASHINFER = {
     "id": "our-attention",
@@ -40,9 +40,10 @@ class Operator(Bench):
         self.rooms = load_rooms(self.catalog)
         super().restart()
         self.changed = asyncio.Event()
-        self.source = RuleSource(
+        self.source = UserData(
             self.cluster,
-            self.catalog,
+            self.catalog.use,
+            what="rules",
             config_map="operators/rules",
             seconds=0.001,
             metrics=self.metrics,
@@ -147,7 +148,9 @@ async def test_a_change_is_noticed_while_running(operator: Operator) -> None:
 async def test_without_a_name_nothing_is_read() -> None:
     bench = Bench()
     catalog = KnownCatalog.of(known())
-    source = RuleSource(bench.cluster, catalog, config_map="", seconds=1, metrics=Metrics(), changed=lambda: asyncio.sleep(0))
+    source = UserData(
+        bench.cluster, catalog.use, what="rules", config_map="", seconds=1, metrics=Metrics(), changed=lambda: asyncio.sleep(0)
+    )
     assert not await source.load()
     await source.run()
     assert not bench.cluster.calls

@@ -1,0 +1,63 @@
+"""Crash signatures that the owner of the cluster adds to ours, in the same form.
+
+A broken one is left out and named; it never keeps the others, or the operator, from working. The operator says what they
+say and suggests what they suggest; it does nothing by itself because of them.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.catalog.signature_checks import complaint
+from vllm_operator.catalog.signatures import Signature, parse_signature
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.user_rules import read_documents
+from vllm_operator.catalog.versions import Versions, load_versions
+
+_DEFAULTS: Mapping[str, Any] = {"stages": [], "versions": "all", "architectures": "any", "retryable": False, "autoSafe": False}
+
+
+@dataclass(frozen=True, slots=True)
+class UserSignatures:
+    """All signatures with those of the user that can be used; `added` names these, `problems` says what is wrong with the others."""
+
+    signatures: tuple[Signature, ...]
+    added: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+def add_user_signatures(shipped: Sequence[Signature], texts: Mapping[str, str], versions: Versions) -> UserSignatures:
+    """Add signatures to those that ship with the operator.
+
+    Args:
+        shipped: Our own.
+        texts: YAML texts by name, each a list of signatures as in `catalog/data/signatures.yaml`.
+        versions: The known versions: each must know what a remedy sets there.
+    """
+    documents, unreadable = read_documents(texts, "signatures")
+    problems = list(unreadable)
+    taken = {signature.id for signature in shipped}
+    added: list[Signature] = []
+    for document in documents:
+        if not isinstance(document, dict):
+            problems.append(f"{str(document)[:50]!r} is not a signature. It is ignored.")
+            continue
+        name = str(document.get("id", "without an id"))[:63]
+        wrong = "there is another signature of this name" if name in taken else complaint(document, versions)
+        if wrong is not None:
+            problems.append(f"signature {name}: {wrong}. The signature is ignored.")
+            continue
+        taken.add(name)
+        added.append(parse_signature({**_DEFAULTS, **document}, is_foreign=True))
+    return UserSignatures((*added, *shipped), tuple(signature.id for signature in added), tuple(problems))
+
+
+def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserSignatures]:
+    """Add crash signatures of the cluster's owner.
+
+    Args:
+        knowledge: What ships with the operator.
+        texts: YAML texts by name, each a list of signatures. What is broken in them is left out and named.
+    """
+    read = add_user_signatures(knowledge.signatures, texts, load_versions())
+    return StartupKnowledge(knowledge.stages, read.signatures) if read.added else knowledge, read

@@ -1,0 +1,152 @@
+"""The stand-in engine of the node suite does all that the suite needs of it, from the files that its image is built from."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+
+import pytest
+
+from engine.caches import CACHES
+from engine.start import last_words
+from support.engine_image import CRASHES, gather_engine
+from testenv.ports import free_ports
+from vllm_operator.catalog.signatures import Severity, load_signature_samples
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import StartupState
+
+KNOWLEDGE = load_startup()
+FATAL = {each.id for each in KNOWLEDGE.signatures if each.severity is Severity.FATAL}
+SAMPLES = sorted({sample.signature for sample in load_signature_samples()} & FATAL)
+
+
+@pytest.fixture(scope="module")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gather_engine(tmp_path_factory.mktemp("image") / "files")
+
+
+class Container:
+    """Runs the engine's command with the image's files; its home is the volume of the caches."""
+
+    def __init__(self, image: Path, home: Path) -> None:
+        self.image = image
+        self.home = home
+        (self.port,) = free_ports(1)
+
+    def start(self, **settings: str) -> subprocess.Popen[bytes]:
+        """`crash_at="serving"` becomes ENGINE_CRASH_AT."""
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.image), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.home)}
+        environment |= {"TMPDIR": str(self.home), "ENGINE_SPEED": "5000"}
+        environment |= {f"ENGINE_{name.upper()}": value for name, value in settings.items()}
+        command = [sys.executable, str(self.image / "engine" / "vllm.py"), "serve", "some/model", "--port", str(self.port)]
+        return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def run(self, **settings: str) -> tuple[int, bytes]:
+        """Run it to its end; return the exit status and the log."""
+        with self.start(**settings) as process:
+            log, _ = process.communicate(timeout=60)
+        return process.returncode, log
+
+    @contextmanager
+    def served(self, **settings: str) -> Iterator[subprocess.Popen[bytes]]:
+        """Run it until it serves, and end it as a kubelet does."""
+        with self.start(**settings) as process:
+            try:
+                deadline = time.monotonic() + 60
+                while self.get("/health") is None:
+                    assert process.poll() is None, process.communicate()
+                    assert time.monotonic() < deadline
+                    time.sleep(0.02)
+                yield process
+            finally:
+                process.terminate()
+                process.communicate(timeout=20)
+
+    def get(self, path: str) -> str | None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
+                return str(answer.read().decode())
+        except (URLError, ConnectionError):
+            return None
+
+
+@pytest.fixture
+def container(image: Path, tmp_path: Path) -> Container:
+    return Container(image, tmp_path)
+
+
+def read(log: bytes) -> StartupState:
+    parser = StartupParser(KNOWLEDGE)
+    for line in log.splitlines(keepends=True):
+        parser.feed(line)
+    parser.end()
+    return parser.final_state
+
+
+def test_it_serves_what_probes_and_users_ask_for_and_ends_when_asked_to(container: Container) -> None:
+    with container.served() as process:
+        assert container.get("/health") == ""
+        assert [model["id"] for model in json.loads(container.get("/v1/models") or "")["data"]] == ["some/model"]
+        assert 'vllm:num_requests_running{engine="0",model_name="some/model"} 0.0' in (container.get("/metrics") or "")
+        assert container.get("/nothing") is None
+    assert process.returncode == 0
+
+
+def test_the_second_start_prints_what_a_warm_one_prints(container: Container) -> None:
+    cold, warm = (container.run(crash="exit:0", crash_at="Application startup complete")[1] for _ in range(2))
+    assert read(cold).cache.hits == 0
+    assert (read(warm).cache.hits > 0, read(warm).cache.misses) == (True, 0)
+    assert (b"DeepGEMM warmup" in cold, b"DeepGEMM warmup" in warm) == (True, False)
+    assert all(list(container.home.rglob(cache.file.format(unit=0))) for cache in CACHES)
+
+
+@pytest.mark.parametrize("name", CRASHES)
+def test_a_recorded_crash_is_printed_as_it_was(container: Container, name: str) -> None:
+    status, log = container.run(crash=name)
+    assert status == 1
+    assert (crash := read(log).crash) is not None
+    assert crash.signature in FATAL
+
+
+@pytest.mark.parametrize("sample", SAMPLES)
+def test_the_words_of_each_known_crash_are_recognised(image: Path, sample: str) -> None:
+    crash = read(last_words((image / "engine" / "samples" / f"{sample}.txt").read_text())).crash
+    assert crash is not None
+    assert crash.signature == sample
+
+
+def test_it_crashes_with_the_words_that_it_is_told(container: Container) -> None:
+    status, log = container.run(crash="HfGatedRepo")
+    assert status == 1
+    assert (crash := read(log).crash) is not None
+    assert crash.signature == "HfGatedRepo"
+
+
+@pytest.mark.parametrize(("crash", "status"), [("exit:3", 3), ("exit:139", 139)])
+def test_it_ends_without_a_word(container: Container, crash: str, status: int) -> None:
+    found, log = container.run(crash=crash, crash_at="torch.compile took")
+    assert found == status
+    assert b"Traceback" not in log
+
+
+def test_it_crashes_so_many_times_and_then_starts_well(container: Container) -> None:
+    assert [container.run(crash="exit:3", crash_times="2")[0] for _ in range(2)] == [3, 3]
+    with container.served(crash="exit:3", crash_times="2"):
+        assert container.get("/health") == ""
+
+
+def test_it_chatters_as_much_as_is_wanted(container: Container) -> None:
+    _, log = container.run(chatter="300", crash="exit:3", crash_at="Graph capturing finished")
+    assert 300_000 < len(log) < 400_000
+
+
+def test_a_crash_that_it_does_not_know_is_refused(container: Container) -> None:
+    _, log = container.run(crash="NoSuchCrash")
+    assert b"There is no recording NoSuchCrash" in log

@@ -1,0 +1,36 @@
+"""What the image of the stand-in engine is built from: its program, recorded logs and the words of known crashes."""
+
+import shutil
+from pathlib import Path
+from textwrap import dedent
+
+import engine.caches
+import testenv.replay
+from engine.recording import FIRST_START
+from vllm_operator.catalog.signatures import load_signature_samples
+
+ROOT = Path(__file__).parent.parent.parent
+RECORDINGS = ROOT / "tests" / "corpus" / "h200"
+CRASHES = ("poison-triton-cubin-empty", "no-c-compiler", "gpu-util-too-low", "mig-uuid", "hf-offline-missing")
+"""Recorded starts that end in a crash."""
+
+
+def gather_engine(folder: Path) -> Path:
+    """Gather it all in a folder, and return the folder."""
+    source = Path(str(engine.caches.__file__)).parent
+    program = folder / "engine"
+    shutil.copytree(source, program, ignore=shutil.ignore_patterns("__pycache__", "Dockerfile"))
+    shutil.copy(source / "Dockerfile", folder)
+    (folder / "testenv").mkdir()
+    (folder / "testenv" / "__init__.py").touch()
+    for module in ("replay", "cri"):
+        shutil.copy(Path(str(testenv.replay.__file__)).parent / f"{module}.py", folder / "testenv")
+    (program / "recordings").mkdir()
+    for name in (FIRST_START, *CRASHES):
+        shutil.copy(RECORDINGS / f"{name}.log", program / "recordings")
+    (program / "samples").mkdir()
+    for sample in load_signature_samples():
+        path = program / "samples" / f"{sample.signature}.txt"
+        if not path.exists():  # the first of several
+            path.write_text(dedent(sample.text) + "\n")
+    return folder

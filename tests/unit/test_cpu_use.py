@@ -1,0 +1,99 @@
+"""CPU use of silent starts: what it says about a stall, and that a cluster which does not measure it is left in peace."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from support import observations as o
+from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.planning.quantities import read_cores
+from vllm_operator.reporting.report import report
+from vllm_operator.runtime.cpu_use import ABSENT_SECONDS, CpuUse
+from vllm_operator.startup.state import Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+RUN = ("uid-vllm-a-x1", 0)
+SILENT_900 = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(0), last_line_at=o.at(0))
+"""Kernels are being warmed up, which may be silent for 900 s."""
+SPEC = {"startup": {"stallSeconds": 300}}
+
+
+@pytest.mark.parametrize(
+    ("cores", "seconds", "stalled"),
+    [
+        (None, 899, False),
+        (None, 900, True),
+        (0.001, 299, False),
+        (0.001, 300, True),
+        (1.0, 900, False),
+        (1.0, 1799, False),
+        (64.0, 1800, True),
+    ],
+)
+def test_who_uses_no_cpu_is_stalled_sooner_and_who_does_later(cores: float | None, seconds: int, stalled: bool) -> None:
+    measured = {} if cores is None else {"uid-vllm-a-x1": cores}
+    seen = o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=SPEC, now=o.at(seconds), cores=measured)
+    starting = next(c for c in report(seen).status.conditions if c.type == "Starting")
+    assert (starting.reason == "Stalled") is stalled
+    if stalled:
+        said = {None: "silent for 15 min", 0.001: "It uses no CPU. It may be silent for 5 min", 64.0: "It uses CPU, as processes that wait"}
+        assert said[cores] in starting.message
+
+
+def test_the_cpu_use_is_looked_at_when_it_begins_to_matter_and_then_every_minute() -> None:
+    seen = [o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=SPEC, now=o.at(now)) for now in (200, 400)]
+    busy = o.observe(o.starting_pod(since=0), states={X1: SILENT_900}, spec=SPEC, now=o.at(400), cores={"uid-vllm-a-x1": 1.0})
+    assert [report(one).requeue_after_seconds for one in (*seen, busy)] == [100, 500, 60]
+
+
+def metrics(cpu: Any, container: str = "vllm") -> dict[str, Any]:
+    usage = [{"name": "sidecar", "usage": {"cpu": "7"}}, {"name": container, "usage": {"cpu": cpu}}]
+    name = {"name": "vllm-a-x1", "namespace": o.NAMESPACE}
+    return {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": name, "containers": usage}
+
+
+async def asked(cluster: FakeCluster, *, silent: float = 400, pod: dict[str, Any] | None = None, use: CpuUse | None = None) -> Any:
+    states = {RUN: StartupState(stage=Stage.WEIGHT_LOAD, last_line_at=o.at(0))}
+    resource = o.resource(startup={"stallSeconds": 300})
+    return await (use or CpuUse(cluster)).read(resource, [pod or o.starting_pod(since=0)], states, o.at(0) + timedelta(seconds=silent))
+
+
+async def test_the_engine_of_a_silent_start_is_measured() -> None:
+    cluster = FakeCluster()
+    cluster.put(metrics("1534267891n"))
+    assert await asked(cluster) == {"uid-vllm-a-x1": pytest.approx(1.534, abs=0.001)}
+
+
+@pytest.mark.parametrize("odd", [metrics("much"), metrics(None), metrics("1", container="other"), metrics("1") | {"containers": "none"}])
+async def test_metrics_of_another_shape_say_nothing(odd: dict[str, Any]) -> None:
+    cluster = FakeCluster()
+    cluster.put(odd)
+    assert await asked(cluster) == {}
+
+
+async def test_nobody_asks_about_a_start_that_speaks_or_a_pod_that_serves() -> None:
+    cluster = FakeCluster()
+    assert await asked(cluster, silent=200) == {}
+    assert await asked(cluster, pod=o.ready_pod()) == {}
+    assert not cluster.calls
+
+
+@pytest.mark.parametrize("error", [Forbidden("no"), Unavailable("away")])
+async def test_a_cluster_that_does_not_measure_is_asked_once_in_a_while(error: ClusterError) -> None:
+    cluster, now = FakeCluster(), [0.0]
+    use = CpuUse(cluster, clock=lambda: now[0])
+    cluster.put(metrics("1"))
+    cluster.fail("get", POD_METRICS, error)
+    assert await asked(cluster, use=use) == {}
+    assert await asked(cluster, use=use) == {}
+    now[0] = ABSENT_SECONDS
+    assert await asked(cluster, use=use) == {"uid-vllm-a-x1": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "cores"), [("250m", 0.25), ("2", 2.0), ("1500u", 0.0015), ("0", 0.0), ("", None), ("1e9", None), (3, None), ("٣", None)]
+)
+def test_quantities_of_cpu(text: Any, cores: float | None) -> None:
+    assert read_cores(text) == (None if cores is None else pytest.approx(cores))

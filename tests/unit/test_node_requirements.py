@@ -1,0 +1,48 @@
+"""Where the node suite cannot run, it says why and what can be done."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from nodeenv import missing_requirements
+
+
+@pytest.fixture(autouse=True)
+def fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that has everything."""
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(shutil, "which", lambda program: f"/usr/bin/{program}")
+    monkeypatch.setattr("nodeenv.configuration.CNI_PLUGINS", ("/",))
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: True)
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 0, "", ""))
+
+
+def test_a_machine_that_has_everything_is_fit() -> None:
+    assert missing_requirements() == ""
+
+
+def test_another_system_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert missing_requirements() == "Linux containers need Linux. Use a virtual machine."
+
+
+def test_without_root_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert missing_requirements() == "A kubelet needs root. Run it as root, for example with sudo."
+
+
+def test_programs_that_are_missing_are_named_with_their_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda program: None if program in ("containerd", "buildah") else "/usr/bin/x")
+    monkeypatch.setattr("pathlib.Path.exists", lambda path: False)
+    said = missing_requirements()
+    assert said.startswith("Not installed: containerd, buildah, the CNI plugins. On Debian and Ubuntu: apt-get install containerd runc")
+
+
+def test_a_root_without_rights_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = "unshare: unshare failed: Operation not permitted"
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", words))
+    assert missing_requirements() == f"Root may not make namespaces here ({words}). In a container: run it with --privileged."

@@ -1,0 +1,223 @@
+"""Crash signatures of the cluster's owner: used beside ours, harmless where they are broken, slow or malicious."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import observations as o
+from support.operators import Bench
+from vllm_operator.__main__ import main
+from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.user_signatures import UserSignatures, with_user_signatures
+from vllm_operator.cluster.client import EVENT
+from vllm_operator.reporting.report import report
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.rooms import load_rooms
+from vllm_operator.runtime.user_data import KnownCrashes, UserData
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Stage, StartupState
+
+SHIPPED = load_startup()
+LICENCE = {
+    "id": "LicenceServerAway",
+    "severity": "fatal",
+    "priority": 90,
+    "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
+    "cause": "The licence server {{ host or 'of the plugin' }} did not answer.",
+    "remedy": "Start it, or set OUR_LICENCE_HOST.",
+    "environment": [{"name": "OUR_LICENCE_HOST", "value": "<host>"}],
+    "references": ["https://wiki.example.com/licences"],
+}
+LINE = "RuntimeError: licence server lic-7.example.com did not answer\n"
+FAILED = "(EngineCore pid=7) ERROR 11-21 12:00:09 [core.py:1] EngineCore failed to start.\n"
+
+
+def added(*documents: Any, **texts: str) -> tuple[StartupKnowledge, UserSignatures]:
+    return with_user_signatures(SHIPPED, {"signatures.yaml": yaml.safe_dump(list(documents)), **texts})
+
+
+def crash(knowledge: StartupKnowledge, text: str) -> str | None:
+    parser = StartupParser(knowledge)
+    parser.feed(FAILED + text)
+    parser.end()
+    found = parser.final_state.crash
+    return found and found.signature
+
+
+def test_a_signature_of_the_user_names_a_crash_that_was_unknown() -> None:
+    knowledge, read = added(LICENCE)
+
+    assert (read.added, read.problems) == (("LicenceServerAway",), ())
+    assert (crash(SHIPPED, LINE), crash(knowledge, LINE)) == ("Unknown", "LicenceServerAway")
+    assert crash(knowledge, "ValueError: No available memory for the cache blocks.\n") == "NoKvCacheMemory"
+
+
+def test_a_file_may_look_like_the_one_that_ships() -> None:
+    _, read = with_user_signatures(SHIPPED, {"a": yaml.safe_dump({"signatures": [LICENCE]})})
+    assert read.added == ("LicenceServerAway",)
+
+
+def test_broken_signatures_are_named_and_left_out_and_the_rest_is_used() -> None:
+    _, read = added(LICENCE, LICENCE, "words", {"id": "Half"}, {**LICENCE, "id": "NoKvCacheMemory"}, more="a: b: c", none="words")
+
+    assert read.added == ("LicenceServerAway",)
+    assert [problem.split(": ")[0] for problem in read.problems] == [
+        "more",
+        "none",
+        "signature LicenceServerAway",
+        "'words' is not a signature. It is ignored.",
+        "signature Half",
+        "signature NoKvCacheMemory",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"id": "licence-server"}, "id must be a name like DriverTooOld"),
+        ({"severity": "bad"}, "severity must be fatal, degraded, benign"),
+        ({"priority": 5000}, "priority must be a number from 1 to 100"),
+        ({"patterns": []}, "patterns must be a list of 1 to 16"),
+        ({"patterns": [{"anchor": "x"}]}, "patterns: regex must be text"),
+        ({"patterns": [{"anchor": "!!", "regex": "x"}]}, "must contain a word of two letters"),
+        ({"patterns": [{"anchor": "licence", "regex": "("}]}, "is not a regular expression of RE2: missing )"),
+        ({"patterns": [{"anchor": "licence", "regex": "(?=a)"}]}, "is not a regular expression of RE2: invalid perl operator"),
+        ({"patterns": [{"anchor": "licence", "regex": "x", "wight": 3}]}, "wight is not a field of a pattern"),
+        ({"patterns": [{"anchor": "licence", "regex": "x", "evidence": "strong"}]}, "evidence can only be weak"),
+        ({"cause": "{{ host"}, "cause cannot be filled in where nothing was captured"),
+        ({"cause": "{{ hots }}."}, "cause uses hots, which no pattern captures"),
+        ({"remedy": ""}, "remedy must be text of 1 to 600"),
+        ({"arguments": [{"name": "--no-such-flag"}]}, "vLLM 0.11.0 does not know --no-such-flag; say in versions"),
+        ({"environment": [{"name": "VLLM_USE_TRTLLM_ATTENTION", "versions": "=>1"}]}, "versions must be a specifier"),
+        ({"environment": [{"name": "A B"}]}, "'A B' is not the name of a variable"),
+        ({"environment": {"A": "1"}}, "environment must be a list"),
+        ({"autoSafe": True}, "the operator acts by itself only on signatures that ship with it"),
+        ({"remedyAction": "clean-cache"}, "the operator acts by itself only on signatures that ship with it"),
+        ({"speed": "high"}, "speed is not a field of a signature"),
+        ({"references": "https://x"}, "references must be a list"),
+    ],
+)
+def test_what_is_wrong_with_a_signature_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    knowledge, read = added({**LICENCE, **change})
+
+    assert knowledge is SHIPPED
+    assert said in read.problems[0]
+    assert read.problems[0].endswith("The signature is ignored.")
+
+
+def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
+    knowledge, read = added({**LICENCE, "patterns": [{"anchor": "licence", "regex": "licence (a+)+$"}], "cause": "x.", "remedy": "y."})
+    assert read.problems == ()
+    begun = time.perf_counter()
+    assert crash(knowledge, f"RuntimeError: licence {'a' * 4000}!\n") == "Unknown"
+    assert time.perf_counter() - begun < 1.0
+
+
+WORDS = ["fatal", "LicenceServerAway", "--max-model-len", "", "(", "{{", "{% for", "x" * 2000, "\x00", "licence"]
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from(WORDS)
+values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6)
+FIELDS = [*LICENCE, "stages", "versions", "architectures", "arguments", "followsOthers", "retryable", "autoSafe", "remedyAction"]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(change=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
+def test_whatever_is_written_there_logs_are_read(change: dict[str, Any]) -> None:
+    knowledge, read = added({**LICENCE, **change})
+
+    assert len(read.added) + len(read.problems) == 1
+    crash(knowledge, LINE)
+
+
+async def test_a_running_operator_uses_what_the_config_map_says() -> None:
+    crashes = KnownCrashes.of(load_startup())
+    bench, metrics, changed = Bench(), Metrics(), asyncio.Event()
+    data = UserData(
+        bench.cluster, crashes.use, what="signatures", config_map="operators/crashes", seconds=0.001, metrics=metrics, changed=_set(changed)
+    )
+    rooms = load_rooms(None, crashes)
+    assert await data.load() is False
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "crashes", "namespace": "operators"}}
+    bench.cluster.put(config | {"data": {"a.yaml": yaml.safe_dump([LICENCE, {"id": "Half"}])}})
+    reading = asyncio.create_task(data.run())
+    async with asyncio.timeout(5):
+        await changed.wait()
+    reading.cancel()
+
+    parser = rooms.make_parser()
+    parser.feed((FAILED + LINE).encode())
+    parser.end()
+    crashed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
+    written = rooms.report(crashed)
+    assert written.status.last_crash is not None
+    assert written.status.last_crash.signature == "LicenceServerAway"
+    assert [(e.reason, "lic-7.example.com did not answer" in e.message) for e in written.events if e.type == "Warning"] == [
+        ("LicenceServerAway", True)
+    ]
+    assert written.status.remediation is None  # a person fills in which host
+    assert [event["reason"] for event in bench.cluster.all(EVENT)] == ["SignatureIgnored"]
+    page = metrics.render().decode()
+    assert 'vllm_operator_user_signatures{state="used"} 1.0' in page
+    assert 'vllm_operator_user_signatures{state="ignored"} 1.0' in page
+
+
+def test_what_it_suggests_is_a_command_and_never_done_without_asking() -> None:
+    named = {**LICENCE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "{{ host }}"}]}
+    crashes = KnownCrashes.of(load_startup())
+    crashes.use({"a": yaml.safe_dump([named])})
+    parser = StartupParser(crashes.startup)
+    parser.feed(FAILED + LINE)
+    parser.end()
+    resource = o.resource(remediation={"mode": "Auto"})
+    written = report(o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state}, resource=resource), crashes.reporting)
+    remediation = written.status.remediation
+    assert remediation is not None
+    assert (remediation.state, remediation.applied) == ("Suggested", [])
+    assert '"name":"OUR_LICENCE_HOST","value":"lic-7.example.com"' in (remediation.command or "")
+
+
+def _set(event: asyncio.Event) -> Any:
+    async def changed() -> None:
+        event.set()
+
+    return changed
+
+
+def test_the_commands_know_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, log = tmp_path / "ours.yaml", tmp_path / "engine.log"
+    file.write_text(yaml.safe_dump([LICENCE]), "utf-8")
+    log.write_text(FAILED + LINE, "utf-8")
+    assert main(["diagnose", str(log), "--signatures", str(file), "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["crash"]["signature"] == "LicenceServerAway"
+    assert main(["signatures", "--signatures", str(file), "licenceserveraway"]) == 0
+    assert "OUR_LICENCE_HOST=<host>" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [["diagnose", "engine.log"], ["signatures"]])
+def test_a_file_that_cannot_be_used_is_said_to_a_person_at_once(
+    command: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "ours.yaml"
+    assert main([*command, "--signatures", str(file)]) == 2
+    assert "ours.yaml cannot be read: No such file or directory" in capsys.readouterr().err
+    file.write_text(yaml.safe_dump([{"id": "Half"}]), "utf-8")
+    assert main([*command, "--signatures", str(file)]) == 2
+    assert capsys.readouterr().err.endswith("signature Half: severity is missing.\n")
+
+
+def test_a_log_of_a_start_reads_the_same_with_them() -> None:
+    knowledge, _ = added(LICENCE)
+    states: list[StartupState] = []
+    for known in (SHIPPED, knowledge):
+        parser = StartupParser(known)
+        parser.feed(Path("tests/corpus/llama-bf16-warm.log").read_bytes())
+        parser.end()
+        states.append(parser.final_state)
+    assert states[0] == states[1]
+    assert states[0].stage is Stage.READY
