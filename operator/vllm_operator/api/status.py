@@ -197,6 +197,9 @@ class CacheStatus(Model):
     key: str | None = Field(default=None, max_length=63, description="Directory on the claim.")
     state: CacheState | None = Field(default=None, description="Cold, Priming, Warm or Quarantined.")
     claim_name: str | None = Field(default=None, max_length=253, description="The PersistentVolumeClaim.")
+    image_digest: str | None = Field(
+        default=None, max_length=128, description="Digest of the image that fills them, once a Pod has shown it."
+    )
     weights_claim_name: str | None = Field(
         default=None, max_length=253, description="The PersistentVolumeClaim of downloaded weights, where they have one of their own."
     )

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
-from vllm_operator.api.status import PlannedVariable
+from vllm_operator.api.status import Plan, PlannedVariable
 from vllm_operator.catalog.caches import Caches
 
 MAX_KEY_LENGTH = 63
@@ -24,6 +24,7 @@ MAX_KEY_LENGTH = 63
 _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
 _UNKNOWN = "unknown"
+_OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,6 @@ def plan_cache(
     version: str | None,
     distribution: Distribution,
     image: str,
-    image_digest: str | None = None,
     architecture: str | None = None,
     product: str | None = None,
     mig_profile: str | None = None,
@@ -75,7 +75,6 @@ def plan_cache(
         version: vLLM version; None if not known.
         distribution: Build of vLLM.
         image: Container image as in the Pod.
-        image_digest: `sha256:...` if known from elsewhere than the image reference.
         architecture: GPU architecture, `sm_90`; None if not known.
         product: GPU product as in the node label; None if not known.
         mig_profile: Profile of a slice; None for whole GPUs.
@@ -84,10 +83,11 @@ def plan_cache(
         generation: Raised each time a damaged cache is left behind.
     """
     version = version.removeprefix("v") if version else None
+    digest = digest_of(image)
     parts = (
         _part("distribution", distribution.value, "Builds of vLLM have different kernels."),
         _part("version", version, "Caches of one vLLM version are not read by another."),
-        _part("image", image_digest or _digest_of(image) or image, "Compiled files hold paths, compilers and libraries of the image."),
+        _part("image", digest or image, _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."),
         _part("architecture", architecture, "Kernels run on one GPU architecture only."),
         _part("product", product, "PyTorch refuses artifacts built on a GPU of another name."),
         _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
@@ -118,21 +118,30 @@ def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[s
     )
 
 
+def key_with_image(plan: Plan, image: str) -> str:
+    """The key of a plan as it would be with this image (a reference or a digest), all else being equal."""
+    values = [[part.name, image if part.name == "image" else part.value] for part in plan.cache_key_parts]
+    return f"{plan.cache_key.rpartition('-')[0]}-{_digest(values)}"
+
+
+def digest_of(image: str) -> str | None:
+    """Return the digest that pins an image reference, or None."""
+    _, at, digest = image.rpartition("@")
+    return digest if at else None
+
+
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
     return PlannedVariable(name=name, value=value or _UNKNOWN, reason=reason)
 
 
 def _key(readable: tuple[str, ...], parts: tuple[PlannedVariable, ...]) -> str:
-    facts = json.dumps([[part.name, part.value] for part in parts], separators=(",", ":"))
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:_DIGEST_LENGTH]
+    digest = _digest([[part.name, part.value] for part in parts])
     text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
     return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digest}"
 
 
-def _digest_of(image: str) -> str | None:
-    """Return the digest that pins an image reference, or None."""
-    _, at, digest = image.partition("@")
-    return digest if at else None
+def _digest(values: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(values, separators=(",", ":")).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def _short_product(product: str | None) -> str:

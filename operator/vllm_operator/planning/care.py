@@ -3,7 +3,7 @@
 The decision is made by `vllm_operator.upkeep`; this is its outcome, in the words that reports use.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
@@ -50,6 +50,14 @@ class Cleaning:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCare:
+    """The image of the Pods. `moved`: its tag stood for another one when the directory in use was filled."""
+
+    digest: str | None = None
+    moved: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCare:
     """What is being done about the caches of one VLLMDeployment.
 
@@ -60,6 +68,7 @@ class CacheCare:
         held: Whether the Deployment is left as it is until the cache is filled.
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
+        image: What is known of the image.
         cleaning: What is done about a volume that a start found full; None if none did.
         recheck_seconds: When to look again although nothing happens; None if only a change can matter.
     """
@@ -70,6 +79,7 @@ class CacheCare:
     held: bool = False
     skipped: str | None = None
     claim_note: str | None = None
+    image: ImageCare = field(default_factory=ImageCare)
     cleaning: Cleaning | None = None
     recheck_seconds: float | None = None
 

@@ -88,6 +88,7 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
         key=plan.cache_key,
         state=CacheState.QUARANTINED if blame is not None and blame.left_behind else _state(scene, plan, known),
         claim_name=scene.observation.claim_name,
+        image_digest=care.image.digest,
         weights_claim_name=scene.observation.weights_claim_name,
         generation=_generation(plan, previous, blame),
         cold_start_seconds=cold,
@@ -140,12 +141,16 @@ def _with_blame(scene: Scene, text: str, blame: Blame | None) -> str:
 def _with_notes(scene: Scene, text: str) -> str:
     """Add what the user should know of the claim whatever the starts do."""
     observation, messages = scene.observation, scene.messages
+    facts: dict[str, Any]
     if (stays := _one_node(observation)) is not None:
         text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted, **stays)
+    if observation.care.image.moved and observation.outcome.plan is not None:
+        facts = {"image": observation.outcome.plan.image, "digest": observation.care.image.digest}
+        text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
     if (cleaning := observation.care.cleaning) is not None:
-        facts: dict[str, Any] = {
+        facts = {
             "removed": len(cleaning.removed),
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
             "advice": cleaning.advice,

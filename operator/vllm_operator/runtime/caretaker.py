@@ -34,6 +34,7 @@ from vllm_operator.rendering.primer import primer_name
 from vllm_operator.reporting import reading
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.upkeep.cleaning import CleaningNeed, blocker_of, keep_of, render_need
+from vllm_operator.upkeep.images import other_directory
 from vllm_operator.upkeep.quarantine import next_generation
 from vllm_operator.upkeep.records import read_lease
 from vllm_operator.upkeep.situation import Situation
@@ -91,7 +92,7 @@ class Caretaker:
             of_weights = weights_claim(template_spec(snapshot.child(DEPLOYMENT)))
             claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
             return Tended([], [], outcome, children, name, claims[0], of_weights, claims[1])
-        outcome, situation, manifests = await self._past_quarantine(resource, snapshot, outcome, outcome.plan, replan)
+        outcome, situation, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
         claim = await self._record(situation, upkeep)
@@ -110,13 +111,18 @@ class Caretaker:
         weights = dict(found) if found is not None else None
         return Tended(upkeep.manifests, live, outcome, kept, name, claim, of_weights, weights, care, upkeep.scale)
 
-    async def _past_quarantine(
+    async def _on_the_claim(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
     ) -> tuple[Outcome, Situation, list[Manifest]]:
-        """Pass over the generations that were left behind on this claim, by this object or another. What runs is left alone."""
+        """Find the directory as the claim says: not one that was left behind as damaged, nor one that another image has filled."""
         while True:
             manifests = self._rooms.render(resource, plan)
             situation = await self._situation(resource, snapshot, plan, manifests)
+            if (directory := other_directory(situation)) is not None:
+                plan = plan.model_copy(update={"cache_key": directory})
+                outcome = replace(outcome, plan=plan)
+                manifests = self._rooms.render(resource, plan)
+                situation = await self._situation(resource, snapshot, plan, manifests)
             generation = next_generation(situation)
             again = replan(generation) if generation is not None else outcome
             if again.plan is None or again.plan.cache_key == plan.cache_key:

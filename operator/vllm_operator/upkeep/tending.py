@@ -8,6 +8,7 @@ from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import CacheCare
 from vllm_operator.upkeep.claims import fit_claims
 from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
+from vllm_operator.upkeep.images import image_care, image_record
 from vllm_operator.upkeep.priming import decide
 from vllm_operator.upkeep.records import Changes, quarantine_record
 from vllm_operator.upkeep.situation import Situation
@@ -50,5 +51,6 @@ def tend(
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
     fitted, note = fit_claims(manifests, situation)
     record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
-    care = replace(staffing.care, claim_note=note, cleaning=describe_cleaning(situation, full))
+    record |= image_record(situation)
+    care = replace(staffing.care, claim_note=note, image=image_care(situation), cleaning=describe_cleaning(situation, full))
     return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))
