@@ -52,7 +52,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
         "16.00 GiB",
         "0.68 GiB",
         "at most 5568",
-        "As a command: see status.remediation.command.",
+        "The command for --max-model-len 5568 is in status.remediation.command.",
     )
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
 

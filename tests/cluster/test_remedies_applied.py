@@ -67,7 +67,12 @@ async def test_the_suggested_command_does_what_it_says(
     await crash(served, sim)
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("remediation") or {}).get("command"), within=40)
     page = await story(served)
-    assert in_order(page, "Ready=False MaxModelLenExceedsKvCache", "What to do: Lower --max-model-len to at most 5568", "jsonpath=")
+    assert in_order(
+        page,
+        "Ready=False MaxModelLenExceedsKvCache",
+        "What to do: Lower --max-model-len to at most 5568",
+        "is in status.remediation.command",
+    )
     await sim.script(path="ok", load="0", pull="0")
     changed = await paste(served, told["status"]["remediation"]["command"])
     kept = [a for a in engine.get("args", []) if a["name"] != "max-model-len"]

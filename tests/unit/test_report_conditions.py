@@ -177,6 +177,83 @@ SITUATIONS = {
         "UnexpectedAdmissionError",
         ("no healthy devices", "device plugin"),
     ),
+    "refused by the driver of the device": Situation(
+        o.observe(
+            o.pending_pod("ContainerCreating"),
+            pod_events=(o.event("FailedPrepareDynamicResources", "NodePrepareResources failed for ResourceClaim models/vllm-a-gpu"),),
+        ),
+        "Starting",
+        "False",
+        "ContainerConfigFailed",
+        ("NodePrepareResources failed", "GPU's DRA driver on node gpu-node-1"),
+    ),
+    "the kubelet cannot make a sandbox": Situation(
+        o.observe(
+            o.pending_pod("ContainerCreating"),
+            pod_events=(o.event("FailedCreatePodSandBox", 'no runtime for "nvidia" is configured'),),
+        ),
+        "Starting",
+        "True",
+        "Progressing",
+        ('no runtime for "nvidia" is configured', "container runtime"),
+    ),
+    "a runtime that does not know the GPU": Situation(
+        o.observe(o.pending_pod("RunContainerError", "nvidia-container-cli: device error: unknown device")),
+        "Starting",
+        "False",
+        "ContainerConfigFailed",
+        ("RunContainerError", "unknown device"),
+    ),
+    "no device for the claims": Situation(
+        o.observe(
+            o.unschedulable_pod(
+                message="0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, "
+                "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+            )
+        ),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("No node takes Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Free", "spec.accelerator"),
+    ),
+    "a node without room": Situation(
+        o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),
+        "Crashed",
+        "True",
+        "OutOfResource",
+        ("requested: 1, used: 8", "gpu-node-1"),
+    ),
+    "its node was shut down": Situation(
+        o.observe(o.pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node shutdown.")),
+        "Crashed",
+        "True",
+        "NodeShutdown",
+        ("Node gpu-node-1 was shut down",),
+    ),
+    "a more important Pod took its place": Situation(
+        o.observe(o.pod(phase="Failed", reason="Preempting", message="Preempted in order to admit critical pod")),
+        "Crashed",
+        "True",
+        "Preempted",
+        ("priorityClassName",),
+    ),
+    "an image for another CPU": Situation(
+        o.observe(o.crashed_pod(code=255, message="exec /usr/local/bin/vllm: exec format error")),
+        "Crashed",
+        "True",
+        "ExecFormatError",
+        ("kubernetes.io/arch",),
+    ),
+    "the termination message explains it where the log is gone": Situation(
+        o.observe(o.crashed_pod(message="ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000)")),
+        "Crashed",
+        "True",
+        "PortInUse",
+        ("Pod vllm-a-x1 crashed with exit code 1",),
+    ),
+    "a signal that says what happened": Situation(
+        o.observe(o.crashed_pod(code=135)), "Crashed", "True", "BusErrorSharedMemory", ("/dev/shm",)
+    ),
     "ended in a way without a rule": Situation(
         o.observe(o.pod(phase="Failed", reason="TopologyAffinityError", message="Resources cannot be aligned")),
         "Crashed",

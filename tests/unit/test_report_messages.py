@@ -27,14 +27,28 @@ FACTS: dict[str, Any] = {
     "time": o.NOW,
     "until": o.NOW,
 }
-NUMBERS = ("completed", "total", "eta", "usual", "limit_seconds", "others", "serving", "wanted", "updated", "cold", "warm", "failures")
+NUMBERS = (
+    "completed",
+    "total",
+    "eta",
+    "usual",
+    "limit_seconds",
+    "others",
+    "attempts",
+    "serving",
+    "wanted",
+    "updated",
+    "cold",
+    "warm",
+    "failures",
+)
 FACTS |= dict.fromkeys((*NUMBERS, "room", "seconds", "measured", "times", "code", "removed", "freed_gibibytes"), 3)
 
 
 def facts(name: str) -> dict[str, Any]:
     """A value for each fact that a message names."""
     environment = jinja2.Environment()
-    environment.filters.update(dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence"), str))
+    environment.filters.update(dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler"), str))
     return {fact: FACTS.get(fact, "some text") for fact in meta.find_undeclared_variables(environment.parse(DATA["messages"][name]))}
 
 
@@ -50,7 +64,7 @@ def test_every_message_can_be_said(name: str) -> None:
 @pytest.mark.parametrize("name", DATA["messages"])
 def test_every_message_is_used(name: str) -> None:
     group, _, rest = name.partition(".")
-    assert f'"{name}"' in SOURCES or (group in ("pod", "cleaning") and f'f"{group}.{{' in SOURCES and rest)
+    assert f'"{name}"' in SOURCES or (group in ("pod", "cleaning", "done") and f'f"{group}.{{' in SOURCES and rest)
 
 
 @pytest.mark.parametrize("name", [name for name in DATA["messages"] if facts(name)])
@@ -111,7 +125,7 @@ def test_estimates_are_rounded(seconds: int, want: int) -> None:
 
 def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     crash = CrashStatus(signature="SomeCrash", cause="x", pod="vllm-a-x1", exit_code=1)
-    facts = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "command": None, "owner": "a"}
+    facts = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
     said = load_messages().fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
     assert said.endswith("What to do: Do this. (SomeCrash, see https://example.org/1)")

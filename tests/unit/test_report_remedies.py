@@ -38,7 +38,10 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     written = report(crashed({}))
     assert written.status.remediation is not None
     assert written.status.remediation.state is RemediationState.SUGGESTED
-    assert "What to do: Lower --max-model-len to at most 5568. As a command: see status.remediation.command." in message(written, "Ready")
+    assert (
+        "What to do: Lower --max-model-len to at most 5568. The command for --max-model-len 5568 is in status.remediation.command."
+        in message(written, "Ready")
+    )
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
 
 
@@ -46,7 +49,7 @@ def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None
     scene = crashed(AUTO)
     written = report(scene)
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
-    assert "Applied --max-model-len 5568 because of MaxModelLenExceedsKvCache" in message(written, "Crashed")
+    assert "The operator has applied --max-model-len 5568; a change of the spec undoes it." in message(written, "Crashed")
     again = report(o.after(scene, written))
     assert again.status == written.status
     assert again.events == ()

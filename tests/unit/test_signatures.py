@@ -80,6 +80,7 @@ def test_every_pattern_has_an_anchor_that_its_lines_contain(signature: Signature
         assert any(pattern.anchor in sample for pattern in signature.patterns)
 
 
+NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|VLLM_[A-Z0-9_]*[A-Z0-9]")
 CHANGES = [(signature.id, change) for signature in KNOWLEDGE.signatures for change in (*signature.environment, *signature.arguments)]
 # Not vLLM's own: read by CUDA, NCCL, PyTorch, Triton, the model hub or the compiler.
 FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_")
@@ -99,6 +100,20 @@ def test_a_remedy_names_only_what_its_versions_know(name: str, change: Change) -
     for table in tables:
         known = table.knows_flag if change.name.startswith("--") else table.knows_variable
         assert known(change.name), f"vLLM {table.version} does not know {change.name}"
+
+
+@pytest.mark.parametrize("signature", [pytest.param(each, id=each.id) for each in KNOWLEDGE.signatures])
+def test_what_a_text_tells_to_set_exists_or_is_said_to_be_of_old_versions(signature: Signature) -> None:
+    for name in NAMED.findall(f"{signature.cause} {signature.remedy}"):
+        knowing = [
+            table.version for table in VERSIONS.tables if (table.knows_flag if name.startswith("--") else table.knows_variable)(name)
+        ]
+        assert knowing, f"no vLLM knows {name}"
+        is_said = re.search(
+            rf"{name}\S* ?\(?[^.]*(?:until|before|on 0\.|removed)|(?:before|on 0\.)[^.]*{name}|not force {name}", signature.remedy
+        )
+        is_old = "0.2" not in signature.versions and "0.3" not in signature.versions and signature.versions != "all"
+        assert VERSIONS.newest.version in knowing or is_said or is_old, f"{name} is gone since {knowing[-1]}, and the text does not say so"
 
 
 def test_a_value_fits_what_was_captured() -> None:

@@ -98,7 +98,7 @@ class Remediator:
             return suggested
         former = next((remedy for remedy in suggested.applied if remedy.signature == case.signature.id), None)
         if former is not None:
-            words = f"The remedy {in_words(former.changes)} is in force since {former.since} and did not help: the same crash came again."
+            words = f"The remedy {in_words(former.changes)} did not help: the same crash came again."
             return _given_up(suggested, words)
         if not case.during_start:
             return suggested
@@ -156,8 +156,13 @@ def settled(resource: VLLMDeployment) -> RemediationStatus | None:
         return None
     if decided.state in (RemediationState.STOPPED, RemediationState.GAVE_UP):
         return decided
-    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": None}
+    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": _in_force(decided)}
     return decided.model_copy(update={**cleared, "state": RemediationState.APPLIED if decided.applied else None})
+
+
+def _in_force(decided: RemediationStatus) -> str | None:
+    changes = [change for remedy in decided.applied for change in remedy.changes]
+    return f"In force: {in_words(changes)}. To keep it, write it into the spec; a change of the spec undoes it." if changes else None
 
 
 def in_words(changes: list[RemedyChange] | tuple[RemedyChange, ...]) -> str:

@@ -71,6 +71,7 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         "count": wording.count,
         "quote": lambda text, limit=200: wording.clean(text, limit),
         "sentence": wording.sentence,
+        "scheduler": wording.without_preemption,
     }
     stages = {Stage(name): words for name, words in data["stages"].items()}
     if missing := set(Stage) - set(stages):

@@ -13,7 +13,9 @@ from vllm_operator.reporting.observation import Manifest
 from vllm_operator.reporting.pods import Phase, PodView
 
 _MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedPrepareDynamicResources", "FailedSync"})
+_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
+_DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
+"""The driver of a device refuses it; the kubelet tries again for ever."""
 _BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
 _PULL_STEPS = frozenset({"Pulling", "Pulled"})
 _PROBE_KILL_WINDOW = timedelta(minutes=5)
@@ -49,11 +51,15 @@ def refine(view: PodView, log: EventLog) -> PodView:
     """Tell apart what a Pod waits for whose container is being created."""
     if view.phase is not Phase.CREATING:
         return view
-    latest = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons=_MOUNT_FAILURES | _CREATION_FAILURES | _PULL_STEPS)
+    latest = log.latest(
+        uid=view.uid, name=view.name, kind="Pod", reasons=_MOUNT_FAILURES | _CREATION_FAILURES | _DEVICE_FAILURES | _PULL_STEPS
+    )
     if latest is None:
         return view
     if latest.reason in _MOUNT_FAILURES:
         return replace(view, phase=Phase.WAITING_FOR_VOLUME, reason=latest.reason, message=latest.message)
+    if latest.reason in _DEVICE_FAILURES:
+        return replace(view, phase=Phase.CONTAINER_FAILED, reason=latest.reason, message=latest.message)
     if latest.reason == "Pulling":
         return replace(view, phase=Phase.IMAGE_PULLING, reason="Pulling", message="", since=latest.time)
     if latest.reason in _CREATION_FAILURES:

@@ -5,7 +5,8 @@ from typing import Any
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting import reading
+from vllm_operator.planning.remediation import in_words
+from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.scene import Scene
@@ -33,15 +34,29 @@ def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus 
     decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
     facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
-    facts |= {"crash": crash, "times": times, "others": others, "done": _done(decided)}
-    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, command=decided.command if decided else None)
+    facts |= {"crash": crash, "times": times, "others": others, "done": _done(scene, decided, crash)}
+    if decided is not None and decided.state is RemediationState.APPLIED:
+        facts["remedy"] = ""  # it is being tried
+    in_full = scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts, suggested=_suggested(decided))
+    if len(in_full) <= wording.MESSAGE_LIMIT:
+        return in_full
+    return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
 
 
-def _done(decided: RemediationStatus | None) -> str:
+def _done(scene: Scene, decided: RemediationStatus | None, crash: CrashStatus) -> str:
     """What the operator did about it, in words; empty where it only suggests something."""
     if decided is None or decided.state in (None, RemediationState.SUGGESTED):
         return ""
-    return decided.message or ""
+    tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
+    changes = in_words(tried.changes) if tried is not None else ""
+    return scene.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
+
+
+def _suggested(decided: RemediationStatus | None) -> str:
+    """What the suggested command changes; empty without a command."""
+    if decided is None or not decided.command:
+        return ""
+    return (decided.message or "").removeprefix(f"{RemediationState.SUGGESTED}: ").removesuffix(".")
 
 
 def available(scene: Scene) -> Verdict:

@@ -13,6 +13,7 @@ MESSAGE_LIMIT = 500
 """Characters of a message of ours, at most."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
+_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:)")
 _SPACES = re.compile(r"\s+")
 
 
@@ -39,6 +40,11 @@ def sentence(text: str) -> str:
     """End a text with a full stop, unless it has an end already."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else f"{text}."
+
+
+def without_preemption(text: str) -> str:
+    """What a scheduler says without what follows why no node fits: that ending other Pods would not help either."""
+    return _PREEMPTION.split(text, maxsplit=1)[0]
 
 
 def duration(seconds: float) -> str:
