@@ -49,6 +49,17 @@ class Cleaning:
     why: str = ""
 
 
+class Remounting(StrEnum):
+    """What is done about a volume that has become read-only."""
+
+    UNDER_WAY = "UnderWay"
+    """The Pods are taken away, and started again once they are gone."""
+    GIVEN_UP = "GivenUp"
+    """That was done, and did not help."""
+    BY_TEMPLATE = "ByTemplate"
+    """It is mounted read-only because `podTemplate` says so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageCare:
     """The image of the Pods. `moved`: its tag stood for another one when the directory in use was filled."""
@@ -69,6 +80,7 @@ class CacheCare:
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
         image: What is known of the image.
+        remounting: What is done about a volume that has become read-only; None if it has not.
         cleaning: What is done about a volume that a start found full; None if none did.
         recheck_seconds: When to look again although nothing happens; None if only a change can matter.
     """
@@ -80,6 +92,7 @@ class CacheCare:
     skipped: str | None = None
     claim_note: str | None = None
     image: ImageCare = field(default_factory=ImageCare)
+    remounting: Remounting | None = None
     cleaning: Cleaning | None = None
     recheck_seconds: float | None = None
 

@@ -38,6 +38,12 @@ def volume_at(pod_spec: Any, path: str) -> Mapping[str, Any]:
     return next((v for v in _objects(pod_spec, "volumes") if v.get("name") == mount.get("name")), {})
 
 
+def is_read_only(pod_spec: Any, path: str) -> bool:
+    """Whether the Pod's spec itself mounts what is at a path of the engine for reading only."""
+    claim = volume_at(pod_spec, path).get("persistentVolumeClaim")
+    return _mount_at(pod_spec, path).get("readOnly") is True or (isinstance(claim, Mapping) and claim.get("readOnly") is True)
+
+
 def _claim_at(pod_spec: Any, path: str) -> str | None:
     claim = volume_at(pod_spec, path).get("persistentVolumeClaim")
     return str(claim["claimName"]) if isinstance(claim, Mapping) and claim.get("claimName") else None

@@ -149,6 +149,8 @@ def _with_notes(scene: Scene, text: str) -> str:
         text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
+    if observation.care.remounting is not None:
+        text = messages.fit(f"remounting.{observation.care.remounting}", shrink=("text",), text=text, claim=observation.claim_name)
     if (cleaning := observation.care.cleaning) is not None:
         facts = {
             "removed": len(cleaning.removed),

@@ -12,6 +12,8 @@ from vllm_operator.reporting.conditions import FALSE, UNKNOWN
 from vllm_operator.reporting.observation import Manifest
 from vllm_operator.reporting.scene import Scene
 
+CLAIM_TROUBLES = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_READ_ONLY)
+"""Reasons for which no Pod can start."""
 BINDING_SECONDS = 15
 """How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
 _TELLING = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
@@ -65,6 +67,8 @@ def _verdict(scene: Scene, claim: _Claim) -> Verdict | None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
     if reading.text(claim.live, "status", "phase") == "Lost":
         return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
+    if reading.access_modes(claim.live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
     return None if _is_bound(claim.live) else _unbound(scene, claim.live, claim.field)
 
 
