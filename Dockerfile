@@ -28,6 +28,7 @@ ARG VERSION=unknown
 ARG REVISION=unknown
 LABEL org.opencontainers.image.title="vllm-operator" \
       org.opencontainers.image.description="A Kubernetes operator for backend-aware vLLM deployments" \
+      org.opencontainers.image.source="https://github.com/vllm-operator/vllm-operator" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"

@@ -74,6 +74,16 @@ demo-stop: $(STAMP) ## End what demo-keep left running
 image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:tag
 	hack/image.sh $(IMAGE)
 
+.PHONY: docs
+docs: $(STAMP) ## Build the site of the docs into site/; a warning is an error
+	$(BIN)/mkdocs build --strict --quiet
+
+.PHONY: audit
+audit: $(STAMP) ## Known vulnerabilities of the locked dependencies; asks pypi.org
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/runtime.txt
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/build.txt
+	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/dev.txt
+
 .PHONY: kind-up
 kind-up: ## A kind cluster with the operator from this tree; needs docker, kind, kubectl, helm
 	hack/kind-up.sh
@@ -97,4 +107,4 @@ lock: $(STAMP) ## Lock the dependencies for the image and CI
 
 .PHONY: clean
 clean: ## Remove what was built here
-	rm -rf $(VENV) dist build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from vllm_operator import settings
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.catalog.remedies import load_remedies
@@ -180,10 +181,32 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
+def settings_reference() -> str:
+    """Every setting: its variable, its default, its meaning, from the source of `vllm_operator.settings`."""
+    tree = ast.parse(Path(str(settings.__file__)).read_text("utf-8"))
+    [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    lines = [
+        NOTE.replace("operator/vllm_operator/api. Edit the types", "operator/vllm_operator/settings.py. Edit the texts") + "# Settings\n",
+        "Environment variables of `vllm-operator run`, read once at its start. A variable that is not a setting, or holds what cannot be "
+        "used, ends it with a message.\n",
+        "In the chart: `settings` takes most of them by the part behind `VLLM_OPERATOR_` in lower case; `namespaces`, `hub.endpoint`, "
+        "`log.format` and `log.level` are values of their own.\n",
+        "| variable | default | meaning |\n|---|---|---|",
+    ]
+    for field, text in pairwise(fields):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            meaning = " ".join(str(ast.literal_eval(text.value)).split())
+            default = getattr(settings.Settings(), field.target.id)
+            shown = f"`{default}`" if default not in ("", ()) else ""
+            lines.append(f"| `{settings.PREFIX}{field.target.id.upper()}` | {shown} | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
 PAGES = {
     ROOT / "docs" / "api-reference.md": api_reference,
     ROOT / "docs" / "conditions.md": conditions_reference,
     ROOT / "docs" / "signatures.md": signatures_reference,
+    ROOT / "docs" / "settings.md": settings_reference,
 }
 
 

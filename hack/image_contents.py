@@ -6,19 +6,25 @@ The client library ships a typed model of every Kubernetes object and a method f
 byte code. The operator sends plain dictionaries. Of these modules only those stay that importing the operator loads;
 everything else in the environment stays as it was installed.
 
-The bill of materials, PREFIX/share/sbom.cdx.json, is CycloneDX 1.6.
+The bill of materials, PREFIX/share/sbom.cdx.json, is CycloneDX 1.6: the operator, Python, the packages of the environment and
+those of the base.
 """
 
 import importlib
 import importlib.metadata
 import importlib.util
 import json
+import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 PROGRAM = "vllm_operator.app"
 PACKAGE = "kubernetes"
+DEBIAN = Path("/var/lib/dpkg/status")
+"""The packages of the base; the last stage of the image begins with the same one."""
 TYPED = ("client/api", "client/models", "aio/client/api", "aio/client/models")
 
 
@@ -52,9 +58,9 @@ def remove_unloaded() -> int:
     return size
 
 
-def bill_of_materials() -> dict[str, object]:
-    """All distributions of this environment, as CycloneDX."""
-    components = [
+def bill_of_materials(debian: Path = DEBIAN) -> dict[str, object]:
+    """All that is in the image, as CycloneDX."""
+    components: list[dict[str, object]] = [
         {
             "type": "library",
             "name": distribution.metadata["Name"],
@@ -64,12 +70,28 @@ def bill_of_materials() -> dict[str, object]:
         }
         for distribution in importlib.metadata.distributions()
     ]
+    components += _of_the_base(debian)
     return {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "components": sorted(components, key=lambda component: str(component["name"]).lower()),
+        "metadata": {"component": {"type": "container", "name": "vllm-operator", "version": importlib.metadata.version("vllm-operator")}},
+        "components": sorted(components, key=lambda component: str(component["purl"]).lower()),
     }
+
+
+def _of_the_base(debian: Path) -> list[dict[str, object]]:
+    version = platform.python_version()
+    found: list[dict[str, object]] = [
+        {"type": "application", "name": "python", "version": version, "purl": f"pkg:generic/python@{version}"}
+    ]
+    for entry in debian.read_text("utf-8").split("\n\n") if debian.exists() else []:
+        fields = dict(re.findall(r"^(Package|Version|Architecture|Status): (.*)$", entry, re.MULTILINE))
+        if fields.get("Status", "").endswith(" installed"):
+            name, version, architecture = fields["Package"], fields["Version"], fields["Architecture"]
+            purl = f"pkg:deb/debian/{name}@{quote(version)}?arch={architecture}"
+            found.append({"type": "library", "name": name, "version": version, "purl": purl})
+    return found
 
 
 def _licenses(expression: str | None) -> dict[str, object]:

@@ -2,9 +2,8 @@
 
 import asyncio
 import contextlib
-import json
 import shutil
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,27 +11,22 @@ import pytest
 import yaml
 
 from support import helm
+from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
 from support.cluster import Cluster, Manifest, RefusedError
-from support.operator_process import OperatorProcess, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
 from testenv.binaries import find_binary
+from testenv.nodes import gpu_node
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 NAME = helm.RELEASE
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.kubernetes.io/enforce-version": "latest"}
+MONITORING_KINDS = Path(__file__).parent / "data" / "monitoring.yaml"
+EXAMPLES = sorted((helm.ROOT / "examples").glob("*.yaml"))
+NEEDS_MORE = {"tinyllama-pinned": "Install NVIDIA's DRA driver"}
+"""Examples that no node here can serve, and what they say."""
 CRD = "vllmdeployments.vllm-operator.dev"
-WAYS: dict[str, dict[str, Any]] = {
-    "default": {},
-    "own namespace only": {"namespaces": ["NAMESPACE"]},
-    "everything else": {
-        "networkPolicy": {"metricsFrom": [{"podSelector": {}}], "egressPorts": [443, 6443]},
-        "podDisruptionBudget": {"enabled": True},
-        "settings": {"workers": 4},
-        "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"}],
-        "tolerations": [{"key": "control-plane", "operator": "Exists"}],
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +34,18 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
     """A control plane that no other test has installed the CRD on."""
     with Environment() as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(running.kubeconfig))
-        running.add_nodes("cpu", "h100-sxm")
+        running.add_nodes("cpu")
+        running.create_nodes(fleet())
         yield running
+
+
+def fleet() -> list[Manifest]:
+    """One node of each kind that the examples ask for, all with a driver for the newest of their images."""
+    nodes = [gpu_node(kind) for kind in ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-single", "gb10")]
+    driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
+    for node in nodes:
+        node["metadata"]["labels"] |= driver
+    return nodes
 
 
 class Release:
@@ -83,18 +87,28 @@ async def test_the_chart_has_no_faults_that_helm_finds(release: Release) -> None
     assert "0 chart(s) failed" in await release.run("lint", helm.CHART, "--strict")
 
 
+@pytest.fixture
+async def monitoring(cluster: Cluster) -> None:
+    """The kinds of the Prometheus operator, as it installs them. They stay: what a server knows is told with delay."""
+    for definition in yaml.safe_load_all(MONITORING_KINDS.read_text("utf-8")):
+        await cluster.apply(definition)
+        await cluster.wait_for("CustomResourceDefinition", definition["metadata"]["name"], established)
+
+
+@pytest.fixture
+async def named_namespaces(cluster: Cluster) -> None:
+    for name in ("team-a", "team-b", "platform"):
+        await cluster.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+
+
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.usefixtures("monitoring", "named_namespaces")
 async def test_the_api_server_takes_every_manifest_as_it_is(release: Release, cluster: Cluster, way: str) -> None:
-    values = json.loads(json.dumps(WAYS[way]).replace("NAMESPACE", cluster.namespace))
-    manifests = helm.template(values, namespace=cluster.namespace)
-    kubectl = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), "apply", "--server-side", "--dry-run=server"]
-    process = await asyncio.create_subprocess_exec(
-        *kubectl, "--validate=strict", "-f", "-", stdin=-1, stdout=-1, stderr=-1, cwd=Path(__file__).parent
+    manifests = helm.template(WAYS[way].values, namespace=cluster.namespace, kinds=WAYS[way].kinds)
+    out = await kubectl(
+        cluster, "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", given=yaml.safe_dump_all(manifests)
     )
-    out, complaints = await process.communicate(yaml.safe_dump_all(manifests).encode())
-    # a warning is what Pod Security says of a template, and the API server of an unknown field
-    assert (process.returncode, complaints.decode()) == (0, "")
-    assert out.decode().count("serverside-applied") == len(manifests)
+    assert out.count("serverside-applied") == len(manifests)
 
 
 async def test_from_install_over_upgrade_to_uninstall(release: Release, cluster: Cluster, tmp_path: Path) -> None:
@@ -137,6 +151,61 @@ async def test_uninstalling_stops_no_engine_and_loses_no_cache(release: Release,
     assert has("Ready", "True")(await cluster.get("VLLMDeployment", "llama"))
 
 
+async def test_every_example_is_served_through_the_installed_chart(release: Release, cluster: Cluster, tmp_path: Path) -> None:
+    await release.install()
+    kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
+    await cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": dict.fromkeys(RESTRICTED)}})
+    async with OperatorProcess(kubeconfig, cluster.namespace) as operator:
+        await operator.until_ready()
+        await kubectl(cluster, "apply", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
+        names = [it["metadata"]["name"] for it in await cluster.list_all("VLLMDeployment")]
+        assert len(names) >= len(EXAMPLES)
+        for name in names:
+            resource = await cluster.wait_for("VLLMDeployment", name, looked_at)
+            assert condition(resource, "Accepted")["status"] == "True", name
+            if name in NEEDS_MORE:
+                assert NEEDS_MORE[name] in condition(resource, "Planned")["message"]
+            else:
+                assert condition(resource, "Planned")["status"] == "True", condition(resource, "Planned")["message"]
+                await cluster.wait_for("Deployment", name, bool)
+        assert "may not" not in operator.log, operator.log
+        await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
+        for name in names:
+            await cluster.wait_until_gone("Deployment", name)
+    # caches outlive what filled them
+    assert await cluster.list_all("PersistentVolumeClaim")
+    await release.uninstall()
+
+
+async def test_rules_among_the_values_are_read_and_broken_ones_are_said(release: Release, cluster: Cluster, tmp_path: Path) -> None:
+    await release.install({"namespaces": ["NAMESPACE"], "extraRules": [OWN_RULE, {"id": "broken"}]})
+    kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
+    async with OperatorProcess(kubeconfig, cluster.namespace, rules_config_map=f"{cluster.namespace}/{NAME}-rules") as operator:
+        await operator.until_says("1 rules of")
+        await operator.until_ready()
+    said = [event for event in await cluster.list_all("Event") if event["involvedObject"]["kind"] == "ConfigMap"]
+    assert ["broken" in event["message"] for event in said] == [True], said
+    await release.uninstall()
+
+
+async def test_secrets_and_config_maps_are_read_where_a_value_says_so_and_no_others(release: Release, cluster: Cluster) -> None:
+    account = f"system:serviceaccount:{cluster.namespace}:{NAME}"
+
+    async def reads(resource: str, name: str) -> bool:
+        return await is_allowed(cluster, account, {"verb": "get", "resource": resource, "name": name})
+
+    await release.install({"namespaces": ["NAMESPACE"]})
+    assert not await reads("secrets", "hub")
+    assert not await reads("configmaps", f"{NAME}-rules")
+    await release.install({"namespaces": ["NAMESPACE"], "rbac": {"readTokens": True}, "extraSignatures": [OWN_SIGNATURE]})
+    await until(lambda: reads("secrets", "hub"))
+    await until(lambda: reads("configmaps", f"{NAME}-signatures"))
+    assert not await reads("configmaps", "another")
+    assert not await is_allowed(cluster, account, {"verb": "list", "resource": "secrets"})
+    assert not await is_allowed(cluster, account, {"verb": "get", "resource": "secrets", "namespace": "kube-system"})
+    await release.uninstall()
+
+
 async def test_who_may_edit_the_namespace_may_serve_models_and_who_may_view_may_look(release: Release, cluster: Cluster) -> None:
     await release.install()
     allowed = {
@@ -152,6 +221,24 @@ async def test_who_may_edit_the_namespace_may_serve_models_and_who_may_view_may_
     await release.uninstall()
 
 
+async def kubectl(cluster: Cluster, *arguments: str, given: str = "") -> str:
+    """What kubectl prints. It must not complain: a warning is what Pod Security says of a template, or an unknown field."""
+    command = [str(find_binary("kubectl")), "--kubeconfig", str(cluster.kubeconfig), *arguments]
+    process = await asyncio.create_subprocess_exec(*command, stdin=-1, stdout=-1, stderr=-1)
+    out, complaints = await process.communicate(given.encode())
+    assert (process.returncode, complaints.decode()) == (0, "")
+    return out.decode()
+
+
+def looked_at(resource: Manifest) -> bool:
+    return bool(resource.get("status", {}).get("observedGeneration") == resource["metadata"]["generation"])
+
+
+def established(definition: Manifest) -> bool:
+    conditions = definition.get("status", {}).get("conditions") or []
+    return any(it["type"] == "Established" and it["status"] == "True" for it in conditions)
+
+
 async def engines(cluster: Cluster) -> list[str]:
     return [pod["metadata"]["uid"] for pod in await cluster.list_all("Pod", selector="app.kubernetes.io/managed-by=vllm-operator")]
 
@@ -163,16 +250,28 @@ async def may(cluster: Cluster, role: str, verb: str, resource: str, subresource
     binding["roleRef"] = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": role}
     binding["subjects"] = [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": f"{cluster.namespace}-{role}"}]
     await cluster.apply(binding)
-    attributes = {"namespace": cluster.namespace, "group": "vllm-operator.dev", "verb": verb, "resource": resource}
-    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview"}
-    review["spec"] = {"user": f"{cluster.namespace}-{role}", "resourceAttributes": {**attributes, "subresource": subresource}}
+    attributes = {"group": "vllm-operator.dev", "verb": verb, "resource": resource, "subresource": subresource}
     # a controller adds the chart's roles to those of Kubernetes, and the authorizer learns of it by a watch
     for _ in range(10):
-        answer = await cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=review)
-        if answer["status"]["allowed"]:
+        if await is_allowed(cluster, f"{cluster.namespace}-{role}", attributes):
             return True
         await asyncio.sleep(0.1)
     return False
+
+
+async def is_allowed(cluster: Cluster, user: str, attributes: dict[str, str]) -> bool:
+    """Whether the API server would let somebody do something now, in the namespace of the test unless it names another one."""
+    spec = {"user": user, "resourceAttributes": {"namespace": cluster.namespace, **attributes}}
+    review = {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
+    answer = await cluster.request("POST", "/apis/authorization.k8s.io/v1/subjectaccessreviews", body=review)
+    return bool(answer["status"]["allowed"])
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait until something holds: the authorizer learns of a role by a watch."""
+    async with asyncio.timeout(20):
+        while not await holds():  # noqa: ASYNC110 - only the API server knows
+            await asyncio.sleep(0.1)
 
 
 def version() -> str:

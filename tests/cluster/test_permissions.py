@@ -1,6 +1,7 @@
 """What the chart allows the operator to do is what it does: every request is in the audit log of the API server."""
 
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,8 @@ import yaml
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator
-from support.operator_process import OperatorProcess, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama
+from support.stories import LOADING, RUNNING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -19,14 +21,6 @@ SLICES = Path(__file__).parent.parent / "golden" / "cases" / "mig-uuid-claim" / 
 NO_REQUEST = {
     # the API server looks this up itself when a child names its owner (OwnerReferencesPermissionEnforcement, as on OpenShift)
     ("vllm-operator.dev", "vllmdeployments/finalizers", "update"),
-}
-USED_IN_OTHER_TESTS = {
-    # these run as the same account, and fail without the right
-    ("", "events", "list"),  # asked for only where a Pod waits: test_bad_input
-    ("", "events", "get"),  # a crash that repeats itself is counted: test_crashes
-    ("", "events", "patch"),
-    ("", "pods", "delete"),  # a stalled start is restarted: test_starts
-    ("batch", "jobs", "create"),  # room is made on a full volume: test_warm_starts
 }
 FOR_EVERYBODY = {
     # allowed by the role system:basic-user, to every account
@@ -41,6 +35,9 @@ async def test_every_permission_is_used_and_none_is_missing(
     [node] = gpu_nodes("h100-mig-mixed")
     await publish_devices(served, node)
     await serve_and_put_right(served, sim)
+    await wait_for_room(served)
+    await crash_on_a_full_volume(served, sim)
+    await stall(served, sim)
     await leave_replicas_to_an_autoscaler(served)
     await meet_what_is_not_ours(served)
     await use_a_claim_of_the_user(served)
@@ -57,7 +54,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     rights = granted(served.namespace)
     used = {right for request in requests if request.resource for right in needed(request)} - FOR_EVERYBODY
     assert used - rights == set()
-    assert rights - used - USED_IN_OTHER_TESTS == NO_REQUEST
+    assert rights - used == NO_REQUEST
 
 
 async def test_the_right_that_makes_no_request_is_needed_all_the_same(served: Cluster, operator: OperatorProcess) -> None:
@@ -104,6 +101,56 @@ async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await cluster.patch("Service", "llama", {"spec": {"selector": {"foreign": "yes"}}})
     await cluster.wait_for("Service", "llama", lambda service: "foreign" not in service["spec"]["selector"])
+
+
+async def wait_for_room(cluster: Cluster) -> None:
+    """More replicas than there are GPUs: why a Pod waits is told by its events."""
+    await cluster.create(llama(cluster.namespace, "many", replicas=9))
+    await cluster.wait_for("VLLMDeployment", "many", has("Starting", "False", "Unschedulable"), within=60)
+    await cluster.delete("VLLMDeployment", "many")
+    await cluster.wait_until_gone("Deployment", "many")
+
+
+async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
+    """Again and again: the crash is counted in one event, and a Job makes room."""
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
+    await cluster.create(llama(cluster.namespace, "full"))
+    pod = await pod_of(cluster, "full")
+    for run in range(9):
+        log = sim.log(pod, run=run)
+        log.write(RUNNING + LOADING + b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
+        log.exit()
+    await sim.change(pod, crash_after="0.5")
+    await cluster.wait_for(
+        "VLLMDeployment", "full", lambda it: "volume is full" in condition(it, "CacheWarm").get("message", ""), within=60
+    )
+    await cluster.wait_for("VLLMDeployment", "full", lambda it: (it["status"].get("lastCrash") or {}).get("restarts", 0) >= 2, within=60)
+    await cluster.delete("VLLMDeployment", "full")
+    await cluster.wait_until_gone("Deployment", "full")
+    await sim.script(path="ok", crash_after=None, backoff=None)
+
+
+async def stall(cluster: Cluster, sim: Simulator) -> None:
+    """An engine that says that it serves and does not; its Pod is deleted, as the spec wishes."""
+    await sim.script(path="ok", load="hold")
+    await cluster.create(llama(cluster.namespace, "stalls", startup={"stallSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1}))
+    pod = await pod_of(cluster, "stalls")
+    log = sim.log(pod)
+    log.write(RUNNING + LOADING + b"INFO:     Application startup complete.\n", at=datetime.now(UTC) - timedelta(seconds=60))
+    await cluster.wait_until_gone("Pod", pod, within=90)
+    await cluster.delete("VLLMDeployment", "stalls")
+    await cluster.wait_until_gone("Deployment", "stalls")
+    await sim.script(load="0")
+
+
+async def pod_of(cluster: Cluster, name: str) -> str:
+    """The Pod of a VLLMDeployment, once its engine runs."""
+    selector = f"app.kubernetes.io/instance={name}"
+    await cluster.wait_for("Deployment", name, lambda deployment: deployment.get("status", {}).get("replicas"))
+    [pod] = await cluster.list_all("Pod", selector=selector)
+    found = str(pod["metadata"]["name"])
+    await cluster.wait_for("Pod", found, lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
+    return found
 
 
 async def leave_replicas_to_an_autoscaler(cluster: Cluster) -> None:
@@ -162,6 +209,10 @@ async def pin_a_device(cluster: Cluster) -> None:
     await cluster.wait_for("ResourceClaimTemplate", ours, bool)
     # another request is another template; the old one goes
     await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"mig": {"profile": "3g.40gb"}}}})
+    await cluster.wait_until_gone("ResourceClaimTemplate", ours)
+    # and without claims there is none
+    [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate")]
+    await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"allocation": "DevicePlugin", "mig": {"uuids": None}}}})
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
 
 

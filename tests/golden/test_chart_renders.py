@@ -1,6 +1,7 @@
 """The chart: what it installs for each way to install it, and what it refuses."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import fields
 from pathlib import Path
@@ -12,64 +13,24 @@ import yaml
 import generate_chart
 import generate_crds
 from support import helm
+from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
 from testenv.binaries import find_binary
 from vllm_operator import __version__
+from vllm_operator.api.conditions import ORDER
+from vllm_operator.catalog.loader import load_catalog, with_user_rules
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
 from vllm_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "chart"
 SCHEMA = json.loads((helm.CHART / "values.schema.json").read_text("utf-8"))
+ALERTS = yaml.safe_load((helm.CHART / "files" / "alerts.yaml").read_text("utf-8"))
 VALUES = yaml.safe_load((helm.CHART / "values.yaml").read_text("utf-8"))
-MONITORS = ("monitoring.coreos.com/v1/PodMonitor", "monitoring.coreos.com/v1/ServiceMonitor")
-SET_BY_THE_CHART = {"namespaces", "http_host", "http_port", "log_format", "log_level"}
+SET_BY_THE_CHART = {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint"}
 
 needs_helm = pytest.mark.skipif(find_binary("helm") is None, reason="there is no helm; `make testenv` builds it")
-
-WAYS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "default": ({}, ()),
-    "two-namespaces": ({"namespaces": ["team-a", "team-b"]}, ()),
-    "two-namespaces-without-nodes": ({"namespaces": ["team-a", "team-b"], "rbac": {"readNodes": False, "aggregate": False}}, ()),
-    "prometheus-operator": ({"metrics": {"monitor": {"labels": {"release": "prometheus"}}}}, MONITORS),
-    "service-monitor": ({"metrics": {"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}}}, MONITORS),
-    "no-monitor-wanted": ({"metrics": {"service": {"enabled": False}, "monitor": {"kind": "None"}}}, MONITORS),
-    "closed-network": (
-        {
-            "networkPolicy": {
-                "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
-                "egressPorts": [6443],
-            }
-        },
-        (),
-    ),
-    "own-account": ({"rbac": {"create": False, "aggregate": False}, "serviceAccount": {"create": False, "name": "operators"}}, ()),
-    "behind-a-proxy": (
-        {
-            "image": {"repository": "registry.example.com/mirror/vllm-operator", "digest": f"sha256:{'0' * 64}"},
-            "imagePullSecrets": [{"name": "registry"}],
-            "env": [
-                {"name": "HTTPS_PROXY", "value": "http://proxy.example.com:3128"},
-                {"name": "SSL_CERT_FILE", "value": "/etc/authorities/ca.crt"},
-            ],
-            "volumes": [{"name": "authorities", "configMap": {"name": "authorities"}}],
-            "volumeMounts": [{"name": "authorities", "mountPath": "/etc/authorities", "readOnly": True}],
-        },
-        (),
-    ),
-    "placed-and-tuned": (
-        {
-            "settings": {"workers": 16, "log_replay_bytes": 134217728, "retry_limit_seconds": 7.5},
-            "log": {"format": "text", "level": "DEBUG"},
-            "nodeSelector": {"kubernetes.io/arch": "amd64"},
-            "tolerations": [{"key": "control-plane", "operator": "Exists"}],
-            "priorityClassName": "system-cluster-critical",
-            "podLabels": {"team": "platform"},
-            "podAnnotations": {"note": "one"},
-            "podDisruptionBudget": {"enabled": True},
-            "fullnameOverride": "models",
-        },
-        (),
-    ),
-}
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a value that does not exist": ({"replicas": 2}, "replicas"),
@@ -78,17 +39,52 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "a digest without its algorithm": ({"image": {"digest": "abc"}}, "digest"),
     "a kind of monitor that does not exist": ({"metrics": {"monitor": {"kind": "Probe"}}}, "kind"),
     "no account": ({"serviceAccount": {"create": False}}, "serviceAccount.name"),
+    "two places for rules": ({"extraRules": [{"id": "one"}], "settings": {"rules_config_map": "mine"}}, "use one of them"),
+    "a rule without a name": ({"extraRules": [{"because": "of that"}]}, "id"),
+    "a hub that is no address": ({"hub": {"endpoint": "huggingface.co"}}, "endpoint"),
+    "a password in the proxy's address": ({"proxy": {"url": "http://me:secret@proxy:3128"}}, "proxy"),
 }
 
 
 @needs_helm
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_install(way: str, golden: Callable[[Path, str], None]) -> None:
-    values, kinds = WAYS[way]
     # the CRD is the same in all of them
-    manifests = helm.template({**values, "crds": {"install": False}}, kinds=kinds)
+    manifests = helm.template({**WAYS[way].values, "crds": {"install": False}}, kinds=WAYS[way].kinds)
     text = yaml.safe_dump_all(sorted(manifests, key=lambda it: (it["kind"], it["metadata"]["name"])), sort_keys=False, width=120)
     golden(GOLDEN / f"{way}.yaml", text.replace(__version__, "VERSION"))
+
+
+@needs_helm
+@pytest.mark.parametrize("way", WAYS)
+def test_the_operator_understands_every_variable_that_the_chart_sets(way: str) -> None:
+    [deployment] = [it for it in helm.template(WAYS[way].values, kinds=WAYS[way].kinds) if it["kind"] == "Deployment"]
+    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    settings = Settings.from_environment({variable["name"]: variable["value"] for variable in container["env"]})
+    wanted = {**WAYS[way].values.get("settings", {}), "hub_endpoint": WAYS[way].values.get("hub", VALUES["hub"])["endpoint"]}
+    assert {name: getattr(settings, name) for name in wanted} == wanted
+
+
+@needs_helm
+def test_rules_and_signatures_among_the_values_reach_the_operator_as_they_are() -> None:
+    manifests = helm.template(WAYS["own-rules-and-signatures"].values)
+    data = {it["metadata"]["name"]: it["data"] for it in manifests if it["kind"] == "ConfigMap"}
+    _, rules = with_user_rules(load_catalog(), data["vllm-operator-rules"])
+    assert (rules.added, rules.problems) == ((OWN_RULE["id"],), ()), rules.problems
+    _, signatures = with_user_signatures(load_startup(), data["vllm-operator-signatures"])
+    assert (signatures.added, signatures.problems) == ((OWN_SIGNATURE["id"],), ()), signatures.problems
+
+
+def test_the_alerts_ask_for_metrics_that_there_are() -> None:
+    metrics = Metrics()
+    metrics.observe_queue(lambda: 0, lambda: 0.0)
+    shown = {sample.name: sample.labels.keys() for family in metrics.registry.collect() for sample in family.samples}
+    known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")} | set(shown)
+    rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+    assert {name for rule in rules for name in re.findall(r"\bvllm_operator_\w+", rule["expr"])} <= known
+    types = {name for rule in rules for kinds in re.findall(r'type=~?"([^"]+)"', rule["expr"]) for name in kinds.split("|")}
+    assert types <= set(ORDER)
+    assert all({"summary", "description"} == set(rule["annotations"]) and rule["labels"]["severity"] for rule in rules)
 
 
 @needs_helm

@@ -1,11 +1,15 @@
 """The generated pages say what the code says, and the links in the docs lead somewhere."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 import generate_docs
+import site_pages
 
 ROOT = generate_docs.ROOT
 PAGES = [
@@ -30,6 +34,42 @@ def test_every_make_target_that_is_mentioned_exists(path: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
     mentioned = set(re.findall(r"(?:^|`|\n)make ([a-z-]+)", path.read_text("utf-8")))
     assert mentioned <= targets
+
+
+def test_every_page_has_a_place_on_the_site_and_every_place_a_page() -> None:
+    site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} | set(site_pages.ROOT_PAGES.values())
+    assert set(places(site["nav"])) == pages
+
+
+def places(entries: list[dict[str, Any]]) -> Iterator[str]:
+    for entry in entries:
+        for value in entry.values():
+            if isinstance(value, str):
+                yield value
+            else:
+                yield from places(value)
+
+
+@pytest.mark.parametrize(
+    ("page", "link", "want"),
+    [
+        ("", "[x](docs/caches.md#priming)", "[x](caches.md#priming)"),
+        ("", "![x](docs/images/demo.svg)", "![x](images/demo.svg)"),
+        ("", "[x](CONTRIBUTING.md)", "[x](contributing.md)"),
+        ("", "[x](examples)", "[x](https://repository/tree/main/examples)"),
+        ("docs", "[x](../Dockerfile)", "[x](https://repository/blob/main/Dockerfile)"),
+        ("docs", "[x](caches.md)", "[x](caches.md)"),
+        ("docs/design", "[x](../security.md)", "[x](../security.md)"),
+        ("docs", "[x](../CHANGELOG.md)", "[x](changelog.md)"),
+        ("docs", "[x](https://example.com/a)", "[x](https://example.com/a)"),
+        ("docs", "[x](#below)", "[x](#below)"),
+        ("docs", "[x](../nowhere.md)", "[x](../nowhere.md)"),
+    ],
+)
+def test_a_link_leads_to_the_site_or_else_to_the_repository(page: str, link: str, want: str) -> None:
+    root, _, folder = page.partition("/")
+    assert site_pages.with_links(link, root, folder, "https://repository") == want
 
 
 def test_every_reason_has_a_meaning() -> None:

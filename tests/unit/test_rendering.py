@@ -163,9 +163,12 @@ def test_gpus_come_from_a_claim_or_from_the_device_plugin_never_both() -> None:
     assert engine({"accelerator": {"allocation": "DRA"}})["resources"] == {"claims": [{"name": "gpu"}]}
 
 
-def test_the_token_is_never_in_the_manifest() -> None:
-    variables = engine({"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "hub", "key": "hf"}}})["env"]
-    assert variables[-1] == {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "hf"}}}
+def test_a_token_is_a_file_of_the_users_secret_and_neither_in_the_manifest_nor_in_the_environment() -> None:
+    spec = {"model": {"uri": "hf://a/b", "tokenSecretRef": {"name": "hub", "key": "hf"}}}
+    assert engine(spec)["env"][-1] == {"name": "HF_TOKEN_PATH", "value": "/etc/vllm-operator/hub/token"}
+    assert engine(spec)["volumeMounts"][-1] == {"name": "hub-token", "mountPath": "/etc/vllm-operator/hub", "readOnly": True}
+    volumes = rendered("Deployment", spec)["spec"]["template"]["spec"]["volumes"]
+    assert volumes[-1] == {"name": "hub-token", "secret": {"secretName": "hub", "items": [{"key": "hf", "path": "token"}]}}
 
 
 @pytest.mark.parametrize(("count", "want"), [(1, "4Gi"), (2, "6Gi"), (8, "18Gi")])

@@ -78,6 +78,28 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
   verbs: [list]
+{{- if .Values.rbac.readTokens }}
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [get]
+{{- end }}
+{{- end }}
+
+{{- /* The ConfigMaps with rules and signatures that the operator reads, as NAMESPACE/NAME: those of the chart, or named ones. */}}
+{{- define "vllm-operator.knowledge" -}}
+{{- $root := . }}
+{{- range $kind, $own := dict "rules" .Values.extraRules "signatures" .Values.extraSignatures }}
+{{- $setting := printf "%s_config_map" $kind }}
+{{- $named := get $root.Values.settings $setting }}
+{{- if and $own $named }}
+{{- fail (printf "settings.%s names a ConfigMap, and extra%s makes one: use one of them" $setting (title $kind)) }}
+{{- end }}
+{{- if $own }}
+{{ $root.Release.Namespace }}/{{ include "vllm-operator.fullname" $root }}-{{ $kind }}
+{{- else if $named }}
+{{ contains "/" $named | ternary $named (printf "%s/%s" $root.Release.Namespace $named) }}
+{{- end }}
+{{- end }}
 {{- end }}
 
 {{- /* What it may read of the cluster, to know the GPUs. */}}

@@ -107,6 +107,8 @@ class Applier:
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
+            if child is None and _would_own_data(wish) and await self._is_foreign(wish):
+                raise Conflict("not ours")
             result.children.append(await self._apply_one(wish, child, result))
         except (Conflict, *_FINAL) as error:
             if isinstance(error, Conflict) and not await self._is_foreign(wish):
@@ -274,6 +276,14 @@ def _in_order(wishes: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest
     """What Pods need to be scheduled comes first. A Service does not: API servers make many of them slowly, one by one."""
     first = [wish for wish in wishes if wish["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
     return first, [wish for wish in wishes if wish not in first]
+
+
+def _would_own_data(wish: Manifest) -> bool:
+    """Whether applying this could make a claim that somebody else has filled go with the owner of the wish.
+
+    Nothing in the spec of such a claim need contradict the wish, so that an apply without force would take it over.
+    """
+    return wish["kind"] == CLAIM.kind and bool(wish["metadata"].get("ownerReferences"))
 
 
 def _scaled(child: Manifest) -> bool:

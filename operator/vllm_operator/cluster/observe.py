@@ -51,12 +51,30 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
         return None
     selector = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: name}
     kinds = [DEPLOYMENT, SERVICE, CLAIM, POD]
-    if ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA":
+    if _has_device_claims(resource):
         kinds.append(CLAIM_TEMPLATE)
     found = await asyncio.gather(*(client.find(kind, namespace, labels=selector) for kind in kinds))
     by_kind = dict(zip(kinds, found, strict=True))
+    if CLAIM_TEMPLATE not in by_kind and any(_asks_for_devices(deployment) for deployment in by_kind[DEPLOYMENT]):
+        # a rollout that was held back for longer than the plan of its claims
+        by_kind[CLAIM_TEMPLATE] = await client.find(CLAIM_TEMPLATE, namespace, labels=selector)
     pods = tuple(by_kind.pop(POD))
     return Snapshot(resource, tuple(child for children in by_kind.values() for child in children), pods)
+
+
+def _has_device_claims(resource: Manifest) -> bool:
+    """Whether there may be templates of device claims: the spec wants them, or the plan before it did.
+
+    A plan names what is asked for: an extended resource has a domain before a slash, a class of devices has none.
+    """
+    wanted = ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA"
+    planned = ((resource.get("status") or {}).get("plan") or {}).get("resource") or "/"
+    return wanted or "/" not in planned
+
+
+def _asks_for_devices(deployment: Manifest) -> bool:
+    pod = (((deployment.get("spec") or {}).get("template") or {}).get("spec")) or {}
+    return any(claim.get("resourceClaimTemplateName") for claim in pod.get("resourceClaims") or ())
 
 
 async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str | None) -> Manifest | None:

@@ -12,6 +12,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
+from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.overrides import subject_of, subjects_of
 from vllm_operator.rendering.probes import render_probes
 from vllm_operator.rendering.resource_claim import uses_claims
@@ -19,7 +20,9 @@ from vllm_operator.rendering.volumes import render_mounts
 
 PORT = 8000
 PORT_NAME = "http"
-TOKEN_VARIABLE = "HF_TOKEN"
+TOKEN_VARIABLE = "HF_TOKEN_PATH"
+"""Where the client of the hub looks for a token (huggingface_hub/constants.py, in all versions that vLLM 0.11 and later take).
+A file, because an environment is printed in crash reports and inherited by every process; HF_TOKEN of the user still wins."""
 CLAIM_REQUEST = "gpu"
 """Name by which the container refers to the resource claim of the Pod."""
 
@@ -79,11 +82,9 @@ def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 
 def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
-    reference = resource.spec.model.token_secret_ref
-    if reference is None:
+    if resource.spec.model.token_secret_ref is None:
         return []
-    source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
-    return [EnvironmentVariable(name=TOKEN_VARIABLE, value_from=source)]
+    return [EnvironmentVariable(name=TOKEN_VARIABLE, value=f"{TOKEN_ROOT}/{TOKEN_FILE}")]
 
 
 def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:

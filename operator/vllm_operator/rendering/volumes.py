@@ -9,7 +9,7 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.api.storage import Storage, StorageSpec
-from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.planning.storage import (
     CACHE_VOLUME,
@@ -25,6 +25,7 @@ from vllm_operator.rendering.claim import claim_spec
 MODEL_VOLUME = "model"
 SHARED_MEMORY_VOLUME = "shared-memory"
 TEMPORARY_VOLUME = "temporary"
+TOKEN_VOLUME = "hub-token"
 TEMPORARY_SIZE = "16Gi"
 """For compilers' temporary files, megabytes to a few gigabytes. A limit, not a reservation: a Pod over it is evicted."""
 _PVC_SCHEME = "pvc://"
@@ -46,6 +47,9 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
     model = model_claim(resource)
     if model and _volume_of_claim(volumes, model) is None:
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
+    if token := resource.spec.model.token_secret_ref:
+        items = [{"key": token.key, "path": TOKEN_FILE}]
+        volumes.append({"name": TOKEN_VOLUME, "secret": {"secretName": token.name, "items": items}})
     return volumes
 
 
@@ -61,6 +65,8 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     model = model_claim(resource)
     if model:
         mounts.append({"name": _volume_of_claim(kept, model) or MODEL_VOLUME, "mountPath": MODEL_ROOT, "readOnly": True})
+    if resource.spec.model.token_secret_ref:
+        mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts
 
 

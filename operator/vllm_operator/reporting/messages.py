@@ -11,6 +11,7 @@ from functools import cache
 from typing import Any
 
 import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.reporting import wording
@@ -62,7 +63,8 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         jinja2.TemplateSyntaxError: A template is malformed.
         ValueError: A stage is unknown, or one has no words.
     """
-    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)  # plain text
+    # plain text, so nothing is escaped; sandboxed, so that a template can do no more than put words together
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "duration": wording.duration,
         "clock": wording.clock,

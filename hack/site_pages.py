@@ -1,0 +1,47 @@
+"""What the site has beyond docs/: pages from the repository's root, and links that lead out of docs/. A hook of mkdocs."""
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the pages of the repository's root."""
+    for source, page in ROOT_PAGES.items():
+        text = (ROOT / source).read_text("utf-8")
+        files.append(File.generated(config, page, content=with_links(text, "", "", config["repo_url"])))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Let links out of docs/ lead to the repository."""
+    if page.file.src_uri in ROOT_PAGES.values():
+        return markdown
+    return with_links(markdown, "docs", posixpath.dirname(page.file.src_uri), config["repo_url"])
+
+
+def with_links(text: str, root: str, folder: str, repository: str) -> str:
+    """Rewrite links of a page that lies in `root/folder` of the repository to what the site has, or else to the repository.
+
+    A link that leads nowhere stays as it is: mkdocs says so.
+    """
+
+    def link(found: re.Match[str]) -> str:
+        before, target, after = found.groups()
+        path = posixpath.normpath(posixpath.join(root, folder, target))
+        here = posixpath.join("docs", folder)
+        if path in ROOT_PAGES:
+            return f"{before}{posixpath.relpath(f'docs/{ROOT_PAGES[path]}', here)}{after}"
+        if path.startswith("docs/"):
+            return f"{before}{posixpath.relpath(path, here)}{after}"
+        kind = "tree" if (ROOT / path).is_dir() else "blob"
+        return f"{before}{repository}/{kind}/main/{path}{after}" if (ROOT / path).exists() else found[0]
+
+    return LINK.sub(link, text)

@@ -1,0 +1,186 @@
+"""Every command of the docs, run as it stands there, page by page, on a control plane of its own."""
+
+import asyncio
+import os
+import shutil
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+
+import aiohttp
+import pytest
+import yaml
+
+from support import helm
+from support.cluster import Cluster, RefusedError, Simulator, is_ready
+from support.docs_commands import NOT_RUN, PAGES, ROOT, Command, commands
+from support.operator_process import OperatorProcess, has, llama
+from testenv import Environment
+from testenv.binaries import find_binary
+
+pytestmark = [pytest.mark.cluster, pytest.mark.extended]
+
+CORPUS = ROOT / "tests" / "corpus" / "h200"
+DIFFERENCE = "vllm-operator plan", "--diff"
+REFUSED = """kubectl patch vllm llama --type merge -p '{"spec":{"model":{"uri":"llama"}}}'"""
+"""The page says that it is."""
+
+
+@pytest.fixture(scope="module")
+def environment() -> Iterator[Environment]:
+    """A control plane that nothing is installed on, with a node that has no GPU."""
+    with Environment() as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBECONFIG", str(running.kubeconfig))
+        running.add_nodes("cpu")
+        yield running
+
+
+class Reader:
+    """Somebody who follows the docs in a checkout, with kubectl, helm and vllm-operator on the PATH."""
+
+    def __init__(self, environment: Environment, session: aiohttp.ClientSession, folder: Path) -> None:
+        self.environment = environment
+        self.session = session
+        self.cluster = self.namespace("default")
+        self.folder = folder
+        self.failures: list[str] = []
+        for name in ("charts", "examples", "crds"):
+            shutil.copytree(ROOT / name, folder / name)
+        shutil.copy(ROOT / "examples" / "minimal.yaml", folder / "model.yaml")
+        shutil.copy(CORPUS / "poison-triton-cubin-empty.log", folder / "engine.log")
+        helm.run("package", helm.CHART, "--destination", folder / "dist")
+        programs = folder / "bin"
+        programs.mkdir()
+        for name in ("kubectl", "helm"):
+            (programs / name).symlink_to(str(find_binary(name)))
+        installed = folder / ".venv" / "bin"
+        installed.mkdir(parents=True)
+        for name, start in (("vllm-operator", "main"), ("kubectl-vllm", "kubectl_plugin")):
+            program = installed / name
+            program.write_text(
+                f"#!{sys.executable}\nimport sys\nfrom vllm_operator.__main__ import {start}\nsys.exit({start}())\n", "utf-8"
+            )
+            program.chmod(0o755)
+        self._environment = {
+            "PATH": f"{programs}:{installed}:{os.environ['PATH']}",
+            "PYTHONPATH": ":".join(sys.path),
+            "HOME": str(folder),
+            "KUBECONFIG": str(environment.kubeconfig),
+        }
+
+    def namespace(self, name: str) -> Cluster:
+        return Cluster(self.environment, self.session, name)
+
+    async def run(self, text: str) -> tuple[int, str]:
+        process = await asyncio.create_subprocess_exec(
+            *("bash", "-o", "pipefail", "-c", text),
+            env=self._environment,
+            cwd=self.folder,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        out, _ = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode("utf-8", "replace")
+
+    async def follow(self, command: Command) -> None:
+        """Run a command, and note it if it does not do what the page says."""
+        if command.text.startswith("helm install"):
+            # the page shows several ways; a reader takes one
+            await self.run("helm uninstall vllm-operator --namespace vllm-system --ignore-not-found --wait")
+        status, out = await self.run(command.text)
+        allowed = {1} if command.text == REFUSED else {0, 1} if all(part in command.text for part in DIFFERENCE) else {0}
+        if status not in allowed:
+            self.failures.append(f"{command} ended with {status}:\n{out}")
+
+
+@pytest.fixture
+async def reader(environment: Environment, tmp_path: Path) -> AsyncIterator[Reader]:
+    async with aiohttp.ClientSession() as session:
+        yield Reader(environment, session, tmp_path)
+
+
+async def on_kind(reader: Reader) -> None:
+    await reader.run("helm install vllm-operator charts/vllm-operator --namespace vllm-system --create-namespace --wait")
+
+
+async def with_gpus(reader: Reader) -> None:
+    await reader.run("kubectl label nodes --all vllm-operator.dev/gpu-architecture- nvidia.com/gpu.product-")
+    reader.environment.add_nodes("h100-sxm", "h200")
+
+
+async def with_namespaces(reader: Reader) -> None:
+    await reader.run("kubectl create namespace team-a && kubectl create namespace team-b")
+
+
+async def with_models(reader: Reader) -> None:
+    """Served models of the names that the pages use, in the namespaces that they use."""
+    await reader.run("helm upgrade --install vllm-operator charts/vllm-operator --namespace vllm-system --wait")
+    for namespace, name in (("models", "deepseek"), ("models", "my-model"), ("models", "llama"), ("default", "llama")):
+        cluster = reader.namespace(namespace)
+        await cluster.create(llama(namespace, name))
+        await cluster.wait_for("VLLMDeployment", name, has("Ready", "True"))
+    await reader.run("kubectl get nodes -o yaml > nodes.yaml")
+
+
+async def with_a_crashed_pod(reader: Reader) -> None:
+    """A Pod `my-pod` that nobody of ours made, on its second run, in both namespaces; and a log of the operator."""
+    for namespace in ("default", "models"):
+        cluster = reader.namespace(namespace)
+        sim = Simulator(cluster)
+        await sim.script(pull="0", path="crash", crash_after="0.5", crash_times="1", load="0")
+        container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
+        spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
+        await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "my-pod", "namespace": namespace}, "spec": spec})
+        log = sim.log("my-pod", container="engine")
+        log.write((CORPUS / "gpu-util-too-low.log").read_bytes())
+        log.exit()
+        sim.log("my-pod", container="engine", run=1).write(b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n")
+        await cluster.wait_for("Pod", "my-pod", lambda pod: "'restartCount': 1" in str(pod) and is_ready(pod))
+        await sim.script(pull=None, path=None, crash_after=None, crash_times=None, load=None)
+    system = reader.namespace("vllm-system")
+    for pod in await system.list_all("Pod"):
+        Simulator(system).log(pod["metadata"]["name"], container="operator").write(b"serving\n")
+
+
+async def nothing(reader: Reader) -> None:
+    pass
+
+
+WALKS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
+    "docs/quickstart-kind.md": on_kind,
+    "docs/install.md": with_namespaces,
+    "docs/quickstart-gpu.md": with_gpus,
+    "docs/operations.md": with_models,
+    "docs/troubleshooting.md": with_a_crashed_pod,
+    "docs/plans.md": nothing,
+    "docs/reading-the-status.md": nothing,
+    "docs/remedies.md": nothing,
+    "docs/caches.md": nothing,
+    "README.md": nothing,
+}
+"""The pages in the order in which they are read, with what has to be there before."""
+
+
+def to_run(page: Path) -> list[Command]:
+    return [command for command in commands(page) if command.text not in NOT_RUN]
+
+
+def test_every_page_with_commands_is_read() -> None:
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES if to_run(page)} == set(WALKS)
+
+
+@pytest.mark.timeout(500)
+async def test_every_command_does_what_its_page_says(reader: Reader) -> None:
+    async with OperatorProcess(reader.environment.kubeconfig):
+        for page, prepare in WALKS.items():
+            await prepare(reader)
+            for command in to_run(ROOT / page):
+                await reader.follow(command)
+    assert reader.failures == [], "\n".join(reader.failures)
+    backup = yaml.safe_load((reader.folder / "vllmdeployments.yaml").read_text("utf-8"))
+    assert {it["metadata"]["name"] for it in backup["items"]} == {"deepseek", "my-model", "llama"}
+    # the one who was refused learned why
+    with pytest.raises(RefusedError, match="hf://"):
+        await reader.cluster.create(llama("default", "wrong", model={"uri": "llama"}))

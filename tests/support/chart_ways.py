@@ -1,0 +1,90 @@
+"""Ways to install the chart that matter: each is rendered, read, and shown to a real API server."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+MONITORING = "monitoring.coreos.com/v1"
+MONITORS = tuple(f"{MONITORING}/{kind}" for kind in ("PodMonitor", "ServiceMonitor", "PrometheusRule"))
+
+OWN_RULE = {
+    "id": "our-experts-on-b200",
+    "component": "MoE",
+    "kind": "choice",
+    "when": {"versions": ">=0.20", "architectures": "sm_100", "quantizations": "FP8Block", "mixtureOfExperts": True},
+    "backend": "TRITON",
+    "because": "We have tuned it for our shapes.",
+    "source": "our benchmark of November",
+}
+OWN_SIGNATURE = {
+    "id": "LicenceServerAway",
+    "severity": "fatal",
+    "priority": 90,
+    "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
+    "cause": "The licence server {{ host or 'of the plugin' }} did not answer.",
+    "remedy": "Start it, or set OUR_LICENCE_HOST.",
+    "references": ["https://wiki.example.com/licences"],
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """Values of the chart, and kinds that the cluster knows beyond Kubernetes' own."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = ()
+
+
+WAYS: dict[str, Way] = {
+    "default": Way(),
+    "two-namespaces": Way({"namespaces": ["team-a", "team-b"]}),
+    "two-namespaces-without-nodes": Way({"namespaces": ["team-a", "team-b"], "rbac": {"readNodes": False, "aggregate": False}}),
+    "prometheus-operator": Way(
+        {"metrics": {"monitor": {"labels": {"release": "prometheus"}}, "alerts": {"labels": {"release": "prometheus"}}}}, MONITORS
+    ),
+    "service-monitor": Way(
+        {"metrics": {"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}, "alerts": {"mode": "Disabled"}}}, MONITORS
+    ),
+    "no-monitor-wanted": Way(
+        {"metrics": {"service": {"enabled": False}, "monitor": {"kind": "None"}, "alerts": {"mode": "Disabled"}}}, MONITORS
+    ),
+    "closed-network": Way(
+        {
+            "networkPolicy": {
+                "metricsFrom": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],
+                "egressPorts": [6443],
+            },
+            "hub": {"endpoint": ""},
+        }
+    ),
+    "own-account": Way({"rbac": {"create": False, "aggregate": False}, "serviceAccount": {"create": False, "name": "operators"}}),
+    "behind-a-proxy": Way(
+        {
+            "image": {"repository": "registry.example.com/mirror/vllm-operator", "digest": f"sha256:{'0' * 64}"},
+            "imagePullSecrets": [{"name": "registry"}],
+            "proxy": {"url": "http://proxy.example.com:3128", "except": ".example.com,10.0.0.7"},
+            "authorities": {"configMap": "authorities", "key": "bundle.pem"},
+        }
+    ),
+    "own-mirror-of-the-hub": Way(
+        {"hub": {"endpoint": "https://hub.example.com/mirror"}, "authorities": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
+    ),
+    "own-rules-and-signatures": Way({"extraRules": [OWN_RULE], "extraSignatures": [OWN_SIGNATURE]}),
+    "own-rules-for-two-namespaces": Way({"extraRules": [OWN_RULE], "namespaces": ["team-a", "team-b"]}),
+    "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
+    "placed-and-tuned": Way(
+        {
+            "settings": {"workers": 16, "log_replay_bytes": 134217728, "retry_limit_seconds": 7.5},
+            "log": {"format": "text", "level": "DEBUG"},
+            "nodeSelector": {"kubernetes.io/arch": "amd64"},
+            "tolerations": [{"key": "control-plane", "operator": "Exists"}],
+            "priorityClassName": "system-cluster-critical",
+            "podLabels": {"team": "platform"},
+            "podAnnotations": {"note": "one"},
+            "podDisruptionBudget": {"enabled": True},
+            "env": [{"name": "TZ", "value": "Europe/Berlin"}],
+            "volumes": [{"name": "more", "emptyDir": {}}],
+            "volumeMounts": [{"name": "more", "mountPath": "/more"}],
+            "fullnameOverride": "models",
+        }
+    ),
+}

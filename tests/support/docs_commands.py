@@ -1,0 +1,85 @@
+"""The commands of the docs: every line that starts with `$` in a block for the console."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hack/testenv/README.md")]
+PAGES += sorted((ROOT / "docs").rglob("*.md"))
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", "trivy", ".venv/bin/vllm-operator")
+
+NOT_RUN = {
+    "make kind-up": "needs docker; the workflow kind.yaml runs it",
+    "kind delete cluster --name vllm-operator": "needs docker; the workflow kind.yaml runs it",
+    "make demo": "tests/cluster/test_demo_runs.py runs what it runs",
+    "make test": "would start all tests once more",
+    "make check": "would check all once more",
+    "make image IMAGE=registry.example.com/vllm-operator:0.1.0": "takes minutes; tests/node builds the image and runs it",
+    "make package": "the test packages the chart by the same command of helm",
+    "trivy image --severity HIGH,CRITICAL --ignore-unfixed ghcr.io/vllm-operator/vllm-operator:0.1.0": "asks a registry",
+    "make docs": "a target of its own, which CI runs",
+    "make audit": "asks pypi.org; CI runs it",
+    "make install": "makes the environment that the tests run in",
+    "make test-unit": "would start these tests once more",
+    "make generate": "writes into the source tree; tests compare what is there with what it would write",
+    "make golden": "writes into the source tree",
+    "python hack/bench/plan_product.py": "takes minutes; tests/unit/test_backend_product.py goes the same way through a part of it",
+    "pip download vllm==0.34.0 --no-deps --dest /tmp/wheels": "hundreds of megabytes, and the version is made up",
+    "python hack/ingest_vllm.py /tmp/wheels/vllm-0.34.0-*.whl": "needs that wheel; tests/unit/test_ingest.py reads smaller ones",
+    "python hack/testenv/__main__.py build": "the tests have built these programs, or do not run",
+    "python hack/testenv/__main__.py up": "the tests run on such a control plane",
+    "python hack/testenv/__main__.py status": "belongs to a control plane of `up`",
+    "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
+    "kubectl get vllm --namespace models --watch": "does not end",
+    "kubectl port-forward --namespace models service/llama 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
+    "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
+}
+"""Commands that no test runs, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command as it stands on a page, without the prompt and without a comment."""
+
+    page: str
+    line: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.page}:{self.line}: {self.text}"
+
+
+def commands(path: Path) -> list[Command]:
+    """The commands of a page, in their order."""
+    page, text = path.relative_to(ROOT).as_posix(), path.read_text("utf-8")
+    return [
+        Command(page, text.count("\n", 0, block.start(3)) + 1 + number, command)
+        for block in BLOCK.finditer(text)
+        if block[2] == "console"
+        for number, command in _in_block(block[3])
+    ]
+
+
+def _in_block(block: str) -> Iterator[tuple[int, str]]:
+    lines = iter(enumerate(block.splitlines()))
+    for number, line in lines:
+        if not line.lstrip().startswith("$ "):
+            continue
+        text = line.lstrip().removeprefix("$ ")
+        while text.endswith("\\"):
+            text = text[:-1] + next(lines)[1].strip()
+        yield number, re.sub(r"\s+# .*$", "", text).strip()
+
+
+def unmarked(path: Path) -> list[str]:
+    """Lines of other blocks that look like commands and are not marked as such."""
+    return [
+        line
+        for block in BLOCK.finditer(path.read_text("utf-8"))
+        if block[2] in ("", "sh", "bash", "shell")
+        for line in block[3].splitlines()
+        if line.lstrip("$ ").split(" ")[0] in PROGRAMS
+    ]

@@ -1,0 +1,184 @@
+"""What docs/security.md promises, where no test of a single part shows it: who can gain what, and who cannot."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import vllm_operator
+from support.gpus import real_node
+from support.operators import KEY, Bench, llama
+from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Kind, Manifest
+from vllm_operator.planning.pod_template import check_pod_template
+from vllm_operator.rendering.cleaning import render_cleaning
+
+SOURCES = Path(str(vllm_operator.__file__)).parent
+GOLDEN = Path(__file__).parent.parent / "golden"
+SLICES = GOLDEN / "cases" / "mig-uuid-claim" / "slices.yaml"
+SPEC = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]
+UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+FOREIGN: dict[str, tuple[Kind, Manifest]] = {
+    "a Deployment": (DEPLOYMENT, {"replicas": 9, "template": {"spec": {"containers": []}}}),
+    "a Service": (SERVICE, {"selector": {"app": "theirs"}}),
+}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def fields(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every field that the schema names, with its path."""
+    for name, field in schema.get("properties", {}).items():
+        yield f"{path}.{name}", field
+        yield from fields(field.get("items", field), f"{path}.{name}")
+
+
+def test_no_field_names_another_namespace() -> None:
+    assert [path for path, _ in fields(SPEC) if "namespace" in path.lower()] == []
+
+
+def test_what_a_field_refers_to_is_a_name_and_no_path() -> None:
+    references = {path: field["pattern"] for path, field in fields(SPEC) if path.endswith(("Name", "Ref.name")) and "pattern" in field}
+    assert {"spec.cache.claimName", "spec.model.tokenSecretRef.name"} <= set(references)
+    open_fields = {path for path, field in fields(SPEC) if field.get("x-kubernetes-preserve-unknown-fields")}
+    # what Kubernetes itself judges when the Pod, the claim or the Service is made
+    assert all(path.startswith(("spec.podTemplate.", "spec.engine.env.valueFrom")) for path in open_fields), open_fields
+
+
+@pytest.mark.parametrize("field", ["namespace", "name", "ownerReferences", "finalizers"])
+async def test_a_template_says_nothing_about_where_a_pod_lies_or_whose_it_is(bench: Bench, field: str) -> None:
+    bench.cluster.put(llama(podTemplate={"metadata": {field: "kube-system", "labels": {"a": "b"}}}))
+    await bench.settle()
+    assert f"podTemplate.metadata holds {field}; only labels and annotations" in bench.condition("Accepted").message
+    assert not bench.cluster.all(DEPLOYMENT)
+
+
+async def test_everything_lies_in_the_namespace_of_the_object(bench: Bench) -> None:
+    bench.cluster.put(llama(podTemplate={"spec": {"serviceAccountName": "theirs"}}, cache={"onDelete": "Delete"}))
+    await bench.settle()
+    assert {child["metadata"]["namespace"] for kind in (DEPLOYMENT, SERVICE, CLAIM) for child in bench.cluster.all(kind)} == {"default"}
+
+
+def test_nothing_is_mounted_and_no_rights_are_asked_for_unless_the_user_says_so() -> None:
+    check_pod_template({})
+    manifests = yaml.safe_load_all((GOLDEN / "manifests" / "tensor-parallel" / "manifests.yaml").read_text("utf-8"))
+    [deployment] = [it for it in manifests if it["kind"] == "Deployment"]
+    pod = deployment["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert {"serviceAccountName", "hostNetwork", "hostPID", "hostIPC"}.isdisjoint(pod)
+    assert {kind for volume in pod["volumes"] for kind in volume if kind != "name"} <= {"persistentVolumeClaim", "emptyDir", "secret"}
+    for container in pod["containers"]:
+        assert container["securityContext"] == {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def test_the_job_that_cleans_a_volume_gets_neither_a_token_nor_what_the_engine_was_given() -> None:
+    resource = VLLMDeployment.parse(llama(podTemplate={"spec": {"serviceAccountName": "powerful"}}))
+    engine = {
+        "serviceAccountName": "powerful",
+        "volumes": [{"name": "secrets", "secret": {"secretName": "theirs"}}],
+        "containers": [{"image": "engine:1", "env": [{"name": "PASSWORD", "value": "secret"}], "securityContext": {"runAsUser": 7}}],
+    }
+    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, keep=(), doomed=(), is_full=True)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["volumes"] == [{"name": "claim", "persistentVolumeClaim": {"claimName": "mine"}}]
+    assert "powerful" not in json.dumps(job)
+    assert "PASSWORD" not in json.dumps(job)
+
+
+@pytest.mark.parametrize("what", FOREIGN)
+async def test_what_is_not_ours_is_left_as_it_is(bench: Bench, what: str) -> None:
+    kind, spec = FOREIGN[what]
+    there = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": "llama", "namespace": "default"}, "spec": spec}
+    bench.cluster.put(there)
+    bench.cluster.put(llama())
+    await bench.reconciler.reconcile(KEY)
+    [now] = bench.cluster.all(kind)
+    assert (now["spec"], now["metadata"].get("ownerReferences")) == (spec, None)
+    assert "is not the operator's" in bench.condition("Ready").message
+
+
+async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_finds_it_under_its_name(bench: Bench) -> None:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    metadata = {"name": "llama-cache", "namespace": "default"}
+    bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    await bench.settle()
+    [claim] = bench.cluster.all(CLAIM)
+    assert (claim["spec"], claim["metadata"].get("labels"), claim["metadata"].get("ownerReferences")) == (spec, None, None)
+    assert "is not the operator's" in bench.condition("CacheWarm").message
+
+
+async def test_what_another_controller_owns_is_not_pruned_although_it_bears_our_labels(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    ours = bench.deployment()["metadata"]["labels"]
+    owner = {"apiVersion": "example.com/v1", "kind": "Other", "name": "x", "uid": "77", "controller": True}
+    metadata = {"name": "beside", "namespace": "default", "labels": ours, "ownerReferences": [owner]}
+    bench.cluster.put({"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {}})
+    bench.cluster.put({**bench.resource(), "spec": llama(replicas=2)["spec"]})
+    await bench.settle()
+    assert "beside" in {service["metadata"]["name"] for service in bench.cluster.all(SERVICE)}
+
+
+async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
+    bench = Bench(real_node("h100-mig-mixed"))
+    for slices in yaml.safe_load_all(SLICES.read_text("utf-8")):
+        bench.cluster.put(slices)
+    resource = llama(accelerator={"allocation": "DRA", "mig": {"uuids": [UUID]}})
+    resource["spec"]["model"]["uri"] = "hf://TinyLlama/TinyLlama-1.1B-Chat-v1.0"
+    bench.cluster.put(resource)
+    await bench.settle()
+    assert bench.cluster.all(CLAIM_TEMPLATE), bench.condition("Planned").message
+    changed = bench.resource()
+    changed["spec"]["accelerator"] = {"allocation": "DevicePlugin", "mig": {"profile": "1g.10gb"}}
+    changed["metadata"]["generation"] += 1
+    bench.cluster.put(changed)
+    await bench.settle()
+    assert bench.cluster.all(CLAIM_TEMPLATE) == []
+    assert not bench.deployment()["spec"]["template"]["spec"].get("resourceClaims")
+
+
+async def test_no_secret_is_read_without_a_hub(bench: Bench) -> None:
+    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # type: ignore[arg-type] # it must not come
+    bench.cluster.put(llama(model={"uri": "hf://org/gated", "tokenSecretRef": {"name": "hub"}}))
+    assert (await bench.settle()).name == "success"
+
+
+def test_a_template_of_a_message_can_do_no_more_than_put_words_together() -> None:
+    unsafe = [
+        path.relative_to(SOURCES).as_posix()
+        for path in SOURCES.rglob("*.py")
+        if "jinja2" in (text := path.read_text("utf-8")) and "from_string" in text and "ImmutableSandboxedEnvironment" not in text
+    ]
+    assert unsafe == []
+
+
+def test_nothing_is_executed_loaded_or_unpickled() -> None:
+    names = (
+        "eval(",
+        "exec(",
+        "pickle",
+        "subprocess",
+        "os.system",
+        "yaml.Loader",
+        "FullLoader",
+        "UnsafeLoader",
+        "unsafe_load",
+        "__import__(",
+    )
+    found = {
+        f"{path.relative_to(SOURCES).as_posix()}: {name}"
+        for path in SOURCES.rglob("*.py")
+        for name in names
+        for line in path.read_text("utf-8").splitlines()
+        if name in line and not line.strip().startswith(("#", '"'))
+    }
+    assert found == set()
