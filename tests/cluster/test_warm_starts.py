@@ -298,7 +298,7 @@ async def test_replicas_that_a_claim_for_one_node_would_hang_are_told(served: Cl
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: "wait for ever" in condition(r, "CacheWarm").get("message", ""))
     said = condition(told, "CacheWarm")["message"]
     assert "no node has GPUs for more than 2 replicas" in said
-    assert "spec.cache.volume.accessMode ReadWriteMany, or spec.cache.storage: HostPath" in said
+    assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany claim in spec.cache.claimName" in said
 
 
 async def test_a_claim_grows_where_its_class_allows_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

@@ -156,7 +156,7 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
         pytest.param({"replicas": 8}, ("all 8 replicas must fit there",), id="just enough"),
         pytest.param(
             {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteMany"}}, "weights": {}},
-            ("Claim llama-weights can be mounted on one node only", "spec.weights.storage: HostPath"),
+            ("Claim llama-weights can be mounted on one node only", "set spec.weights.storage to HostPath or ClaimPerReplica"),
             id="only the weights",
         ),
     ],

@@ -4,6 +4,7 @@ The decision is made by `vllm_operator.upkeep`; this is its outcome, in the word
 """
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 
@@ -77,6 +78,7 @@ class CacheCare:
         because: Why one Pod goes first; a sentence, or empty.
         holder: The VLLMDeployment that fills the cache, where that is another one.
         held: Whether the Deployment is left as it is until the cache is filled.
+        until: When a Pod that fills the cache ahead of a rollout is not waited for any longer; None if it waits for no GPU.
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
         image: What is known of the image.
@@ -89,6 +91,7 @@ class CacheCare:
     because: str = ""
     holder: str | None = None
     held: bool = False
+    until: datetime | None = None
     skipped: str | None = None
     claim_note: str | None = None
     image: ImageCare = field(default_factory=ImageCare)

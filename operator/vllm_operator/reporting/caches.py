@@ -174,7 +174,9 @@ def _priming_verdict(scene: Scene, cache: CacheStatus, block: StartupStatus | No
         case PrimingStep.PRIMER:
             view = next(iter(scene.primers), None)
             text = pod_text(scene, view, block) if view is not None else ""
-            return Verdict(FALSE, Reason.PRIMING, scene.messages.fit("cache.primer", shrink=("text",), text=text, **facts))
+            return Verdict(
+                FALSE, Reason.PRIMING, scene.messages.fit("cache.primer", shrink=("text",), text=text, until=care.until, **facts)
+            )
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, scene.messages.say("cache.elsewhere", holder=care.holder, **facts))
     return None

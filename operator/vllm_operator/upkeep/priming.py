@@ -131,8 +131,9 @@ def _ahead_of_rollout(situation: Situation, address: CacheAddress, patience_seco
         return Staffing()  # what is broken is replaced at once; the Deployment begins with it
     because = "The present replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
-    recheck = (min(waits) + timedelta(seconds=patience_seconds) - situation.now).total_seconds() if waits else None
-    return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because, held=True, recheck_seconds=recheck))
+    until = min(waits) + timedelta(seconds=patience_seconds) if waits else None
+    recheck = (until - situation.now).total_seconds() if until is not None else None
+    return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because, held=True, until=until, recheck_seconds=recheck))
 
 
 def _remembered(situation: Situation) -> str | None:
