@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.gpus import real_node
+from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
-from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+from vllm_operator.planning.cache import CachePlan, ParallelShape, key_with_image, plan_cache
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {
@@ -126,3 +128,32 @@ def test_a_key_is_always_a_valid_label_value_and_folder(
     assert len(key) <= 63
     assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", key)
     assert key != WEIGHTS_SUBPATH
+
+
+COLLIDING = {
+    "the number of speculative tokens": (
+        {"speculative-config": '{"num_speculative_tokens": 7}'},
+        {"speculative-config": '{"num_speculative_tokens": 9}'},
+    ),
+    "a part of a flag": ({"speculative-config.num_speculative_tokens": "7"}, {"speculative_config.num_speculative_tokens": "9"}),
+    "images or none": ({}, {"limit-mm-per-prompt": '{"image": 0}'}),
+    "a long value": ({"limit-mm-per-prompt": "x" * 5000}, {"limit-mm-per-prompt": "x" * 5001}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), COLLIDING.values(), ids=COLLIDING)
+def test_what_vllm_leaves_out_of_its_own_keys_is_in_ours(one: dict[str, str], other: dict[str, str]) -> None:
+    first, second = (made(deployment(engine=engine(args)), real_node("h100-sxm")) for args in (one, other))
+    assert first.cache_key != second.cache_key
+    generation = made(deployment(engine=engine(other)), real_node("h100-sxm"), pinned=second, cache_generation=1)
+    assert key_with_image(generation, second.image) == generation.cache_key
+    assert {part.name for part in generation.cache_key_parts} == {part.name for part in second.cache_key_parts}
+
+
+def test_other_flags_leave_the_key_alone() -> None:
+    with_flag = made(deployment(engine=engine({"max-model-len": "4096"})), real_node("h100-sxm"))
+    assert with_flag.cache_key == made(deployment(), real_node("h100-sxm")).cache_key
+
+
+def engine(args: dict[str, str]) -> dict[str, Any]:
+    return {"version": "0.20.1", "args": [{"name": name, "value": value} for name, value in args.items()]}

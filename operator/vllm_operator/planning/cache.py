@@ -12,8 +12,9 @@ digest of all of them.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedVariable
@@ -23,6 +24,7 @@ MAX_KEY_LENGTH = 63
 """Length of a label value, and of the name part of an annotation, where keys are kept too."""
 _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
+_MAX_VALUE_LENGTH = 256
 _UNKNOWN = "unknown"
 _OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
@@ -66,6 +68,7 @@ def plan_cache(
     mig_profile: str | None = None,
     parallel: ParallelShape = ParallelShape(),
     user: int | None = None,
+    arguments: Mapping[str, str] = MappingProxyType({}),
     generation: int = 0,
 ) -> CachePlan:
     """Derive the cache key and the variables that go with it. Equal arguments give equal results.
@@ -80,6 +83,7 @@ def plan_cache(
         mig_profile: Profile of a slice; None for whole GPUs.
         parallel: How one replica is spread over its GPUs.
         user: ID of the user that the engine runs as; None for the image's own.
+        arguments: Flags that are part of the key, `keyed_arguments`.
         generation: Raised each time a damaged cache is left behind.
     """
     version = version.removeprefix("v") if version else None
@@ -93,6 +97,7 @@ def plan_cache(
         _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
         _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
         *([_part("user", str(user), "What one user has written another may not write.")] if user is not None else []),
+        *(_part(flag, value, caches.keyed_arguments.get(_stem(flag), "")) for flag, value in sorted(arguments.items())),
         _part("generation", str(generation), "Raised when a damaged cache is left behind."),
     )
     readable = (
@@ -106,6 +111,12 @@ def plan_cache(
         f"g{generation}" if generation else "",
     )
     return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
+
+
+def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> dict[str, str]:
+    """The user's flags that change what is compiled and are no part of vLLM's own keys; long values by their digest."""
+    values = {flag: value or "given" for flag, value in arguments.items() if _stem(flag) in caches.keyed_arguments}
+    return {flag: value if len(value) <= _MAX_VALUE_LENGTH else _digest([[flag, value]]) for flag, value in values.items()}
 
 
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
@@ -128,6 +139,11 @@ def digest_of(image: str) -> str | None:
     """Return the digest that pins an image reference, or None."""
     _, at, digest = image.rpartition("@")
     return digest if at else None
+
+
+def _stem(flag: str) -> str:
+    """A flag without the part of it that is set: `--speculative-config` of `--speculative-config.method`."""
+    return flag.partition(".")[0]
 
 
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:

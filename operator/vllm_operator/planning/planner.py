@@ -17,7 +17,7 @@ from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, Pla
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.cache import CachePlan, per_pod_notes, plan_cache
+from vllm_operator.planning.cache import CachePlan, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.deadline import plan_patience
 from vllm_operator.planning.facts import Facts, resolve_facts
 from vllm_operator.planning.image import image_options
@@ -172,7 +172,7 @@ class _Planner:
     def _assemble(
         self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: Facts
     ) -> Plan:
-        cache = self._cache(version, shape, target)
+        cache = self._cache(version, shape, target, overrides)
         weights = plan_weights(self.resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(self.resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
@@ -224,7 +224,7 @@ class _Planner:
         counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
         return max(counts, default=0) or None
 
-    def _cache(self, version: ResolvedVersion, shape: Shape, target: Target) -> CachePlan:
+    def _cache(self, version: ResolvedVersion, shape: Shape, target: Target, overrides: Overrides) -> CachePlan:
         return plan_cache(
             self.catalog.caches,
             version=version.version,
@@ -235,6 +235,7 @@ class _Planner:
             mig_profile=target.pool.mig_profile,
             parallel=shape.parallel,
             user=run_as_user(self.resource.spec.pod_template),
+            arguments=keyed_arguments(overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,
         )
 
@@ -280,6 +281,7 @@ def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, g
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
         parallel=shape.parallel,
         user=run_as_user(resource.spec.pod_template),
+        arguments={name: value for name, value in parts.items() if name.startswith("--")},
         generation=generation,
     )
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})
