@@ -228,6 +228,7 @@ def clean(root: Path, *, keep: list[str], doomed: list[str] | None = None, share
         "CLEAN_KEEP": json.dumps(keep),
         "CLEAN_DOOMED": json.dumps(doomed or []),
         "CLEAN_SHARE": str(share),
+        "CLEAN_GRACE": "0",
     }
     report = root.parent / "report"
     done = subprocess.run(
@@ -266,6 +267,20 @@ def test_what_is_doomed_goes_although_there_is_room(volume: Path) -> None:
 def test_what_was_used_a_moment_ago_stays(volume: Path) -> None:
     (volume / OLD / "triton" / "kernel.cubin").touch()
     assert OLD not in clean(volume, keep=[USED])["removed"]
+
+
+def test_what_a_pod_starts_to_use_at_that_moment_is_put_back(volume: Path) -> None:
+    keep = json.dumps([OLDER, USED, GENERATION])
+    variables = {"CLEAN_ROOT": str(volume), "CLEAN_KEEP": keep, "CLEAN_SHARE": "100", "CLEAN_GRACE": "1"}
+    with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables, stdout=subprocess.PIPE, text=True) as running:
+        # the Pod has the directory mounted, whatever it is called now
+        leaving = volume / f".leaving-{OLD}" / "triton" / "kernel.cubin"
+        while not leaving.exists():
+            assert running.poll() is None
+        leaving.touch()
+        told = json.loads(running.communicate()[0])
+    assert (told["removed"], told["failed"]) == ([], [OLD])
+    assert (volume / OLD / "triton" / "kernel.cubin").exists()
 
 
 def test_an_interrupted_removal_is_finished(volume: Path) -> None:
