@@ -14,7 +14,6 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedVariable
@@ -26,6 +25,7 @@ _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
 _MAX_VALUE_LENGTH = 256
 _UNKNOWN = "unknown"
+_OF_ARGUMENTS = "These flags change what is compiled, and vLLM leaves them out of its own keys."
 _OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
 
@@ -68,7 +68,7 @@ def plan_cache(
     mig_profile: str | None = None,
     parallel: ParallelShape = ParallelShape(),
     user: int | None = None,
-    arguments: Mapping[str, str] = MappingProxyType({}),
+    arguments: str | None = None,
     generation: int = 0,
 ) -> CachePlan:
     """Derive the cache key and the variables that go with it. Equal arguments give equal results.
@@ -83,7 +83,7 @@ def plan_cache(
         mig_profile: Profile of a slice; None for whole GPUs.
         parallel: How one replica is spread over its GPUs.
         user: ID of the user that the engine runs as; None for the image's own.
-        arguments: Flags that are part of the key, `keyed_arguments`.
+        arguments: What `keyed_arguments` says; None for nothing.
         generation: Raised each time a damaged cache is left behind.
     """
     version = version.removeprefix("v") if version else None
@@ -97,7 +97,7 @@ def plan_cache(
         _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
         _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
         *([_part("user", str(user), "What one user has written another may not write.")] if user is not None else []),
-        *(_part(flag, value, caches.keyed_arguments.get(_stem(flag), "")) for flag, value in sorted(arguments.items())),
+        *([_part("arguments", arguments, _OF_ARGUMENTS)] if arguments else []),
         _part("generation", str(generation), "Raised when a damaged cache is left behind."),
     )
     readable = (
@@ -113,10 +113,13 @@ def plan_cache(
     return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
 
 
-def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> dict[str, str]:
-    """The user's flags that change what is compiled and are no part of vLLM's own keys; long values by their digest."""
-    values = {flag: value or "given" for flag, value in arguments.items() if _stem(flag) in caches.keyed_arguments}
-    return {flag: value if len(value) <= _MAX_VALUE_LENGTH else _digest([[flag, value]]) for flag, value in values.items()}
+def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
+    """The user's flags that change what is compiled and are missing in vLLM's own keys; None without any, a digest for a long text."""
+    flags = sorted((flag, value) for flag, value in arguments.items() if flag.partition(".")[0] in caches.keyed_arguments)
+    text = " ".join(flag if value is None else f"{flag}={value}" for flag, value in flags)
+    if not flags:
+        return None
+    return text if len(text) <= _MAX_VALUE_LENGTH else _digest([[flag, value or ""] for flag, value in flags])
 
 
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
@@ -139,11 +142,6 @@ def digest_of(image: str) -> str | None:
     """Return the digest that pins an image reference, or None."""
     _, at, digest = image.rpartition("@")
     return digest if at else None
-
-
-def _stem(flag: str) -> str:
-    """A flag without the part of it that is set: `--speculative-config` of `--speculative-config.method`."""
-    return flag.partition(".")[0]
 
 
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:

@@ -281,7 +281,7 @@ def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, g
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
         parallel=shape.parallel,
         user=run_as_user(resource.spec.pod_template),
-        arguments={name: value for name, value in parts.items() if name.startswith("--")},
+        arguments=parts.get("arguments"),
         generation=generation,
     )
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})
