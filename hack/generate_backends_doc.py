@@ -86,7 +86,7 @@ def _rules(title: str, entries: list[dict[str, Any]]) -> Iterator[str]:
         return
     yield f"### {title}\n\n| when | then | because | source |\n|---|---|---|---|"
     for entry in entries:
-        then = [f"**{entry['backend']}**"] if "backend" in entry else []
+        then = [" or ".join([f"**{entry['backend']}**", *entry.get("alternatives", ())])] if "backend" in entry else []
         then += [_settings(entry)] if "environment" in entry or "arguments" in entry else []
         then += [f"refused: {entry['refuse']}"] if "refuse" in entry else []
         then += [f"noted: {entry['warn']}"] if "warn" in entry else []
@@ -111,6 +111,8 @@ WORDS = {
     "distributions": "{}",
     "tensor": "tensor {}",
     "data": "data {}",
+    "pipeline": "pipeline {}",
+    "expertTensor": "experts cut over {} GPUs",
     "experts": "experts {}",
     "routingGroups": "routing groups {}",
     "headsPerRank": "heads per GPU {}",
@@ -123,6 +125,9 @@ TRUTHS = {
     "exchangesTokens": ("tokens are exchanged", "tokens are not exchanged"),
     "mig": ("MIG slice", "whole GPU"),
     "deepSeekHeads": ("head sizes of DeepSeek R1", "other head sizes"),
+    "unevenHeads": ("heads not divisible by tensor", "heads divisible by tensor"),
+    "unevenWidth": ("hidden size not divisible by 128", "hidden size divisible by 128"),
+    "unevenExperts": ("experts not divisible by the GPUs", "experts divisible by the GPUs"),
     "unevenBlocks": ("experts not divisible by 128", "experts divisible by 128"),
 }
 

@@ -28,6 +28,8 @@ class Hub:
         self.asked.append((request.path, request.headers.get("Authorization", "")))
         if request.path.endswith("/config.json"):
             return web.Response(text=json.dumps(CONFIG))
+        if request.path.endswith(".index.json"):
+            return web.Response(text=json.dumps({"metadata": {"total_size": 16_060_522_496}, "weight_map": {"a": "model-1.safetensors"}}))
         return web.Response(status=404)
 
 
@@ -66,10 +68,9 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
         assert facts["attention"] == ("GQA", "config.json")
         assert facts["experts"] == ("0", "config.json")
         assert facts["quantization"] == ("BF16", "config.json")
-        assert hub.asked == [
-            ("/someone/unheard-of/resolve/main/config.json", f"Bearer {TOKEN}"),
-            ("/someone/unheard-of/resolve/main/hf_quant_config.json", f"Bearer {TOKEN}"),
-        ]
+        assert facts["weightBytes"] == ("16060522496", "weight files")
+        files = ("config.json", "hf_quant_config.json", "model.safetensors.index.json")
+        assert sorted(hub.asked) == [(f"/someone/unheard-of/resolve/main/{file}", f"Bearer {TOKEN}") for file in files]
         assert TOKEN not in json.dumps(resource)
         assert TOKEN not in operator.log
         assert "Traceback" not in operator.log, operator.log

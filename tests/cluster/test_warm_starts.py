@@ -54,7 +54,7 @@ async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
 
 
 async def all_serve(cluster: Cluster) -> Manifest:
-    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3 and has("Ready", "True")(r))
+    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"].get("readyReplicas") == 3)
 
 
 async def test_one_fills_the_cache_then_all_start(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

@@ -27,6 +27,7 @@ def mig(**fields: Any) -> dict[str, Any]:
     return {"mig": fields}
 
 
+GPU = "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5"
 UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 
 REFUSALS = (
@@ -79,6 +80,14 @@ REFUSALS = (
     Refusal("the UUID of a whole GPU", {"accelerator": mig(uuids=["GPU-1"]) | {"allocation": "DRA"}}, ("starts with MIG-",)),
     Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID])}, ("only with allocation: DRA", "ask for mig.profile")),
     Refusal("fewer MIG UUIDs than replicas", {"accelerator": mig(uuids=[UUID]) | {"allocation": "DRA"}, "replicas": 2}, ("fewer UUIDs",)),
+    Refusal("a GPU UUID with the device plugin", {"accelerator": {"uuids": [GPU]}}, ("only with allocation: DRA", "nodeSelector")),
+    Refusal("the UUID of a slice as a GPU", {"accelerator": {"uuids": [UUID], "allocation": "DRA"}}, ("starts with GPU-",)),
+    Refusal("GPUs and slices at once", {"accelerator": mig(profile="1g.10gb") | {"uuids": [GPU], "allocation": "DRA"}}, ("not both",)),
+    Refusal(
+        "fewer GPU UUIDs than GPUs",
+        {"accelerator": {"uuids": [GPU], "allocation": "DRA"}, "parallelism": {"tensor": 2}},
+        ("fewer UUIDs in accelerator.uuids",),
+    ),
     Refusal(
         "tensor parallelism over MIG slices",
         {"accelerator": mig(profile="3g.40gb"), "parallelism": {"tensor": 2}},

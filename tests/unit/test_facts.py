@@ -4,7 +4,7 @@ import pytest
 
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.models import load_models, parse_models, read_billions
-from vllm_operator.planning.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, model_name, resolve_facts
+from vllm_operator.planning.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
 
 MODELS = load_models()
 
@@ -53,7 +53,7 @@ MODELS = load_models()
 def test_well_known_models_are_recognised_by_name(repository, family, attention, experts, quantization):
     facts = resolve_facts(ModelSpec(uri=f"hf://{repository}"), MODELS)
     assert (facts.family, facts.attention, facts.experts, facts.quantization) == (family, attention, experts, quantization)
-    assert facts.source("attention") == FROM_TABLE
+    assert facts.sources["attention"] == FROM_TABLE
 
 
 def test_names_are_compared_without_regard_to_case_and_on_claims_by_the_last_part():
@@ -71,7 +71,7 @@ def test_the_name_of_a_model(uri, want):
 
 def test_an_unknown_model_has_no_facts():
     facts = resolve_facts(ModelSpec(uri="hf://someone/something"), MODELS)
-    assert (facts.attention, facts.experts, facts.quantization, facts.weight_bytes, facts.sources) == (None, None, None, None, ())
+    assert (facts.attention, facts.experts, facts.quantization, facts.weight_bytes, facts.sources) == (None, None, None, None, {})
 
 
 DEEPSEEK_CONFIG = {
@@ -93,25 +93,25 @@ DEEPSEEK_CONFIG = {
 
 
 def test_config_json_tells_what_the_name_does_not():
-    facts = resolve_facts(ModelSpec(uri="hf://someone/finetune"), MODELS, DEEPSEEK_CONFIG)
+    facts = resolve_facts(ModelSpec(uri="hf://someone/finetune"), MODELS, ModelFiles(DEEPSEEK_CONFIG))
     assert (facts.attention, facts.experts, facts.quantization) == (Attention.MLA, 256, Quantization.FP8_BLOCK)
     assert (facts.routing, facts.routing_groups, facts.mla_dims) == ("DeepSeekV3", 8, (128, 64, 128))
     assert facts.family == "deepseek-v3"
-    assert facts.source("attention") == FROM_CONFIG
+    assert facts.sources["attention"] == FROM_CONFIG
 
 
 def test_what_the_user_says_beats_config_json_which_beats_the_table():
     spec = ModelSpec.model_validate({"uri": "hf://deepseek-ai/DeepSeek-R1", "facts": {"experts": 16, "weightSize": "12Gi"}})
-    facts = resolve_facts(spec, MODELS, {**DEEPSEEK_CONFIG, "n_group": 4})
-    assert (facts.experts, facts.source("experts")) == (16, FROM_SPEC)
-    assert (facts.routing_groups, facts.source("routing_groups")) == (4, FROM_CONFIG)
-    assert (facts.weight_bytes, facts.source("weight_bytes")) == (12 << 30, FROM_SPEC)
+    facts = resolve_facts(spec, MODELS, ModelFiles({**DEEPSEEK_CONFIG, "n_group": 4}))
+    assert (facts.experts, facts.sources["experts"]) == (16, FROM_SPEC)
+    assert (facts.routing_groups, facts.sources["routing_groups"]) == (4, FROM_CONFIG)
+    assert (facts.weight_bytes, facts.sources["weight_bytes"]) == (12 << 30, FROM_SPEC)
 
 
 def test_expert_groups_given_by_the_user_tell_the_routing():
     spec = ModelSpec.model_validate({"uri": "hf://someone/small-deepseek", "facts": {"attention": "MLA", "experts": 8, "routingGroups": 4}})
     facts = resolve_facts(spec, MODELS)
-    assert (facts.routing, facts.source("routing")) == ("DeepSeekV3", FROM_SPEC)
+    assert (facts.routing, facts.sources["routing"]) == ("DeepSeekV3", FROM_SPEC)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_expert_groups_given_by_the_user_tell_the_routing():
     ],
 )
 def test_the_number_format_is_read_as_the_engine_reads_it(config, want):
-    assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, {"model_type": "x", **config}).quantization == want
+    assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles({"model_type": "x", **config})).quantization == want
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_the_number_format_is_read_as_the_engine_reads_it(config, want):
     ],
 )
 def test_the_attention_kind_is_read_as_the_engine_reads_it(config, want):
-    assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, {"model_type": "x", **config}).attention == want
+    assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles({"model_type": "x", **config})).attention == want
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_the_attention_kind_is_read_as_the_engine_reads_it(config, want):
     ],
 )
 def test_a_config_that_makes_no_sense_is_read_without_an_error(config):
-    facts = resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, config)
+    facts = resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles(config))
     assert facts.attention in (None, Attention.MHA)
 
 
@@ -198,6 +198,14 @@ def test_the_weight_size_follows_from_parameters_and_format():
     nvfp4 = resolve_facts(ModelSpec(uri="hf://nvidia/DeepSeek-R1-FP4"), MODELS).weight_bytes
     assert nvfp4 is not None
     assert 370e9 < nvfp4 < 400e9
+
+
+def test_the_size_of_the_weight_files_beats_the_estimate_and_is_beaten_by_the_user():
+    files = ModelFiles({"model_type": "llama"}, weight_bytes=141_107_412_992)
+    read = resolve_facts(ModelSpec(uri="hf://meta-llama/Llama-3.1-70B-Instruct"), MODELS, files)
+    assert (read.weight_bytes, read.sources["weight_bytes"]) == (141_107_412_992, FROM_WEIGHTS)
+    given = ModelSpec.model_validate({"uri": "hf://meta-llama/Llama-3.1-70B-Instruct", "facts": {"weightSize": "100G"}})
+    assert resolve_facts(given, MODELS, files).weight_bytes == 100 * 10**9
 
 
 def test_a_table_with_a_fact_that_does_not_exist_is_refused():

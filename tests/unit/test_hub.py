@@ -25,6 +25,8 @@ class Server:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.seen.append((request.raw_path, request.headers.get("Authorization")))
         answer = self.answers.get(request.raw_path, 404)
+        if request.method == "HEAD" and isinstance(answer, dict):
+            return web.Response(status=302, headers={"Location": "/elsewhere", "X-Linked-Size": str(answer["size"])})
         if isinstance(answer, int):
             return web.Response(status=answer)
         if isinstance(answer, str):
@@ -74,7 +76,8 @@ async def test_the_file_of_the_revision_is_read(server: Server, hub: HttpHub) ->
     server.answers["/org/model/resolve/refs%2Fpr%2F1/config.json"] = CONFIG
     answer = await hub.read("org/model", "refs/pr/1", None)
     assert (answer.config, answer.trouble) == (CONFIG, None)
-    assert server.seen == [("/org/model/resolve/refs%2Fpr%2F1/config.json", None)]
+    assert server.seen[0] == ("/org/model/resolve/refs%2Fpr%2F1/config.json", None)
+    assert all(path.startswith("/org/model/resolve/refs%2Fpr%2F1/") for path, _ in server.seen)
 
 
 async def test_a_quantization_beside_the_config_is_added(server: Server, hub: HttpHub) -> None:
@@ -89,8 +92,43 @@ async def test_a_token_goes_to_the_hub_only(server: Server, elsewhere: Server, h
     server.answers["/org/model/resolve/main/config.json"] = f"{elsewhere.url}/file"
     elsewhere.answers["/file"] = CONFIG
     assert (await hub.read("org/model", "main", TOKEN)).config == CONFIG
-    assert server.seen == [("/org/model/resolve/main/config.json", f"Bearer {TOKEN}")]
+    assert server.seen[0] == ("/org/model/resolve/main/config.json", f"Bearer {TOKEN}")
     assert elsewhere.seen == [("/file", None)]
+
+
+INDEX = "/org/model/resolve/main/model.safetensors.index.json"
+
+
+@pytest.mark.parametrize(
+    ("index", "size"),
+    [
+        (b'{"metadata": {"total_size": 688586727753}, "weight_map": {' + b'"a": "b",' * 10**6, 688586727753),
+        (b'{\n  "metadata": {\n    "total_parameters": 7,\n    "total_size": 1371.0\n  },', 1371),
+        (b'{"weight_map": {}}', None),
+        (b'{"metadata": {"total_size": "many"}}', None),
+        (b"\xff", None),
+        (503, None),
+    ],
+    ids=["a large model", "as a float", "no sum", "no number", "no text", "an error"],
+)
+async def test_the_size_of_the_weights_is_in_the_first_lines_of_their_index(server: Server, hub: HttpHub, index: Any, size: int) -> None:
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: index}
+    answer = await hub.read("org/model", "main", TOKEN)
+    assert (answer.config, answer.weight_bytes, answer.trouble) == (CONFIG, size, None)
+
+
+async def test_the_size_of_a_single_file_is_told_with_its_address(server: Server, hub: HttpHub) -> None:
+    file = "/org/model/resolve/main/model.safetensors"
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, file: {"size": 2200119864}}
+    assert (await hub.read("org/model", "main", None)).weight_bytes == 2200119864
+    assert (file, None) in server.seen
+
+
+async def test_an_index_that_never_comes_does_not_cost_the_config(server: Server, hub: HttpHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.cluster.hub.WEIGHTS_SECONDS", 0.05)
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: asyncio.Event()}
+    answer = await hub.read("org/model", "main", None)
+    assert (answer.config, answer.weight_bytes) == (CONFIG, None)
 
 
 async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub: HttpHub) -> None:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from support import observations as o
-from vllm_operator.api.status import ConditionStatus
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting.observation import EventDraft, Observation, Report
 from vllm_operator.reporting.report import report
@@ -158,9 +158,27 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
     assert [c.observed for c in written.status.plan.backends if c.component == "MoE"] == ["BATCHED_DEEPGEMM"]
 
 
-def test_an_engine_that_chooses_for_itself_is_never_wrong() -> None:
-    state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "FLASHINFER_MLA"),))
-    assert told(report(o.observe(o.starting_pod(), states={X1: state})).events) == [("Normal", "Planned")]
+def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_of() -> None:
+    state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "TRITON_MLA"),))
+    story = play(scene := o.observe(o.starting_pod(), states={X1: state}), scene)
+    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
+    planned = next(c for c in story[1].status.conditions if c.type == "Planned")
+    assert "TRITON_MLA instead of" in planned.message
+    assert "which vLLM was expected to take by itself" in planned.message
+
+
+def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> None:
+    scene = o.observe(o.starting_pod(), states={X1: StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("AllReduce", "PYNCCL"),))})
+    plan = scene.outcome.plan
+    assert plan is not None
+    choice = BackendChoice(
+        component="AllReduce", backend="CUSTOM", alternatives=["NCCL"], chosen_by=ChosenBy.ENGINE, reason="It needs NVLink."
+    )
+    outcome = replace(scene.outcome, plan=plan.model_copy(update={"backends": [choice]}))
+    written = report(replace(scene, outcome=outcome))
+    assert told(written.events) == [("Normal", "Planned")]
+    assert written.status.plan is not None
+    assert written.status.plan.backends[0].observed == "PYNCCL"
 
 
 def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_it() -> None:

@@ -52,12 +52,17 @@ FLAGS = {
     "--enable-dbo": None,
     "--enforce-eager": None,
     "--tq": None,
+    "--enable-elastic-ep": None,
+    "--decode-context-parallel-size": "2",
+    "--attention-config.indexer_kv_dtype": "mxfp4",
+    "--attention-config.use_fp4_indexer_cache": "true",
 }
 OTHER_FLAGS = {
     "kv-cache-fp8-e5m2-fp8-weights": {"--kv-cache-dtype": "fp8_e5m2"},
     "kv-cache-nvfp4-mla": {"--kv-cache-dtype": "nvfp4"},
     "kv-cache-nvfp4-other-gpus": {"--kv-cache-dtype": "nvfp4"},
     "nvllm-turboquant": {"--tq": None},
+    "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "bfloat16"},
 }
 FORCED = {
     "kv-cache-fp8-flash-attn-mla": {"attention": "FLASH_ATTN_MLA"},
@@ -66,6 +71,7 @@ FORCED = {
     "moe-untuned-triton": {"moe": "TRITON"},
     "all-to-all-trtllm-all2allv": {"moe": "FLASHINFER_TRTLLM"},
     "all-to-all-nvlink-other-experts": {"moe": "MARLIN"},
+    "all-to-all-own-exchange": {"moe": "flashinfer_moe_ep_cutedsl"},
     "moe-fp8-block-engine-batched": {"allToAll": "deepep_low_latency"},
     "moe-fp8-block-engine-blackwell-deepep": {"allToAll": "deepep_high_throughput"},
     "moe-nvfp4-engine-batched": {"allToAll": "deepep_low_latency"},
@@ -75,6 +81,8 @@ MORE_MODELS = {
     "NVFP4 Ampere": ("hf://someone/moe", {"attention": "GQA", "experts": 64, "quantization": "NVFP4"}),
     "other MLA heads": ("hf://zai-org/GLM-4.7-Flash", None),
     "FP8 experts": ("hf://someone/moe", {"attention": "GQA", "experts": 64, "quantization": "FP8"}),
+    "FP8 experts, softmax": ("hf://RedHatAI/Mixtral-8x7B-Instruct-v0.1-FP8", None),
+    "Qwen3.5 MoE NVFP4": ("hf://nvidia/Qwen3.5-122B-A10B-NVFP4", None),
     "MiniMax M3": ("hf://MiniMaxAI/MiniMax-M3", None),
     "Qwen3.5 FP8": ("hf://Qwen/Qwen3.5-27B-FP8", None),
     "Gemma 4 MoE": ("hf://google/gemma-4-26B-A4B-it", None),
@@ -84,6 +92,12 @@ MORE_MODELS = {
     "Qwen3.5 MoE": ("hf://Qwen/Qwen3.5-122B-A10B-FP8", None),
     "large for nvLLM": ("hf://Qwen/Qwen3.5-100B-BF16", None),
 }
+MORE_SHAPES = {
+    "TP3": {"tensor": 3},
+    "TP3 with experts apart": {"tensor": 3, "expert": "Enabled"},
+    "DP2 with experts apart": {"data": 2, "expert": "Enabled"},
+}
+ALL_SHAPES = {**SHAPES, **MORE_SHAPES}
 KINDS: dict[str, tuple[str, dict[str, Any] | None]] = {**{name: (uri, None) for name, uri in MODELS.items()}, **MORE_MODELS}
 
 
@@ -113,11 +127,11 @@ def witness(rule: Rule) -> str | None:
         for kind in KINDS
         if all(getattr(plain(kind), fact) in rule.when.members.get(fact, {getattr(plain(kind), fact)}) for fact in OF_MODEL)
     ]
-    cases = list(product((tables[0], tables[-1]), architectures, goals, kinds, SHAPES))
+    cases = list(product((tables[0], tables[-1]), architectures, goals, kinds, ALL_SHAPES))
     Random(rule.id).shuffle(cases)  # in order, a rule for the last architecture would be reached last
     for table, architecture, goal, kind, shape in cases:
         uri, facts = KINDS[kind]
-        full = {**spec, "parallelism": SHAPES[shape], "facts": facts, "backends": {**spec["backends"], "optimizeFor": goal}}
+        full = {**spec, "parallelism": ALL_SHAPES[shape], "facts": facts, "backends": {**spec["backends"], "optimizeFor": goal}}
         if rule.id in decide(uri, table.version, architecture, **full).rules:
             return f"{kind} on {architecture} with vLLM {table.version}, {shape}"
     return None

@@ -114,7 +114,7 @@ def test_a_slice_by_profile_under_both_strategies() -> None:
 def test_a_whole_gpu_is_never_a_slice() -> None:
     reason, message = refusal(deployment(), real_node("h100-mig-single"), real_node("h100-mig-mixed"))
     assert reason == "NoMatchingGPU"
-    assert "56x NVIDIA H100 80GB (sm_90) MIG slices 1g.10gb" in message
+    assert "56x 1g.10gb MIG slices of NVIDIA H100 80GB (sm_90)" in message
     assert "spec.accelerator.mig.profile" in message
 
 

@@ -72,7 +72,7 @@ def test_variables_live_as_long_as_in_the_wheels(name, first, last):
         ("--moe-backend", "0.17.1"),
         ("--fail-on-environ-validation", "0.17.1"),
         ("--linear-backend", "0.22.0"),
-        ("--attention-config.mla_prefill_backend", "0.22.0"),
+        ("--attention-config.mla_prefill_backend", "0.21.0"),
         ("--no-enable-prefix-caching", "0.11.0"),
     ],
 )
@@ -106,7 +106,7 @@ def test_spellings_of_a_flag_are_one(written, want):
         ("0.20.1", "0.20.1", None),
         ("0.19.0.post1", "0.19.0", None),
         ("v0.24.0", "0.24.0", None),
-        ("0.21.0", "0.20.1", "treated like 0.20.1, the next lower one"),
+        ("0.22.1", "0.22.0", "treated like 0.22.0, the next lower one"),
         ("0.20.2", "0.20.1", "treated like 0.20.1"),
         ("0.99.0", "0.33.0", "newer than 0.33.0"),
         ("0.10.2", None, "older than 0.11.0"),

@@ -94,6 +94,38 @@ def test_what_cannot_be_translated_is_refused_or_warned_of(value: str, spec: dic
     assert any("names a device by UUID" in note for note in new.plan.notes)
 
 
+def whole(uuid: str) -> dict[str, Any]:
+    made = device(uuid)
+    attributes = {name: value for name, value in made["attributes"].items() if name not in ("profile", "parentUUID")}
+    return {**made, "attributes": attributes | {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "81559Mi"}}}
+
+
+OTHER_GPU = "GPU-fbc2c554-4d37-8938-0032-f923bad0f716"
+WHOLE = {**SLICES, "spec": {**SLICES["spec"], "nodeName": "h100-sxm", "devices": [whole(GPU), whole(OTHER_GPU)]}}
+
+
+@pytest.mark.parametrize("given", ["accelerator.uuids", "CUDA_VISIBLE_DEVICES"])
+def test_a_claim_asks_for_the_whole_gpus_that_are_named(given: str) -> None:
+    accelerator: dict[str, Any] = {"allocation": "DRA"} | ({"uuids": [OTHER_GPU, GPU]} if given == "accelerator.uuids" else {})
+    env = [{"name": "CUDA_VISIBLE_DEVICES", "value": f"{OTHER_GPU},{GPU}"}] if given == "CUDA_VISIBLE_DEVICES" else []
+    wanted = deployment(engine={"version": "0.20.1", "env": env}, accelerator=accelerator, parallelism={"tensor": 2})
+    found = planned(wanted, real_node("h100-sxm", "h100-sxm"), slices=(WHOLE,))
+    assert found.plan is not None, (found.accepted.message, found.planned.message)
+    template = next(manifest for manifest in render(wanted, found.plan) if manifest["kind"] == "ResourceClaimTemplate")
+    request = template["spec"]["spec"]["devices"]["requests"][0]["exactly"]
+    assert request["count"] == 2
+    assert any(f".uuid in ['{OTHER_GPU}', '{GPU}']" in selector["cel"]["expression"] for selector in request["selectors"])
+    assert "CUDA_VISIBLE_DEVICES" not in yaml.safe_dump_all(render(wanted, found.plan))
+
+
+def test_a_gpu_that_no_node_has_is_named() -> None:
+    wanted = deployment(accelerator={"allocation": "DRA", "uuids": ["GPU-00000000-0000-0000-0000-000000000000"]})
+    found = planned(wanted, real_node("h100-sxm", "h100-sxm"), slices=(WHOLE,))
+    assert found.planned.reason == "NoMatchingGPU"
+    assert "with UUID GPU-00000000" in found.planned.message
+    assert "nvidia-smi -L" in found.planned.message
+
+
 @pytest.mark.parametrize("value", ["0", "0,1", "", "all"])
 def test_other_values_are_the_users_own(value: str) -> None:
     found = outcome(resource(value, **claims()))

@@ -92,6 +92,16 @@ MigUUID = Annotated[
         json_schema_extra=form("write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-"),
     ),
 ]
+GpuUUID = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^GPU-[0-9A-Za-z-]+$",
+        json_schema_extra=form(
+            "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (those of MIG devices go into mig.uuids)"
+        ),
+    ),
+]
 Backend = Annotated[
     str,
     Field(

@@ -80,6 +80,13 @@ _CHECKS: Mapping[str, Check] = {
     rules.VALUE_OR_SOURCE["rule"]: lambda v: _of(v, "value") is None or _of(v, "valueFrom") is None,
     rules.REVISION_ON_HUB["rule"]: lambda m: _of(m, "revision") is None or str(_of(m, "uri", default="hf://")).startswith("hf://"),
     rules.MIG_SELECTED["rule"]: lambda m: _of(m, "profile") is not None or _of(m, "uuids") is not None,
+    rules.UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "allocation") == "DRA",
+    rules.UUID_OR_MIG["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "mig") is None,
+    rules.UUID_PER_REPLICA["rule"]: lambda s: (
+        _of(s, "accelerator", "uuids") is None
+        or len(_of(s, "accelerator", "uuids"))
+        >= _number(s, "replicas") * _number(s, "accelerator", "count", default=_size(s, "tensor", "pipeline", "data"))
+    ),
     rules.MIG_UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "mig", "uuids") is None or _of(a, "allocation") == "DRA",
     rules.CLAIM_OR_VOLUME["rule"]: lambda c: _of(c, "claimName") is None or _of(c, "volume") is None,
     rules.ROLLING_UPDATE_FIELDS["rule"]: lambda r: (

@@ -65,6 +65,19 @@ MIG_UUID_NEEDS_DRA = {
     "fieldPath": ".mig.uuids",
 }
 
+UUID_NEEDS_DRA = {
+    "rule": "!has(self.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
+    "message": "a GPU can be pinned by UUID only with allocation: DRA; with the device plugin the kubelet picks the device, "
+    "and podTemplate.spec.nodeSelector can pick the node",
+    "fieldPath": ".uuids",
+}
+
+UUID_OR_MIG = {
+    "rule": "!(has(self.uuids) && has(self.mig))",
+    "message": "give uuids (whole GPUs) or mig (slices), not both; MIG devices are pinned in mig.uuids",
+    "fieldPath": ".uuids",
+}
+
 CLAIM_OR_VOLUME = {
     "rule": "!(has(self.claimName) && has(self.volume))",
     "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
@@ -128,6 +141,14 @@ MIG_UUID_PER_REPLICA = {
     "self.accelerator.mig.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue(self.?parallelism.?data.orValue(1))",
     "message": "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; name more devices or lower replicas",
     "fieldPath": ".accelerator.mig.uuids",
+}
+
+UUID_PER_REPLICA = {
+    "rule": "!has(self.accelerator) || !has(self.accelerator.uuids) || "
+    "self.accelerator.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue("
+    "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1))",
+    "message": "there are fewer UUIDs in accelerator.uuids than the replicas need; name more GPUs, lower replicas or the parallelism",
+    "fieldPath": ".accelerator.uuids",
 }
 
 EXPERTS_TO_SPREAD = {
@@ -197,6 +218,7 @@ SPEC = (
     GPUS_FOR_PARALLELISM,
     MIG_WITHOUT_PEERS,
     MIG_UUID_PER_REPLICA,
+    UUID_PER_REPLICA,
     EXPERTS_TO_SPREAD,
     ONE_POD_CLAIM,
     ONE_POD_WEIGHTS,

@@ -16,6 +16,7 @@ from vllm_operator.api.fields import (
     Backend,
     EngineVersion,
     FlagName,
+    GpuUUID,
     Image,
     MigProfile,
     MigUUID,
@@ -24,6 +25,7 @@ from vllm_operator.api.fields import (
     VariableName,
     WeightSize,
 )
+from vllm_operator.api.operation import RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec
 from vllm_operator.api.storage import CacheSpec, WeightsSpec
 
 
@@ -184,7 +186,7 @@ class MigSpec(Model):
 class AcceleratorSpec(Model):
     """Which GPUs a replica may use, and how many."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA))
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA, rules.UUID_NEEDS_DRA, rules.UUID_OR_MIG))
     architectures: list[Architecture] | None = Field(
         default=None,
         min_length=1,
@@ -201,6 +203,13 @@ class AcceleratorSpec(Model):
     )
     count: int | None = Field(default=None, ge=1, le=64, description="GPUs of one replica; the product of the parallelism sizes if absent.")
     mig: MigSpec | None = Field(default=None, description="Use a MIG slice instead of whole GPUs.")
+    uuids: list[GpuUUID] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Pin to these whole GPUs. Only dynamic resource allocation can do this: needs `allocation: DRA`.",
+        json_schema_extra=list_set(),
+    )
     allocation: Allocation | None = Field(
         default=None, description="Device plugin (extended resources) or dynamic resource allocation; DevicePlugin if absent."
     )
@@ -244,104 +253,6 @@ class BackendsSpec(Model):
         default=None, description="Communication of expert parallelism, for example deepep_low_latency; or Auto."
     )
     sampler: Backend | None = Field(default=None, description="Sampler, FLASHINFER or NATIVE; or Auto.")
-
-
-class RolloutStrategy(StrEnum):
-    """How Pods are replaced."""
-
-    AUTO = "Auto"
-    RECREATE = "Recreate"
-    ROLLING_UPDATE = "RollingUpdate"
-
-
-class RolloutSpec(Model):
-    """How Pods are replaced when the spec changes."""
-
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.ROLLING_UPDATE_FIELDS, rules.ROLLING_UPDATE_MOVES))
-    strategy: RolloutStrategy | None = Field(
-        default=None,
-        description="Auto if absent: Recreate for one replica, else one Pod at a time without a spare GPU (maxSurge 0).",
-    )
-    max_surge: int | None = Field(default=None, ge=0, le=1000, description="Pods above the wanted number during a rolling update.")
-    max_unavailable: int | None = Field(default=None, ge=0, le=1000, description="Pods below the wanted number during a rolling update.")
-
-
-class ServiceType(StrEnum):
-    """Types of the Service in front of the replicas."""
-
-    CLUSTER_IP = "ClusterIP"
-    NODE_PORT = "NodePort"
-    LOAD_BALANCER = "LoadBalancer"
-
-
-class ServiceSpec(Model):
-    """The Service in front of the replicas."""
-
-    port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service; 8000 if absent.")
-    type: ServiceType | None = Field(default=None, description="Type of the Service; ClusterIP if absent.")
-
-
-class OnStall(StrEnum):
-    """What to do about a start that shows no sign of progress."""
-
-    REPORT = "Report"
-    RESTART = "Restart"
-
-
-class StartupSpec(Model):
-    """How long a start may take."""
-
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.STALL_WITHIN_DEADLINE))
-    deadline_seconds: int | None = Field(
-        default=None,
-        ge=60,
-        le=86400,
-        description="A start that takes longer than this is given up by the kubelet; derived from the weight size and the cache if absent.",
-    )
-    stall_seconds: int | None = Field(
-        default=None,
-        ge=30,
-        le=86400,
-        description="A start without any sign of progress for this long is reported as stalled; 600 if absent. "
-        "Stages known to be silent are given their usual time first.",
-    )
-    on_stall: OnStall | None = Field(
-        default=None,
-        description="Report a stalled start, or also Restart it: its Pod is deleted, and the Deployment makes another one; "
-        "Report if absent.",
-    )
-    max_stall_restarts: int | None = Field(
-        default=None, ge=1, le=10, description="Stalled starts that are restarted at most for one spec; 2 if absent."
-    )
-
-
-class RemediationMode(StrEnum):
-    """What to do with the known remedy of a crash."""
-
-    OFF = "Off"
-    SUGGEST = "Suggest"
-    AUTO = "Auto"
-
-
-class OnHopelessCrash(StrEnum):
-    """What to do about a crash that no restart can cure."""
-
-    KEEP_RESTARTING = "KeepRestarting"
-    SCALE_TO_ZERO = "ScaleToZero"
-
-
-class RemediationSpec(Model):
-    """What the operator does about crashes."""
-
-    mode: RemediationMode | None = Field(
-        default=None, description="Off, Suggest (say what to change), or Auto (apply remedies marked safe); Suggest if absent."
-    )
-    max_attempts: int | None = Field(default=None, ge=1, le=10, description="Remedies tried at most for one spec; 2 if absent.")
-    on_hopeless_crash: OnHopelessCrash | None = Field(
-        default=None,
-        description="When no replica serves and a Pod has crashed five times by a known cause that no restart cures: KeepRestarting, "
-        "or ScaleToZero, which frees the GPUs until the spec changes; KeepRestarting if absent.",
-    )
 
 
 class VLLMDeploymentSpec(Model):

@@ -57,6 +57,12 @@ class BackendChoice(Model):
     )
     reason: Text = Field(description="Why, in one sentence.")
     source: str | None = Field(default=None, max_length=512, description="Where this is known from.")
+    alternatives: list[Annotated[str, Field(max_length=128)]] | None = Field(
+        default=None,
+        max_length=4,
+        description="Backends that vLLM may take instead by itself, for reasons that cannot be seen from outside.",
+        json_schema_extra=list_atomic(),
+    )
     observed: str | None = Field(default=None, max_length=128, description="Backend that the engine's log names.")
 
 

@@ -21,7 +21,7 @@ class Architecture:
     """A GPU architecture and what it can do.
 
     `rank` orders architectures where the user states no preference, lowest first. `cuda` is the lowest CUDA
-    toolkit that builds for it.
+    toolkit that builds for it, `cuda_before` the first one that does not any more.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Architecture:
     mig: bool
     unified_memory: bool
     cuda: Version
+    cuda_before: Version | None = None
 
     @property
     def capability(self) -> Version:
@@ -170,6 +171,7 @@ def _architecture(rank: int, entry: Mapping[str, Any]) -> Architecture:
         mig=entry["mig"],
         unified_memory=entry.get("unifiedMemory", False),
         cuda=parse_version(entry["cuda"]),
+        cuda_before=parse_version(entry["cudaBefore"]) if "cudaBefore" in entry else None,
     )
 
 

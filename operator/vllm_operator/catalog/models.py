@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
+from vllm_operator.catalog.facts import NO_FACTS, Facts
 from vllm_operator.catalog.resources import read_data
 
 _BILLIONS = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGNORECASE)
@@ -19,26 +20,18 @@ _BILLIONS = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re
 
 @dataclass(frozen=True, slots=True)
 class ModelFamily:
-    """What the members of a family share. A fact that is None is not known.
+    """What the members of a family share.
 
-    `routing` is vLLM's name of the way the router picks experts. `fp8` is what "FP8" in a repository name
-    means here. `mla_dims` are the nope, rope and value head sizes. `config_types` are the values of
-    `model_type` in config.json that lead to this family.
+    `facts` are those that hold for each of them; the number format is the one of the family's own repositories.
+    `fp8` is what "FP8" in a repository name means here. `config_types` are the values of `model_type` in config.json
+    that lead to this family. `billions` is the number of parameters.
     """
 
     name: str
     patterns: tuple[re.Pattern[str], ...]
     config_types: tuple[str, ...] = ()
-    attention: Attention | None = None
-    experts: int | None = None
-    quantization: Quantization | None = None
+    facts: Facts = NO_FACTS
     fp8: Quantization = Quantization.FP8
-    routing: str | None = None
-    routing_groups: int | None = None
-    hidden_size: int | None = None
-    moe_intermediate_size: int | None = None
-    attention_heads: int | None = None
-    mla_dims: tuple[int, int, int] | None = None
     billions: float | None = None
     source: str = ""
 
@@ -73,7 +66,7 @@ class Models:
             if number_format.pattern and number_format.pattern.search(repository):
                 is_fp8 = number_format.quantization is Quantization.FP8
                 return family.fp8 if is_fp8 and family else number_format.quantization
-        return family.quantization if family else None
+        return family.facts.quantization if family else None
 
     def weight_bytes(self, repository: str, family: ModelFamily | None, quantization: Quantization | None) -> int | None:
         """Estimate the size of all weights from the number of parameters and the number format."""
@@ -94,16 +87,18 @@ def _family(data: Mapping[str, Any]) -> ModelFamily:
         name=data["name"],
         patterns=tuple(re.compile(pattern, re.IGNORECASE) for pattern in data.get("patterns", ())),
         config_types=tuple(data.get("configTypes", ())),
-        attention=Attention(data["attention"]) if "attention" in data else None,
-        experts=data.get("experts"),
-        quantization=Quantization(data["quantization"]) if "quantization" in data else None,
+        facts=Facts(
+            attention=Attention(data["attention"]) if "attention" in data else None,
+            experts=data.get("experts"),
+            quantization=Quantization(data["quantization"]) if "quantization" in data else None,
+            routing=data.get("routing"),
+            routing_groups=data.get("routingGroups"),
+            hidden_size=data.get("hiddenSize"),
+            moe_intermediate_size=data.get("moeIntermediateSize"),
+            attention_heads=data.get("attentionHeads"),
+            mla_dims=(dims[0], dims[1], dims[2]) if dims else None,
+        ),
         fp8=Quantization(data.get("fp8", Quantization.FP8)),
-        routing=data.get("routing"),
-        routing_groups=data.get("routingGroups"),
-        hidden_size=data.get("hiddenSize"),
-        moe_intermediate_size=data.get("moeIntermediateSize"),
-        attention_heads=data.get("attentionHeads"),
-        mla_dims=(dims[0], dims[1], dims[2]) if dims else None,
         billions=data.get("billions"),
         source=data.get("source", ""),
     )

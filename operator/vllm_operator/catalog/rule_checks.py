@@ -16,6 +16,7 @@ TEXTS = {"because": 400, "source": 400, "refuse": 900, "warn": 900}
 REQUIRED = ("id", "component", "kind", "because", "source")
 PRIORITY = 100
 """A priority lies between minus this and this."""
+ALTERNATIVES_LIMIT = 4
 SETTINGS_LIMIT, VALUE_LIMIT, PATTERN_LIMIT = 16, 1024, 200
 
 _ID = re.compile(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?")
@@ -50,6 +51,13 @@ def _complaints(document: Mapping[Any, Any]) -> Iterator[str]:
     backend = document.get("backend")
     if backend is not None and not (isinstance(backend, str) and _BACKEND.fullmatch(backend)):
         yield "backend must be the name of a backend"
+    others = document.get("alternatives", [])
+    if (
+        not isinstance(others, list)
+        or len(others) > ALTERNATIVES_LIMIT
+        or not all(isinstance(o, str) and _BACKEND.fullmatch(o) for o in others)
+    ):
+        yield f"alternatives must be a list of at most {ALTERNATIVES_LIMIT} names of backends"
     priority = document.get("priority", 0)
     if type(priority) is not int or abs(priority) > PRIORITY:
         yield f"priority must be a number from {-PRIORITY} to {PRIORITY}"

@@ -53,7 +53,8 @@ class Component(StrEnum):
 class Rule:
     """One rule.
 
-    `backend` is what is chosen. `environment` and `arguments` are set besides. `refuse` stops the deployment and
+    `backend` is what is chosen; `alternatives` are what the engine may take in its place by itself, for reasons that
+    cannot be seen from outside. `environment` and `arguments` are set besides. `refuse` stops the deployment and
     `warn` is told to the user; both say what is the case and what can be done. `because` is the reason in one
     sentence, `source` where it is known from.
     """
@@ -65,6 +66,7 @@ class Rule:
     because: str
     source: str
     backend: str | None = None
+    alternatives: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     arguments: Mapping[str, str | None] = field(default_factory=dict)
     refuse: str | None = None
@@ -93,7 +95,8 @@ class RuleError(ValueError):
     """Rules that cannot be used: malformed, or in conflict with each other."""
 
 
-_KEYS = {"id", "component", "kind", "when", "because", "source", "backend", "environment", "arguments", "refuse", "warn", "priority"}
+_KEYS = {"id", "component", "kind", "when", "because", "source", "priority"}
+_KEYS |= {"backend", "alternatives", "environment", "arguments", "refuse", "warn"}
 
 _LIMITS = {"id": 128, "backend": 64, "because": 900, "source": 350, "refuse": 1000, "warn": 1000, "environment": 2000, "arguments": 2000}
 
@@ -117,6 +120,7 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
             because=data["because"],
             source=data["source"],
             backend=data.get("backend"),
+            alternatives=tuple(data.get("alternatives", ())),
             environment={key: str(value) for key, value in data.get("environment", {}).items()},
             arguments={key: None if value is None else str(value) for key, value in data.get("arguments", {}).items()},
             refuse=data.get("refuse"),
@@ -127,6 +131,8 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
         raise RuleError(f"rule {name}: {error.args[0]} is missing") from error
     except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RuleError(f"rule {name}: {error}") from error
+    if rule.alternatives and rule.kind is not Kind.ENGINE:
+        raise RuleError(f"rule {name}: alternatives are what the engine takes by itself; only a rule of the kind engine has them")
     if not (rule.backend or rule.environment or rule.arguments or rule.refuse or rule.warn):
         raise RuleError(f"rule {name}: nothing follows from it; give backend, environment, arguments, refuse or warn")
     return rule

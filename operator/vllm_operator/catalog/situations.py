@@ -26,6 +26,9 @@ MEMBERS: Mapping[str, str] = {
     "mig": "mig",
     "deepSeekHeads": "deepseek_heads",
     "unevenBlocks": "uneven_blocks",
+    "unevenHeads": "uneven_heads",
+    "unevenWidth": "uneven_width",
+    "unevenExperts": "uneven_experts",
 }
 """Keys of a condition that list accepted values, and the facts that they are about."""
 
@@ -33,6 +36,7 @@ NUMBERS: Mapping[str, str] = {
     "tensor": "tensor",
     "pipeline": "pipeline",
     "data": "data",
+    "expertTensor": "expert_tensor",
     "experts": "experts",
     "routingGroups": "routing_groups",
     "headsPerRank": "heads_per_rank",
@@ -58,7 +62,9 @@ class Situation:
 
     `exchanges_tokens` says whether tokens travel between GPUs to their experts: expert parallelism with more
     than one data-parallel rank. `deepseek_heads` says whether the MLA head sizes are those of DeepSeek R1.
-    `uneven_blocks` says whether the experts, cut for tensor parallelism, are no multiple of the scales' blocks.
+    `expert_tensor` is the number of GPUs that each expert is cut over; 1 with expert parallelism. `uneven_blocks` says whether
+    the experts, cut like that, are no multiple of the scales' blocks, `uneven_heads` whether the attention heads cannot be shared
+    out evenly, `uneven_experts` whether the experts cannot, `uneven_width` whether a layer's width is no multiple of 128.
     `slice_gigabytes` is the memory of a MIG slice by its profile. Sizes are decimal gigabytes.
     `environment` and `arguments` are what the user set on the engine, flags spelled `--like-this`.
     """
@@ -77,6 +83,9 @@ class Situation:
     slice_gigabytes: float | None = None
     deepseek_heads: bool | None = None
     uneven_blocks: bool | None = None
+    uneven_heads: bool | None = None
+    uneven_width: bool | None = None
+    uneven_experts: bool | None = None
     optimize_for: str = "Throughput"
     distribution: str = "vLLM"
     allocation: str = "DevicePlugin"
@@ -84,6 +93,7 @@ class Situation:
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
+    expert_tensor: int = 1
     expert_parallel: bool = False
     exchanges_tokens: bool = False
     environment: Mapping[str, str] = field(default_factory=dict)

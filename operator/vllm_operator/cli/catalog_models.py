@@ -5,7 +5,7 @@ from typing import Any
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
-from vllm_operator.planning.facts import FACTS, resolve_facts
+from vllm_operator.planning.facts import resolve_facts
 
 HEADER = ("FAMILY", "ATTENTION", "EXPERTS", "ROUTING", "FORMAT", "SIZE", "NAMES LIKE")
 
@@ -39,23 +39,24 @@ def find(catalog: Catalog, name: str) -> Any:
     facts = resolve_facts(ModelSpec(uri=f"hf://{name}"), catalog.models) if name.count("/") == 1 else None
     if facts is None:
         return None
-    known = {fact: getattr(facts, fact) for fact in (*FACTS, "weight_bytes") if getattr(facts, fact) is not None}
+    known = {fact: getattr(facts, fact) for fact in facts.sources}
     return {"model": name, "family": facts.family, **{fact: _plain(value) for fact, value in known.items()}}
 
 
 def _family(family: ModelFamily) -> dict[str, Any]:
+    facts = family.facts
     return {
         "patterns": [pattern.pattern for pattern in family.patterns],
         "modelTypes": list(family.config_types),
-        "attention": _plain(family.attention),
-        "experts": family.experts,
-        "quantization": _plain(family.quantization),
-        "routing": family.routing,
-        "routingGroups": family.routing_groups,
-        "hiddenSize": family.hidden_size,
-        "moeIntermediateSize": family.moe_intermediate_size,
-        "attentionHeads": family.attention_heads,
-        "mlaDims": list(family.mla_dims) if family.mla_dims else None,
+        "attention": _plain(facts.attention),
+        "experts": facts.experts,
+        "quantization": _plain(facts.quantization),
+        "routing": facts.routing,
+        "routingGroups": facts.routing_groups,
+        "hiddenSize": facts.hidden_size,
+        "moeIntermediateSize": facts.moe_intermediate_size,
+        "attentionHeads": facts.attention_heads,
+        "mlaDims": list(facts.mla_dims) if facts.mla_dims else None,
         "billions": family.billions,
         "source": family.source,
     }

@@ -24,6 +24,7 @@ from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
 from vllm_operator.cli.plan_page import write_page
+from vllm_operator.planning.facts import ModelFiles
 from vllm_operator.planning.inventory import read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -60,7 +61,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
         catalog = _catalog(arguments.rules)
-        config = _read_config(arguments.model_config) if arguments.model_config else None
+        files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
         resource = VLLMDeployment.parse(manifest)
         pinned = resource.status.plan
         if arguments.diff and pinned is None:
@@ -70,8 +71,8 @@ def run(arguments: argparse.Namespace) -> int:
         return BAD_INPUT_STATUS
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
     if arguments.diff and pinned is not None:
-        return _diff(resource, pinned, inventory, catalog, config, arguments.output)
-    outcome = plan(resource, inventory, catalog, model_config=config)
+        return _diff(resource, pinned, inventory, catalog, files, arguments.output)
+    outcome = plan(resource, inventory, catalog, files=files)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
         _print_for_programs(
@@ -82,12 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
 
 
-def _diff(
-    resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, config: dict[str, Any] | None, form: str | None
-) -> int:
+def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, files: ModelFiles, form: str | None) -> int:
     """Print what planning anew would do otherwise."""
     generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
-    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, model_config=config)
+    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, files=files)
     fresh = outcome.today or outcome
     if form:
         _print_for_programs(difference_page.for_programs(pinned, fresh, catalog.version), form)

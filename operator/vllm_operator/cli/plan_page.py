@@ -58,7 +58,11 @@ def _backends(made: Plan) -> list[str]:
     if not made.backends:
         return ["Backends: vLLM chooses all of them itself."]
     head, *rows = table(
-        ("COMPONENT", "BACKEND", "CHOSEN BY"), [(choice.component, choice.backend, choice.chosen_by.value) for choice in made.backends]
+        ("COMPONENT", "BACKEND", "CHOSEN BY"),
+        [
+            (choice.component, " or ".join([choice.backend, *(choice.alternatives or ())]), choice.chosen_by.value)
+            for choice in made.backends
+        ],
     )
     lines = [head]
     for row, choice in zip(rows, made.backends, strict=True):

@@ -1,4 +1,4 @@
-"""The model hub: the config.json of a model, as far as it can be had quickly.
+"""The model hub: the config.json of a model and the size of its weights, as far as they can be had quickly.
 
 A model's files were written by others and the hub is somebody else's: an answer is bounded in size and time, is cut to
 what may matter, and never raises. A token goes only to the hub itself, never along a redirection to another host, and
@@ -7,6 +7,7 @@ never into a message.
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,23 +16,24 @@ from urllib.parse import quote, urljoin, urlsplit
 import aiohttp
 
 from vllm_operator import __version__
+from vllm_operator.planning.facts import ModelFiles
 
 SIZE_LIMIT = 2 * 1024 * 1024
 """Bytes of a file. The largest of well-known models are below 1 MiB: lists of layers that are not quantized."""
 REDIRECTIONS = 3
+INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
+INDEX_BYTES = 4096
+"""The sum of all sizes is in the index's first lines; its list of tensors takes many MiB for a large model."""
+WEIGHTS_SECONDS = 2.0
+"""How long the size of the weights may take beyond config.json, which is worth more."""
 ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
 """Longer lists and texts, and what lies deeper, say nothing about kernels and are not kept."""
 
 
 @dataclass(frozen=True, slots=True)
-class HubAnswer:
-    """What the hub has told. `config` is None where it could not be had; `trouble` then says why, in one sentence.
+class HubAnswer(ModelFiles):
+    """What the hub has told. `unreachable`: it does not answer, so asking for another model now would be in vain."""
 
-    `unreachable`: the hub itself does not answer, so asking for another model now would be in vain.
-    """
-
-    config: Mapping[str, Any] | None = None
-    trouble: str | None = None
     unreachable: bool = False
 
 
@@ -66,28 +68,30 @@ class FakeHub:
 
 
 class HttpHub:
-    """A hub that speaks as huggingface.co does: `ENDPOINT/organisation/name/resolve/REVISION/config.json`."""
+    """A hub that speaks as huggingface.co does: `ENDPOINT/organisation/name/resolve/REVISION/FILE`."""
 
     def __init__(self, endpoint: str) -> None:
         """`endpoint` is the address without a path. Make it inside of the event loop; close it there."""
         self._endpoint = endpoint.rstrip("/")
-        self._session: aiohttp.ClientSession | None = None
+        self._opened: aiohttp.ClientSession | None = None
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read config.json, and hf_quant_config.json where that holds the quantization."""
+        """Read config.json, hf_quant_config.json where that holds the quantization, and the size of the weights."""
         try:
             config = await self._file(repository, revision, "config.json", token)
-            if "quantization_config" not in config and "text_config" not in config:
-                quantization = await self._quantization(repository, revision, token)
-                config = {**config, "quantization_config": quantization} if quantization else config
         except _NoAnswer as error:
             return HubAnswer(trouble=str(error), unreachable=error.unreachable)
-        return HubAnswer(config)
+        wanted = "quantization_config" not in config and "text_config" not in config
+        quantization, size = await asyncio.gather(
+            self._quantization(repository, revision, token) if wanted else _nothing(),
+            self._weights(repository, revision, token),
+        )
+        return HubAnswer({**config, "quantization_config": quantization} if quantization else config, size)
 
     async def close(self) -> None:
         """Close all connections."""
-        if self._session is not None:
-            await self._session.close()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def _quantization(self, repository: str, revision: str, token: str | None) -> Mapping[str, Any] | None:
         try:
@@ -95,13 +99,34 @@ class HttpHub:
         except _NoAnswer:
             return None
 
-    async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
-        what = f"{name} of {repository} on {self._endpoint}"
+    async def _weights(self, repository: str, revision: str, token: str | None) -> int | None:
+        """Size of the weight files in bytes; None where it cannot be had within a moment: a plan is possible without."""
+        try:
+            async with asyncio.timeout(WEIGHTS_SECONDS):
+                try:
+                    return _total_size(await self._get(*self._place(repository, revision, INDEX), token, head=INDEX_BYTES))
+                except _NoAnswer:
+                    return await self._length(*self._place(repository, revision, SINGLE_FILE), token)
+        except (aiohttp.ClientError, OSError, ValueError, _NoAnswer):
+            return None
+
+    async def _length(self, url: str, what: str, token: str | None) -> int | None:
+        """Size of a file; the hub tells it beside the redirection to where the file lies."""
+        async with self._session().head(url, headers=self._authorization(url, token), allow_redirects=False) as response:
+            length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)
+            return int(length) if length and length.isdecimal() and len(length) < 19 else None
+
+    def _place(self, repository: str, revision: str, name: str) -> tuple[str, str]:
+        """Address of a file, and what it is called in messages."""
         path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
         if any(part in (".", "..") for part in repository.split("/")) or revision in (".", ".."):
             raise _NoAnswer(f"{repository} is not the name of a model.")
+        return f"{self._endpoint}/{path}", f"{name} of {repository} on {self._endpoint}"
+
+    async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
+        url, what = self._place(repository, revision, name)
         try:
-            data = await self._get(f"{self._endpoint}/{path}", what, token)
+            data = await self._get(url, what, token)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise _NoAnswer(f"{what} cannot be read: {type(error).__name__}.", unreachable=True) from error
         except ValueError as error:  # an address that is none
@@ -115,20 +140,26 @@ class HttpHub:
         kept: Mapping[str, Any] = slim(content)
         return kept
 
-    async def _get(self, url: str, what: str, token: str | None) -> bytes:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
+    def _session(self) -> aiohttp.ClientSession:
+        if self._opened is None:
+            self._opened = aiohttp.ClientSession(
                 trust_env=True, headers={"User-Agent": f"vllm-operator/{__version__}"}, cookie_jar=aiohttp.DummyCookieJar()
             )
+        return self._opened
+
+    def _authorization(self, url: str, token: str | None) -> dict[str, str]:
+        return {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
+
+    async def _get(self, url: str, what: str, token: str | None, *, head: int | None = None) -> bytes:
+        """Read a file, or only its beginning, following redirections."""
         for _ in range(REDIRECTIONS + 1):
-            headers = {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
-            async with self._session.get(url, headers=headers, allow_redirects=False) as response:
+            async with self._session().get(url, headers=self._authorization(url, token), allow_redirects=False) as response:
                 if response.status in (301, 302, 303, 307, 308):
                     url = _next(url, response.headers.get("Location", ""), what)
                     continue
                 if response.status != 200:
                     raise _NoAnswer(f"{what} cannot be read: {_meaning(response.status, token)}.", unreachable=response.status >= 500)
-                return await _bounded(response, what)
+                return await (_beginning(response, head) if head else _bounded(response, what))
         raise _NoAnswer(f"{what} cannot be read: too many redirections.")
 
 
@@ -140,6 +171,16 @@ class _NoAnswer(Exception):  # noqa: N818 - a signal
         self.unreachable = unreachable
 
 
+async def _nothing() -> None:
+    """What is not asked for."""
+
+
+def _total_size(index: bytes) -> int | None:
+    """The sum that the index of weight files begins with; some tools write it as a float."""
+    found = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)
+    return int(found[1]) if found else None
+
+
 def slim(value: Any, depth: int = 0) -> Any:
     """Leave out what is too long or too deep to be a fact about a model."""
     if depth > DEPTH_LIMIT:
@@ -149,6 +190,13 @@ def slim(value: Any, depth: int = 0) -> Any:
     if isinstance(value, list):
         return [slim(entry, depth + 1) for entry in value] if len(value) <= ENTRIES_LIMIT else []
     return value[:TEXT_LIMIT] if isinstance(value, str) else value
+
+
+async def _beginning(response: aiohttp.ClientResponse, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (piece := await response.content.read(size - len(data))):
+        data += piece
+    return data
 
 
 async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:

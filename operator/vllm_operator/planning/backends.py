@@ -215,7 +215,12 @@ class _Choosing:
             reason += f" vLLM by itself would take {instead_of.backend}."
         self.choices.append(
             BackendChoice(
-                component=component, backend=backend, chosen_by=chosen_by, reason=reason, source=f"{rule.id}: {rule.source}"[:512]
+                component=component,
+                backend=backend,
+                chosen_by=chosen_by,
+                reason=reason,
+                source=f"{rule.id}: {rule.source}"[:512],
+                alternatives=(list(rule.alternatives) or None) if chosen_by is ChosenBy.ENGINE else None,
             )
         )
 

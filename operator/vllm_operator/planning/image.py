@@ -87,6 +87,13 @@ def _fit(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced:
             problem=f"{option.image} is built with CUDA {image_cuda}, which has no kernels for {architecture.name}",
             remedy=f"Use an image built with CUDA {floor} or later, for example a newer vLLM version.",
         )
+    if architecture is not None and architecture.cuda_before is not None and option.cuda >= architecture.cuda_before:
+        ceiling = show_version(architecture.cuda_before)
+        return Fit(
+            option,
+            problem=f"{option.image} is built with CUDA {image_cuda}, which has no kernels for {architecture.name} any more",
+            remedy=f"Use an image built with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
+        )
     if pool.cuda is None:
         return _fit_by_driver(option, pool, images, forced=forced)
     if pool.cuda >= option.cuda:

@@ -6,42 +6,25 @@ Source of the rules: vllm/transformers_utils/model_arch_config_convertor.py and 
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
+from vllm_operator.catalog.facts import BLOCK, Facts
 from vllm_operator.planning.quantities import mapping, read_integer
 
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")
-BLOCK = [128, 128]
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigFacts:
-    """What a config.json says; None where it says nothing. `empty` if nothing of it was understood."""
-
-    model_type: str | None = None
-    attention: Attention | None = None
-    experts: int | None = None
-    quantization: Quantization | None = None
-    routing: str | None = None
-    routing_groups: int | None = None
-    hidden_size: int | None = None
-    moe_intermediate_size: int | None = None
-    attention_heads: int | None = None
-    mla_dims: tuple[int, int, int] | None = None
-
-
-def read_config(config: Mapping[str, Any]) -> ConfigFacts:
-    """Read the facts that matter for choosing kernels."""
+def read_config(config: Mapping[str, Any]) -> Facts:
+    """Read the facts that matter for choosing kernels; what the file does not say stays unknown."""
     text = {**config, **mapping(config.get("text_config"))}
     experts = next((count for key in EXPERT_KEYS if (count := read_integer(text.get(key))) is not None), None)
     heads = read_integer(text.get("num_attention_heads"))
     groups = read_integer(text.get("n_group"))
     model_type = text.get("model_type") if isinstance(text.get("model_type"), str) else None
     known = heads is not None
-    return ConfigFacts(
+    return Facts(
         model_type=model_type,
         attention=_attention(text, heads),
         experts=experts if experts is not None else (0 if known else None),
@@ -96,7 +79,7 @@ def _quantization(text: Mapping[str, Any], config: Mapping[str, Any]) -> Quantiz
     if method == "fp8":
         if text.get("expert_dtype") == "fp4":
             return Quantization.MXFP4
-        return Quantization.FP8_BLOCK if quantization.get("weight_block_size") == BLOCK else Quantization.FP8
+        return Quantization.FP8_BLOCK if quantization.get("weight_block_size") == list(BLOCK) else Quantization.FP8
     if method in ("gptq", "awq", "auto-round", "auto_gptq", "auto_awq"):
         return Quantization.INT4 if quantization.get("bits", 4) == 4 else Quantization.INT8
     if method in ("mxfp4", "gpt_oss_mxfp4"):

@@ -5,23 +5,23 @@ driver, the backends, the caches; then what the user sets himself replaces what 
 planning with a verdict. Equal input gives an equal plan.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, EngineSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
 from vllm_operator.planning.cache import CachePlan, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.deadline import plan_patience
-from vllm_operator.planning.facts import Facts, resolve_facts
+from vllm_operator.planning.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.image import image_options
-from vllm_operator.planning.model_config import ConfigFacts
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.pinning import is_in_force, keep_plan
@@ -51,8 +51,7 @@ def plan(
     *,
     pinned: Plan | None = None,
     cache_generation: int = 0,
-    model_config: Mapping[str, Any] | None = None,
-    model_config_trouble: str | None = None,
+    files: ModelFiles = NO_FILES,
 ) -> Outcome:
     """Plan one VLLMDeployment.
 
@@ -63,11 +62,10 @@ def plan(
         pinned: The plan in its status. It is returned as it is while the spec does not change and no new plan is
             asked for; with a changed spec its GPU is kept where that still fits.
         cache_generation: Raised each time a damaged cache was left behind.
-        model_config: The content of the model's config.json, if it was read.
-        model_config_trouble: Why it could not be read, where that was tried.
+        files: What was read of the model's files.
     """
     resource, translated = translate(resource)
-    planner = _Planner(resource, translated, inventory, catalog, pinned, cache_generation, model_config, model_config_trouble)
+    planner = _Planner(resource, translated, inventory, catalog, pinned, cache_generation, files)
     fresh = planner.outcome()
     if pinned is None or not is_in_force(pinned, resource):
         return fresh
@@ -85,8 +83,7 @@ class _Planner:
     catalog: Catalog
     pinned: Plan | None
     cache_generation: int
-    model_config: Mapping[str, Any] | None
-    model_config_trouble: str | None
+    files: ModelFiles
 
     def outcome(self) -> Outcome:
         """Plan anew."""
@@ -103,7 +100,7 @@ class _Planner:
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
             return _not_accepted(shape)
-        facts = resolve_facts(spec.model, self.catalog.models, self.model_config, remembered=self._remembered())
+        facts = resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
         request = self._request(engine, version, shape, facts, overrides)
         targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
         if isinstance(targets, Verdict):
@@ -115,7 +112,7 @@ class _Planner:
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
-    def _remembered(self) -> ConfigFacts | None:
+    def _remembered(self) -> Facts | None:
         """What the plan in the status knows of the model, where it is about the same files."""
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model):
@@ -125,7 +122,9 @@ class _Planner:
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
-    def _request(self, engine: EngineSpec | None, version: ResolvedVersion, shape: Shape, facts: Facts, overrides: Overrides) -> Request:
+    def _request(
+        self, engine: EngineSpec | None, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, overrides: Overrides
+    ) -> Request:
         spec, images = self.resource.spec, self.catalog.images
         variable = images.compatibility_variable
         resized = any(flag in overrides.arguments for flag in RESIZING_FLAGS)
@@ -145,7 +144,9 @@ class _Planner:
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         return self.pinned is not None and self.pinned.replan_token == token
 
-    def _best(self, version: ResolvedVersion, shape: Shape, facts: Facts, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
+    def _best(
+        self, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, targets: Sequence[Target]
+    ) -> tuple[Target, BackendDecision]:
         """The first target on which nothing known to fail stands against the choice; the first of all if there is none."""
         first = self._decide(version, shape, facts, targets[0])
         seen = {targets[0].architecture, None}
@@ -159,18 +160,15 @@ class _Planner:
                 return target, replace(decision, notes=(note, *decision.notes))
         return targets[0], first
 
-    def _decide(self, version: ResolvedVersion, shape: Shape, facts: Facts, target: Target) -> BackendDecision:
+    def _decide(self, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, target: Target) -> BackendDecision:
         spec, parallel = self.resource.spec, shape.parallel
-        situation = replace(
-            describe_situation(spec, version, facts, target.architecture, mig_profile=target.pool.mig_profile),
-            tensor=parallel.tensor,
-            pipeline=parallel.pipeline,
-            data=parallel.data,
-        )
+        sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
+        sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
+        situation = describe_situation(sized, version, facts, target.architecture, mig_profile=target.pool.mig_profile)
         return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
 
     def _assemble(
-        self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: Facts
+        self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: ResolvedFacts
     ) -> Plan:
         cache = self._cache(version, shape, target, overrides)
         weights = plan_weights(self.resource, facts.weight_bytes, self.pinned)
@@ -190,7 +188,7 @@ class _Planner:
             *shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
-            *about_unknown_facts(facts, self.model_config_trouble),
+            *about_unknown_facts(facts, self.files.trouble),
             *about_unknown_size(self.resource, weights, facts.weight_bytes),
         ]
         return Plan(

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
+from vllm_operator.api.operation import OnHopelessCrash, RemediationMode, RemediationSpec
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import OnHopelessCrash, RemediationMode, RemediationSpec
 from vllm_operator.api.status import (
     AppliedRemedy,
     ChangeAction,

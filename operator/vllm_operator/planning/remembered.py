@@ -1,6 +1,6 @@
 """Facts about a model as a plan keeps them, and read back.
 
-A plan in force is not made anew because the hub answers today or does not: what its config.json has told is in the
+A plan in force is not made anew because the hub answers today or does not: what its files have told is in the
 plan, so the operator asks the hub only when a new plan is due, and a restart asks nothing.
 """
 
@@ -9,28 +9,28 @@ from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.api.status import ModelFact, Plan
-from vllm_operator.planning.facts import FACTS, FROM_CONFIG, Facts
-from vllm_operator.planning.model_config import ConfigFacts
+from vllm_operator.catalog.facts import FACTS, Facts
+from vllm_operator.planning.facts import FROM_CONFIG, FROM_WEIGHTS, ResolvedFacts
 from vllm_operator.planning.quantities import read_integer
 
 VALUE_LIMIT = 128
 
 
-def keep_facts(facts: Facts) -> list[ModelFact]:
+def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
     """The facts as a plan keeps them, each with its source."""
     kept = []
-    for name in (*FACTS, "weight_bytes"):
-        value, source = getattr(facts, name), facts.source(name)
-        if value is not None and source is not None:
+    for name, source in facts.sources.items():
+        value = getattr(facts, name)
+        if value is not None:
             kept.append(ModelFact(name=_spell(name), value=_text(value)[:VALUE_LIMIT], source=source))
     return kept
 
 
-def recall_facts(plan: Plan) -> ConfigFacts:
-    """What the config.json of the model had told when the plan was made; a value that cannot be read back is unknown."""
+def recall_facts(plan: Plan) -> Facts:
+    """What the files of the model had told when the plan was made; a value that cannot be read back is unknown."""
     names = {_spell(name): name for name in FACTS}
-    told = {names[fact.name]: fact.value for fact in plan.model_facts if fact.source == FROM_CONFIG and fact.name in names}
-    return ConfigFacts(**{name: _value(name, text) for name, text in told.items()})
+    told = {names[fact.name]: fact.value for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS) and fact.name in names}
+    return Facts(**{name: _value(name, text) for name, text in told.items()})
 
 
 def about_unknown_facts(facts: Facts, trouble: str | None) -> list[str]:

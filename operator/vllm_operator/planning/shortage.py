@@ -48,7 +48,7 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     if not rejections:
         return _no_gpu_at_all(asked)
     nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
-    there = describe([rejection.pool for rejection in rejections], gpus)
+    there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
     remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus))
@@ -56,30 +56,42 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     return f"No node offers {asked}. There is: {there}. {remedy}{unread}"
 
 
-def describe(pools: Sequence[Pool], gpus: GPUs) -> str:
-    """List kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)". The most frequent first, a bounded number."""
-    kinds: dict[str, set[str]] = {}
-    for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
-        kinds.setdefault(_kind(pool, gpus), set()).update(pool.nodes)
-    ordered = sorted(kinds.items(), key=lambda item: (-len(item[1]), item[0]))
-    listed = [f"{_nodes(len(nodes))} with {kind}" for kind, nodes in ordered[:KINDS_LIMIT]]
+def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
+    """List kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
+
+    The kind of `nearest` comes first, then the most frequent; a bounded number. The slices of a node are one kind.
+    """
+    nodes: dict[str, set[str]] = {}
+    for names, kinds in _by_nodes(pools, gpus).items():
+        for kind in kinds:
+            nodes.setdefault(kind, set()).update(names)
+    mine = set(nearest.nodes) if nearest else set()
+    ordered = sorted(nodes.items(), key=lambda item: (not mine & item[1], -len(item[1]), item[0]))
+    listed = [f"{_nodes(len(names))} with {kind}" for kind, names in ordered[:KINDS_LIMIT]]
     if len(ordered) > KINDS_LIMIT:
         listed.append(f"{len(ordered) - KINDS_LIMIT} more kinds of nodes")
     return ", ".join(listed)
 
 
-def _kind(pool: Pool, gpus: GPUs) -> str:
-    title = gpus.title(pool.product, pool.architecture)
-    if pool.mig_profile:
-        title = f"{title} MIG slices {pool.mig_profile}"
-    text = f"{pool.count}x {title}" if pool.count else title
-    if pool.shared:
-        text += " shared between Pods"
-    if pool.claims:
-        text += " for resource claims"
-    if pool.problems:
-        text += f" not usable now ({'; '.join(pool.problems)})"
-    return text
+def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:
+    """What the same nodes offer, with all their slices of one GPU in one text."""
+    found: dict[tuple[str, ...], dict[tuple[str, bool, str], list[str]]] = {}
+    for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
+        sliced = pool.mig_profile is not None
+        kind = (gpus.title(pool.product, pool.architecture), sliced, _remarks(pool))
+        amount = f"{pool.count}x " if pool.count else ""
+        found.setdefault(pool.nodes, {}).setdefault(kind, []).append(f"{amount}{pool.mig_profile}" if sliced else amount)
+    return {names: [_kind(*kind, amounts) for kind, amounts in kinds.items()] for names, kinds in found.items()}
+
+
+def _kind(title: str, sliced: bool, remarks: str, amounts: Sequence[str]) -> str:
+    return f"{' + '.join(amounts)} MIG slices of {title}{remarks}" if sliced else f"{amounts[0]}{title}{remarks}"
+
+
+def _remarks(pool: Pool) -> str:
+    text = " shared between Pods" if pool.shared else ""
+    text += " for resource claims" if pool.claims else ""
+    return text + (f" not usable now ({'; '.join(pool.problems)})" if pool.problems else "")
 
 
 def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
@@ -93,8 +105,8 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
         what += f" of architecture {' or '.join(names)}"
     if wanted.products:
         what += f" of product {' or '.join(wanted.products)}"
-    if wanted.mig is not None and wanted.mig.uuids:
-        what += f" with UUID {', '.join(wanted.mig.uuids[:3])}{', ...' if len(wanted.mig.uuids) > 3 else ''}"
+    if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
+        what += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
     return what + (" on one node" if count > 1 else "")
 
 
@@ -145,6 +157,11 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternative
             return "Leave spec.accelerator.mig out to use whole GPUs, or turn MIG on (node label nvidia.com/mig.config)."
         case Obstacle.PROFILE:
             return f"Ask for a slice that there is (spec.accelerator.mig.profile: {pool.mig_profile}), or change the MIG layout of a node."
+        case Obstacle.UUID if wanted.uuids:
+            return (
+                "No ResourceSlice lists all these UUIDs for nodes of one kind. Compare them with `nvidia-smi -L`, or leave "
+                "spec.accelerator.uuids out and pick the node with spec.podTemplate.spec.nodeSelector."
+            )
         case Obstacle.UUID:
             return "No ResourceSlice lists these UUIDs for one node; they change when MIG is configured anew. Ask for the profile instead."
         case Obstacle.SHARED:

@@ -4,17 +4,19 @@ import re
 
 from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.situations import Situation
-from vllm_operator.planning.facts import Facts
+from vllm_operator.planning.facts import ResolvedFacts
 from vllm_operator.planning.overrides import read_overrides
 from vllm_operator.planning.quantities import read_integer
 from vllm_operator.planning.version import ResolvedVersion
 
 GIGABYTE = 10**9
+WIDTH_OF_EXCHANGE = 128
+"""DeepEP quantizes tokens in blocks of this many numbers."""
 DEEPSEEK_HEADS = (128, 64, 128)
 
 
 def describe_situation(
-    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: Facts, architecture: str | None, *, mig_profile: str | None = None
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> Situation:
     """Describe a deployment in the terms of the rules.
 
@@ -45,7 +47,10 @@ def describe_situation(
         weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
         slice_gigabytes=_slice_gigabytes(profile),
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
-        uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor),
+        uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
+        uneven_heads=_uneven(facts.attention_heads, tensor),
+        uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
+        uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
         optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
         distribution=version.distribution,
         allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
@@ -53,6 +58,8 @@ def describe_situation(
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,
+        # without expert parallelism vLLM cuts an expert over the GPUs of all data-parallel ranks, too
+        expert_tensor=1 if expert else tensor * data,
         expert_parallel=expert,
         exchanges_tokens=expert and data > 1,
         environment=environment,
@@ -68,10 +75,15 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
     return given or 1
 
 
-def _uneven_blocks(facts: Facts, ranks: int) -> bool | None:
+def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
     """Whether a rank's part of an expert is no multiple of the block that shares a scale."""
     size, block = facts.moe_intermediate_size, facts.block_shape
     return None if size is None or block is None else size % (ranks * block[0]) != 0
+
+
+def _uneven(number: int | None, ranks: int) -> bool | None:
+    """Whether a number cannot be shared out evenly; None if it is not known."""
+    return None if number is None else number % ranks != 0
 
 
 def _slice_gigabytes(profile: str | None) -> float | None:

@@ -149,7 +149,7 @@ def _reject(pool: Pool, request: Request) -> Rejection | None:
         return Rejection(pool, Obstacle.SLICED if pool.mig_profile else Obstacle.NOT_SLICED)
     if wanted.mig is not None and wanted.mig.profile and _profile_key(wanted.mig.profile) != _profile_key(pool.mig_profile or ""):
         return Rejection(pool, Obstacle.PROFILE)
-    if wanted.mig is not None and wanted.mig.uuids and not set(wanted.mig.uuids) <= set(pool.uuids):
+    if not set(wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()) <= set(pool.uuids):
         return Rejection(pool, Obstacle.UUID)
     if pool.shared and not any(split_product(name)[2] for name in wanted.products or ()):
         return Rejection(pool, Obstacle.SHARED)

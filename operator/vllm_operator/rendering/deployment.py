@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from vllm_operator.api.operation import RolloutSpec, RolloutStrategy
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import RolloutSpec, RolloutStrategy, VLLMDeploymentSpec
+from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.planning.deadline import deadline_seconds
 from vllm_operator.rendering.metadata import metadata_of, selector_of

@@ -10,7 +10,7 @@ import re
 from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import Allocation, MigSpec
+from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.gpus import capability_of
 from vllm_operator.rendering.metadata import metadata_of
@@ -55,7 +55,8 @@ def _spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 
 def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
-    mig = (resource.spec.accelerator and resource.spec.accelerator.mig) or MigSpec()
+    accelerator = resource.spec.accelerator or AcceleratorSpec()
+    mig = accelerator.mig or MigSpec()
     expressions = []
     if plan.architecture:
         major, minor = capability_of(plan.architecture)
@@ -64,8 +65,8 @@ def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
         expressions.append(_where("productName", f".replace(' ', '-') == {_text(_device_product(plan.product))}"))
     if mig.profile:
         expressions.append(_where("profile", f" == {_text(mig.profile)}"))
-    if mig.uuids:
-        expressions.append(_where("uuid", f" in [{', '.join(_text(uuid) for uuid in mig.uuids)}]"))
+    if uuids := accelerator.uuids or mig.uuids:
+        expressions.append(_where("uuid", f" in [{', '.join(_text(uuid) for uuid in uuids)}]"))
     return expressions
 
 

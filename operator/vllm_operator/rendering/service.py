@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from vllm_operator.api.operation import ServiceSpec, ServiceType
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import ServiceSpec, ServiceType
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.metadata import metadata_of, selector_of
 

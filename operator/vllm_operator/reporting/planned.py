@@ -8,6 +8,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import wording
 from vllm_operator.reporting.scene import Scene
 
+EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
 
@@ -48,14 +49,17 @@ def observed_plan(scene: Scene) -> Plan | None:
 
 
 def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
-    """Where the log names another backend than a rule or the user chose, in words."""
+    """Where the log names another backend than the plan, in words: what was asked for, or what vLLM was known to take by itself."""
     return tuple(
-        f"{choice.component} {choice.observed} instead of {choice.backend}"
+        f"{choice.component} {choice.observed} instead of {choice.backend}{EXPECTED if choice.chosen_by is ChosenBy.ENGINE else ''}"
         for choice in (plan.backends if plan is not None else ())
-        if choice.observed
-        and choice.chosen_by is not ChosenBy.ENGINE
-        and not names.agree(choice.component, choice.observed, choice.backend)
+        if choice.observed and not _is_meant(choice, choice.observed, names)
     )
+
+
+def _is_meant(choice: BackendChoice, logged: str, names: LoggedNames) -> bool:
+    """Whether the log names the backend of the plan, or one that vLLM may take in its place."""
+    return any(names.agree(choice.component, logged, backend) for backend in (choice.backend, *(choice.alternatives or ())))
 
 
 def _bounded(verdict: Verdict) -> Verdict:
@@ -91,5 +95,5 @@ def _observed(choice: BackendChoice, backends: Sequence[str], names: LoggedNames
     """Of several that the log names, the planned one is what was observed: a model may have layers of other kinds beside."""
     if not backends:
         return choice
-    seen = next((backend for backend in backends if names.agree(choice.component, backend, choice.backend)), backends[-1])
+    seen = next((backend for backend in backends if _is_meant(choice, backend, names)), backends[-1])
     return choice.model_copy(update={"observed": wording.clean(seen, 128)})

@@ -1,6 +1,6 @@
 """`status.remediation`: from crashes and stalls to what is suggested and done about them."""
 
-from vllm_operator.api.spec import OnStall, StartupSpec
+from vllm_operator.api.operation import OnStall, StartupSpec
 from vllm_operator.api.status import RemediationStatus
 from vllm_operator.planning.remediation import Case, current, settled, with_stalled
 from vllm_operator.reporting import reading, rollout

@@ -92,8 +92,7 @@ def _plan(resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, answ
         catalog,
         pinned=resource.status.plan,
         cache_generation=generation,
-        model_config=answer.config,
-        model_config_trouble=answer.trouble,
+        files=answer,
     )
 
 
