@@ -77,7 +77,7 @@ image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:
 
 .PHONY: docs
 docs: $(STAMP) ## Build the site of the docs into site/; a warning is an error
-	$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: audit
 audit: $(STAMP) ## Known vulnerabilities of the locked dependencies; asks pypi.org
