@@ -205,7 +205,8 @@ class Bench:
         deployments.stop()
         answers.stop()
         await self.settle()
-        self.row(f"burst of {number}: operator's CPU until all is quiet", f"{self.operator.cpu() - cpu:.1f} s")
+        spent = self.operator.cpu() - cpu
+        self.row(f"burst of {number}: operator's CPU until all is quiet", f"{spent:.1f} s, {spent / number * 1000:.0f} ms each")
 
     async def settle(self) -> None:
         before = -1

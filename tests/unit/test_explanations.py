@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.cluster.client import EVENT, Forbidden
-from vllm_operator.cluster.explanations import AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
+from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
 from vllm_operator.cluster.fake import FakeCluster
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -70,15 +70,24 @@ def cluster_with_event() -> FakeCluster:
     return cluster
 
 
-async def test_an_answer_is_good_for_some_seconds() -> None:
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [
+        pytest.param(6, AGE_SECONDS, id="of a young Pod"),
+        pytest.param(100, 25, id="of one that takes longer"),
+        pytest.param(3600, MAX_AGE_SECONDS, id="of one that takes for ever"),
+    ],
+)
+async def test_an_answer_is_good_for_some_seconds(age: float, seconds: float) -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
-    events, look_again = await explanations.read([CREATING], ())
-    assert ([event["reason"] for event in events], look_again) == (["Pulling"], AGE_SECONDS)
-    assert (await explanations.read([CREATING], ()))[0] == events
+    explanations = Explanations(cluster, clock=clock, now=lambda: NOW)
+    creating = pod(waiting("ContainerCreating"), age=age)
+    events, look_again = await explanations.read([creating], ())
+    assert ([event["reason"] for event in events], look_again) == (["Pulling"], seconds)
+    assert (await explanations.read([creating], ()))[0] == events
     assert cluster.calls["find"] == 1
-    clock.seconds += AGE_SECONDS
-    await explanations.read([CREATING], ())
+    clock.seconds += seconds
+    await explanations.read([creating], ())
     assert cluster.calls["find"] == 2
 
 

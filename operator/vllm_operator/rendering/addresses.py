@@ -85,5 +85,5 @@ def template_spec(deployment: Any) -> Any:
 
 
 def _objects(value: Any, field: str) -> Iterator[Mapping[str, Any]]:
-    entries = value.get(field) if isinstance(value, Mapping) else None
-    yield from (entry for entry in entries or () if isinstance(entry, Mapping))
+    entries = value.get(field) if isinstance(value, dict) else None
+    yield from (entry for entry in entries or () if isinstance(entry, dict))

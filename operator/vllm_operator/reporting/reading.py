@@ -16,8 +16,8 @@ _LONGEST_LIST = 1000
 def mapping(value: Any, *path: str) -> Mapping[str, Any]:
     """Follow a path of keys to an object; an empty one where there is none."""
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else _EMPTY
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else _EMPTY
 
 
 def text(value: Any, *path: str) -> str:

@@ -4,7 +4,7 @@ Always in the same sequence:
 
     observe -> inventory -> plan -> render -> caches -> apply -> what the logs tell -> report -> events -> status
 
-Everything is read anew each time; nothing that matters is remembered between two runs. Events are written
+Everything is looked at each time; nothing that matters is remembered between two runs. Events are written
 before the status that follows from the same report: an operator that dies in between reports the same once
 more, and meets the events that it has written.
 """

@@ -28,8 +28,8 @@ from vllm_operator.upkeep.cleaning import hindered
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
 
-MAX_OUTCOMES = 64
-"""Objects whose latest outcome is remembered: those that something is happening to."""
+MAX_OUTCOMES = 512
+"""Objects whose latest outcome is remembered: those that something is happening to. Each takes up to 60 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
