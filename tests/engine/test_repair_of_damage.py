@@ -68,7 +68,7 @@ def read(start: Start, fleet: Fleet) -> StartupState:
     for number, line in enumerate(start.log.splitlines(keepends=True)):
         parser.feed(line.encode(), fleet.bench.now + timedelta(milliseconds=number))
     ended = start.status != 0 and HANGS not in start.log
-    state: StartupState = parser.final_state if ended else parser.state  # type: ignore[attr-defined]
+    state: StartupState = parser.final_state if ended else parser.state
     return state
 
 

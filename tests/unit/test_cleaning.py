@@ -26,16 +26,6 @@ OLD, OLDER, USED, GENERATION = (
 )
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 async def full(fleet: Fleet, *, restarts: int = 0, **spec: Any) -> str:
     """A start that found the volume full."""
     await fleet.serve(**spec)
@@ -72,7 +62,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     assert [volume["persistentVolumeClaim"] for volume in pod["volumes"]] == [{"claimName": "llama-cache"}]
     assert pod["nodeName"] == "node-1"
     [container] = pod["containers"]
-    assert container["image"] == fleet.deployment()["spec"]["template"]["spec"]["containers"][0]["image"]  # type: ignore[index]
+    assert container["image"] == fleet.deployment()["spec"]["template"]["spec"]["containers"][0]["image"]
     assert "limits" not in container["resources"]
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])

@@ -11,16 +11,6 @@ from vllm_operator.cli.prime import prime
 from vllm_operator.cluster.client import NotFound
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     await fleet.serve(replicas=0)
     command = asyncio.create_task(prime(bench.cluster, "default", "llama", timeout_seconds=20, look_seconds=0))

@@ -40,11 +40,6 @@ POD_STATUS: dict[str, Any] = {
 }
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 async def test_a_new_object_becomes_a_claim_a_service_a_deployment_and_a_status(bench: Bench) -> None:
     bench.cluster.put(llama())
     result = await bench.reconciler.reconcile(KEY)

@@ -380,6 +380,17 @@ SITUATIONS = {
         "NotStarted",
         ("Nothing is started",),
     ),
+    "the engine chose otherwise, after many words about the plan": Situation(
+        o.observe(
+            o.starting_pod(),
+            states={X1: SILENT},
+            outcome=o.outcome(planned=Verdict(ConditionStatus.TRUE, "Resolved", "Planned for " + "8 GPUs, " * 60)),
+        ),
+        "Planned",
+        "True",
+        "Resolved",
+        ("Planned for 8 GPUs", "instead of DEEPGEMM"),
+    ),
     "a child is refused": Situation(
         o.observe(apply_error="Deployment vllm-a: spec.template.spec.volumes[0]: Invalid value"),
         "Ready",

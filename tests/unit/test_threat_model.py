@@ -28,11 +28,6 @@ FOREIGN: dict[str, tuple[Kind, Manifest]] = {
 }
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 def fields(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every field that the schema names, with its path."""
     for name, field in schema.get("properties", {}).items():
@@ -147,7 +142,7 @@ async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
 
 
 async def test_no_secret_is_read_without_a_hub(bench: Bench) -> None:
-    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # type: ignore[arg-type] # it must not come
+    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # it must not come
     bench.cluster.put(llama(model={"uri": "hf://org/gated", "tokenSecretRef": {"name": "hub"}}))
     assert (await bench.settle()).name == "success"
 

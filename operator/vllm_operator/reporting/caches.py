@@ -4,7 +4,6 @@ Two things, told apart: the condition says what the last start did (loaded or bu
 next one will find. After a first start the condition is Miss and the state Warm.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
@@ -15,59 +14,10 @@ from vllm_operator.reporting import reading
 from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.claims import claim_verdict, is_one_node
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
-from vllm_operator.reporting.durations import learn
-from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.quarantine import MOST, Blame, latest
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import pod_text
-from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start whose log says something about caches. `seconds` is None until the engine answers."""
-
-    state: StartupState
-    seconds: int | None
-    run: tuple[str, int]
-
-    @property
-    def evidence(self) -> CacheEvidence:
-        """What its log says about caches."""
-        return self.state.cache
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the engine answers and all was loaded, or all was built: a start to learn from."""
-        return self.seconds is not None and (self.is_warm or self.is_cold)
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether everything was loaded."""
-        return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether everything was built."""
-        return self.evidence.misses > 0 and self.evidence.hits == 0
-
-
-def last_start(scene: Scene) -> Start | None:
-    """The latest start that tells; None if none does."""
-    plan = scene.observation.outcome.plan
-    views = [v for v in (*scene.pods, *scene.primers) if plan is None or scene.cache_keys.get(v.uid, plan.cache_key) == plan.cache_key]
-    told = [(view, state) for view in views if (state := scene.state(view)) is not None and _tells(view, state)]
-    if not told:
-        return None
-    view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
-    return Start(state, start_seconds(view, state), view.run)
-
-
-def start_seconds(view: PodView, state: StartupState) -> int | None:
-    """How long a start took, from the start of the container until the engine answered; None if it does not yet."""
-    begun = view.started_at or state.started_at
-    done = state.stage_since if state.stage is Stage.READY else None
-    return max(0, round((done - begun).total_seconds())) if begun is not None and done is not None else None
+from vllm_operator.reporting.starts import known_stages, last_start
 
 
 def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) -> CacheStatus | None:
@@ -80,7 +30,6 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
     care = scene.observation.care
-    stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if blame is not None and blame.left_behind else next_start_finds(scene, plan),
@@ -89,7 +38,7 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
         cold_start_seconds=cold,
         warm_start_seconds=warm,
         saved_seconds=max(0, cold - warm) if cold is not None and warm is not None else None,
-        stages=stages or None,
+        stages=known_stages(scene, plan) or None,
         quarantined=list(blame.quarantined) or None if blame is not None else None,
         priming_skipped=care.skipped,
     )
@@ -192,8 +141,3 @@ def _remembered(scene: Scene, cache: CacheStatus) -> Verdict | None:
     said = previous_verdict(previous.conditions, CACHE_WARM)
     same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
     return said if said is not None and same and said.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
-
-
-def _tells(view: PodView, state: StartupState) -> bool:
-    alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
-    return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)

@@ -14,7 +14,6 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, S
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.planning.remediation import in_words
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.caches import Start, last_start
 from vllm_operator.reporting.crashes import Crashes
 from vllm_operator.reporting.crashes import reason as reason_of
 from vllm_operator.reporting.durations import completed_stages
@@ -22,6 +21,7 @@ from vllm_operator.reporting.observation import EventDraft
 from vllm_operator.reporting.planned import mismatches
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starts import Start, last_start
 from vllm_operator.reporting.summary import crash_text
 from vllm_operator.startup.state import Stage
 
@@ -110,7 +110,8 @@ def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> 
     if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
         yield (stage, since, view.started_at)
     if state is not None:
-        yield from (left for left in completed_stages(state) if order.index(left[0]) >= order.index(stage))
+        present = order.index(state.stage)
+        yield from (left for left in completed_stages(state) if order.index(stage) <= order.index(left[0]) < present)
 
 
 def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

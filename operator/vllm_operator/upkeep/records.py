@@ -62,11 +62,5 @@ def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | Non
     return record
 
 
-def quarantined_keys(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """All keys that were left behind as damaged."""
-    names = (str(name) for name in reading.mapping(claim, "metadata", "annotations"))
-    return tuple(sorted(n.removeprefix(QUARANTINED_ANNOTATION_PREFIX) for n in names if n.startswith(QUARANTINED_ANNOTATION_PREFIX)))
-
-
 def _annotation(claim: Mapping[str, Any] | None, name: str) -> str:
     return reading.text(claim, "metadata", "annotations", name)
