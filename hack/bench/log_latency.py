@@ -119,7 +119,7 @@ async def measure(environment: Environment, client: KubeClient, pid: int, number
     begun = time.time()
     for index in range(number):
         await client.create(deployment(f"d{index:03}"))
-    logs = {}
+    logs: dict[str, LogWriter] = {}
     while len(logs) < number:
         await asyncio.sleep(0.5)
         for pod in await client.find(POD, NAMESPACE):
