@@ -170,7 +170,8 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
         assert "may not" not in operator.log, operator.log
         await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
         for name in names:
-            await cluster.wait_until_gone("Deployment", name)
+            # the garbage collector looks for new kinds every 30 s, and this CRD has just been installed
+            await cluster.wait_until_gone("Deployment", name, within=60)
     # caches outlive what filled them
     assert await cluster.list_all("PersistentVolumeClaim")
     await release.uninstall()

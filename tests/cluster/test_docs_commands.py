@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from support import helm
-from support.cluster import Cluster, RefusedError, Simulator, is_ready
+from support.cluster import Cluster, RefusedError, Simulator, is_ready, simulated
 from support.docs_commands import ROOT, WALK, Command, to_run
 from support.operator_process import OperatorProcess, has, llama
 from testenv import Environment
@@ -129,16 +129,17 @@ async def with_a_crashed_pod(reader: Reader) -> None:
     for namespace in ("default", "models"):
         cluster = reader.namespace(namespace)
         sim = Simulator(cluster)
-        await sim.script(pull="0", path="crash", crash_after="0.5", crash_times="1", load="0")
+        # on the Pod itself: what a namespace says may be known a moment after the Pod is there
+        script = simulated(pull="0", path="crash", crash_after="0.5", crash_times="1", load="0")
         container = {"name": "engine", "image": "vllm/vllm-openai:v0.20.1"}
         spec = {"containers": [container], "tolerations": [{"operator": "Exists"}]}
-        await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "my-pod", "namespace": namespace}, "spec": spec})
+        metadata = {"name": "my-pod", "namespace": namespace, "annotations": script}
+        await cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
         log = sim.log("my-pod", container="engine")
         log.write((CORPUS / "gpu-util-too-low.log").read_bytes())
         log.exit()
         sim.log("my-pod", container="engine", run=1).write(b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n")
         await cluster.wait_for("Pod", "my-pod", lambda pod: "'restartCount': 1" in str(pod) and is_ready(pod))
-        await sim.script(pull=None, path=None, crash_after=None, crash_times=None, load=None)
     system = reader.namespace("vllm-system")
     for pod in await system.list_all("Pod"):
         Simulator(system).log(pod["metadata"]["name"], container="operator").write(b"serving\n")
