@@ -166,7 +166,8 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
                 assert "Install NVIDIA's DRA driver" in condition(resource, "Planned")["message"]
             else:
                 assert condition(resource, "Planned")["status"] == "True", condition(resource, "Planned")["message"]
-                await cluster.wait_for("Deployment", name, bool)
+                # an API server that enforces the permissions of owner references knows a new kind after some seconds
+                await cluster.wait_for("Deployment", name, bool, within=60)
         assert "may not" not in operator.log, operator.log
         await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
         for name in names:
