@@ -164,5 +164,10 @@ def clean(volume: Path, environment: dict[str, str]) -> None:
     past = time.time() - 3600
     for path in (*volume.rglob("*"), *volume.iterdir()):
         os.utime(path, (past, past))
-    moved = environment | {"CLEAN_ROOT": str(volume), "CLEAN_SHARE": "100", "CLEAN_REPORT": str(volume.parent / "report")}
+    moved = environment | {
+        "CLEAN_ROOT": str(volume),
+        "CLEAN_SHARE": "100",
+        "CLEAN_GRACE": "0",
+        "CLEAN_REPORT": str(volume.parent / "report"),
+    }
     subprocess.run([sys.executable, "-c", cleaning_script()], env=moved, check=True)

@@ -193,6 +193,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     primer = fleet.start("llama-primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
+    assert "If no GPU is free by 12:01:00 UTC, the rollout goes on without it." in bench.condition("CacheWarm").message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)

@@ -224,6 +224,7 @@ STATES = st.builds(
     silent_stage_inferred=st.booleans(),
     crash=CRASHES,
     cache=st.builds(CacheEvidence, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    entered=st.lists(st.tuples(st.sampled_from(Stage), st.none() | PAST), max_size=5).map(tuple),
     observed_backends=st.lists(st.tuples(st.sampled_from(["MoE", "Attention"]), st.text(max_size=200)), max_size=3).map(tuple),
 )
 

@@ -45,15 +45,15 @@ class Explanations:
         self._now = now
         self._answers: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
 
-    async def read(self, pods: Sequence[Manifest], claim: Manifest | None) -> tuple[tuple[Manifest, ...], float | None]:
+    async def read(self, pods: Sequence[Manifest], claims: Sequence[Manifest | None]) -> tuple[tuple[Manifest, ...], float | None]:
         """The events that tell something, and in how many seconds there may be more to ask; None for never.
 
         Raises:
             Unavailable: The API server cannot be reached.
         """
         puzzling: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if is_puzzling(pod)][:MAX_PODS]
-        if claim is not None and (claim.get("status") or {}).get("phase") == "Pending":
-            puzzling.append((CLAIM, claim))
+        pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
+        puzzling += [(CLAIM, claim) for claim in pending]
         if not puzzling:
             return (), None
         due = [(kind, item) for kind, item in puzzling if self._age(item) >= PATIENCE_SECONDS]

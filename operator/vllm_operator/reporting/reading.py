@@ -52,6 +52,17 @@ def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, 
     return next((item for item in objects(value, *path) if item.get(key) == name), _EMPTY)
 
 
+def access_modes(claim: Any) -> tuple[str, ...]:
+    """Access modes of a claim; empty where it is not known."""
+    modes = mapping(claim, "spec").get("accessModes")
+    return tuple(str(mode) for mode in modes[:8]) if isinstance(modes, list) else ()
+
+
+def is_one_node(modes: tuple[str, ...]) -> bool:
+    """Whether a claim with these access modes can be mounted on one node only."""
+    return bool(modes) and set(modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
+
+
 def moment(value: Any, *path: str) -> datetime | None:
     """Follow a path of keys to an RFC 3339 timestamp, as UTC; None where there is none.
 
