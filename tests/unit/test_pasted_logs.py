@@ -44,7 +44,7 @@ WORKER_GONE_WHILE_SERVING = """\
 """https://github.com/vllm-project/vllm/issues/40756"""
 
 SYMMETRIC_MEMORY_IN_ONE_LINE = """\
-RuntimeError: CUDA driver error: invalid device ordinal (EngineCore_DP0 pid=11546) ERROR [symm_mem.py:88] handle = torch_symm_mem.rendezvous(
+RuntimeError: CUDA driver error: invalid device ordinal (EngineCore_DP0 pid=11546) ERROR [symm_mem.py:88] handle = symm_mem.rendezvous
 """
 """https://github.com/vllm-project/vllm/pull/33274: the driver says the same of a device that does not exist."""
 
