@@ -62,8 +62,8 @@ class NodeEnvironment(BaseEnvironment):
         self.node.import_image(archive)
         archive.unlink()
 
-    def add_volumes(self, count: int, *, size: str = "20Gi") -> None:
-        """Make volumes, folders on this machine, that claims of the default class are bound to."""
+    def add_volumes(self, count: int, *, size: str = "100Gi") -> None:
+        """Make volumes, folders on this machine, that claims of the default class are bound to. Nothing is set aside for it."""
         client = self.control_plane.client()
         metadata = {"name": _STORAGE_CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
         storage_class = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "Immediate", "metadata": metadata}
@@ -96,7 +96,7 @@ class NodeEnvironment(BaseEnvironment):
         own = {"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
         labels = {name: value for name, value in gpu_node(_MACHINE)["metadata"]["labels"].items() if name not in own}
         sliced = gpu_node(_SLICED_MACHINE)["metadata"]["labels"]
-        labels |= {name: value for name, value in sliced.items() if any(name.startswith(f"{resource}.") for resource in DEVICES)}
+        labels |= {name: value for name, value in sliced.items() if name.startswith("nvidia.com/mig-1g.10gb.")}
         labels["nvidia.com/mig.strategy"] = "mixed"
         path = f"/api/v1/nodes/{self.node.name}"
         self.control_plane.client().request("PATCH", path, {"metadata": {"labels": labels}}, content_type=_MERGE)

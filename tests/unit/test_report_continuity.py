@@ -72,6 +72,15 @@ def test_another_pod_that_crashes_is_shown_while_progress_is_held_back() -> None
     assert crashed.reason == "OomKilledNoLog"
 
 
+def test_what_a_report_itself_says_of_the_caches_changes_nothing_about_the_start_beside_it() -> None:
+    loading = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), last_line_at=o.at(-1))
+    seen = o.observe(o.ready_pod("vllm-a-x2"), o.starting_pod(), replicas=2, states={X1: loading})
+    first = report(seen)
+    assert first.status.cache is not None
+    assert first.status.cache.state == "Warm"
+    assert report(o.after(seen, first, seconds=10)).status.startup == first.status.startup
+
+
 def test_a_stall_is_looked_for_when_it_is_due() -> None:
     state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-30), last_line_at=o.at(-100), started_at=o.at(-200))
     observation = o.observe(o.starting_pod(since=-200), states={X1: state})
@@ -129,7 +138,7 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
-    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]  # type: ignore[union-attr]
+    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]
 
 
 def test_a_crash_is_named_once_its_log_is_read_and_told_once() -> None:
@@ -215,6 +224,7 @@ STATES = st.builds(
     silent_stage_inferred=st.booleans(),
     crash=CRASHES,
     cache=st.builds(CacheEvidence, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    entered=st.lists(st.tuples(st.sampled_from(Stage), st.none() | PAST), max_size=5).map(tuple),
     observed_backends=st.lists(st.tuples(st.sampled_from(["MoE", "Attention"]), st.text(max_size=200)), max_size=3).map(tuple),
 )
 

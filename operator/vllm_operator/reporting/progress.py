@@ -11,8 +11,10 @@ from datetime import datetime, timedelta
 from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
 from vllm_operator.catalog.rules import Component
 from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starts import known_stages
 from vllm_operator.startup.state import Progress, Stage, StartupState
 
 HOLD_SECONDS = 10
@@ -66,8 +68,7 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
         since=since,
         usual=usual,
         until=state.stage_since + timedelta(seconds=usual) if usual and state.stage_since else None,
-        measured=_measured_seconds(scene, stage, state) if usual is None else None,
-        where=scene.knowledge.startup.stages.measured.where,
+        measured=_measured(scene, stage, state) if usual is None else None,
     )
 
 
@@ -81,28 +82,27 @@ def silence_begins(scene: Scene, view: PodView) -> datetime | None:
 
 def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
     """How long a stage took in the last start with this cache key, cold or warm as the present one is; None if unknown."""
-    plan, cache = scene.observation.outcome.plan, scene.observation.previous.cache
-    if plan is None or cache is None or cache.key != plan.cache_key:
-        return None
-    known = next((entry for entry in cache.stages or () if entry.stage == stage), None)
+    plan = scene.observation.outcome.plan
+    known = next((entry for entry in known_stages(scene, plan) if entry.stage == stage), None) if plan is not None else None
     seconds = known and (known.warm_seconds if _is_warm(scene, state) else known.cold_seconds)
     return wording.rounded(seconds) if seconds else None
 
 
-def _measured_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
-    """How long a stage took where it was measured; None if it was not."""
+def _measured(scene: Scene, stage: Stage, state: StartupState) -> tuple[int, str] | None:
+    """How many seconds a stage took where it was measured, and where that was; None if it was not."""
     plan = scene.observation.outcome.plan
     if plan is None:
         return None
     has_experts = any(choice.component == Component.MOE for choice in plan.backends)
-    seconds = scene.knowledge.startup.stages.measured.seconds(stage, has_experts=has_experts, is_warm=_is_warm(scene, state))
-    return wording.rounded(seconds) if seconds else None
+    known = scene.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
+    seconds = known.stages.get(stage, {}).get("warm" if _is_warm(scene, state) else "cold")
+    return (wording.rounded(seconds), known.where) if seconds else None
 
 
 def _is_warm(scene: Scene, state: StartupState) -> bool:
     """Whether a start finds what it needs, as far as can be seen by now."""
-    cache = scene.observation.previous.cache
-    return cache is not None and cache.state is CacheState.WARM and state.cache.misses == 0
+    plan = scene.observation.outcome.plan
+    return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0
 
 
 def _block(scene: Scene) -> StartupStatus | None:
