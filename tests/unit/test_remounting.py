@@ -10,7 +10,8 @@ from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM
 from vllm_operator.startup.state import Crash, Stage, StartupState
 
-READ_ONLY = Crash(signature="CacheVolumeReadOnly", cause="It is read-only.", remedy=None, reference=None, line="[Errno 30]")
+TOLD = "OSError: [Errno 30] Read-only file system: '/cache/vllm'"
+READ_ONLY = Crash(signature="CacheDirNotWritable", cause="It is read-only.", remedy=None, reference=None, line=TOLD, excerpt=TOLD)
 
 
 @pytest.fixture
