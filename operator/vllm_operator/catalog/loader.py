@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, load_caches
@@ -22,7 +23,7 @@ class Catalog:
     """What is known of GPUs, images, vLLM versions, models, caches and the choice of backends.
 
     `version` is that of the package with a digest of the data, and another one of the rules that the cluster's owner
-    added: equal versions decide alike.
+    added: equal versions decide alike. `own_rules` are these by their id, as they were written.
     """
 
     version: str
@@ -33,6 +34,7 @@ class Catalog:
     models: Models
     caches: Caches
     priming: tuple[PrimingRule, ...] = ()
+    own_rules: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache
@@ -63,4 +65,4 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
     if not read.added:
         return catalog, read
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
-    return replace(catalog, version=f"{catalog.version}.{digest}", rules=read.rules), read
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=read.rules, own_rules=read.written), read
