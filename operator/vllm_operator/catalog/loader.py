@@ -15,7 +15,7 @@ from vllm_operator.catalog.priming import PrimingRule, load_priming_rules
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.user_rules import UserRules, add_user_rules, read_documents
-from vllm_operator.catalog.versions import Versions, load_versions
+from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class Catalog:
 
     `version` is that of the package with a digest of the data, and another one of the rules that the cluster's owner
     added: equal versions decide alike. `own_rules` are these by their id, as they were written.
+    `replacements` say what to use instead of variables and flags that are gone.
     """
 
     version: str
@@ -34,6 +35,7 @@ class Catalog:
     models: Models
     caches: Caches
     priming: tuple[PrimingRule, ...] = ()
+    replacements: Mapping[str, str] = field(default_factory=dict)
     own_rules: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -49,6 +51,7 @@ def load_catalog() -> Catalog:
         models=load_models(),
         caches=load_caches(),
         priming=load_priming_rules(),
+        replacements=load_replacements(),
     )
 
 
