@@ -36,7 +36,7 @@ format: $(STAMP) ## Format the code
 
 .PHONY: test-unit
 test-unit: $(STAMP) ## Pure tests, in seconds
-	$(BIN)/pytest tests/unit tests/golden tests/engine
+	$(BIN)/pytest tests/unit tests/golden -m "not extended"
 
 .PHONY: testenv
 testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first time
@@ -47,8 +47,9 @@ test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a
 	$(BIN)/pytest tests --ignore tests/node -m "not extended" $(PARALLEL)
 
 .PHONY: test-extended
-test-extended: $(STAMP) testenv ## What takes longer: the chart, permissions, remedies, stalls, repairs of caches, each on a real control plane
-	$(BIN)/pytest tests/cluster -m extended
+test-extended: $(STAMP) testenv ## What takes longer: whole products, properties with many examples, more on a real control plane
+	$(BIN)/pytest tests/unit tests/cluster -m extended
+	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
@@ -76,7 +77,7 @@ image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:
 
 .PHONY: docs
 docs: $(STAMP) ## Build the site of the docs into site/; a warning is an error
-	$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: audit
 audit: $(STAMP) ## Known vulnerabilities of the locked dependencies; asks pypi.org

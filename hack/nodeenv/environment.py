@@ -96,7 +96,7 @@ class NodeEnvironment(BaseEnvironment):
         own = {"kubernetes.io/hostname", "kubernetes.io/os", "kubernetes.io/arch"}
         labels = {name: value for name, value in gpu_node(_MACHINE)["metadata"]["labels"].items() if name not in own}
         sliced = gpu_node(_SLICED_MACHINE)["metadata"]["labels"]
-        labels |= {name: value for name, value in sliced.items() if any(name.startswith(f"{resource}.") for resource in DEVICES)}
+        labels |= {name: value for name, value in sliced.items() if name.startswith("nvidia.com/mig-1g.10gb.")}
         labels["nvidia.com/mig.strategy"] = "mixed"
         path = f"/api/v1/nodes/{self.node.name}"
         self.control_plane.client().request("PATCH", path, {"metadata": {"labels": labels}}, content_type=_MERGE)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+import yaml
 
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
@@ -55,6 +56,32 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
         "The command for --max-model-len 5568 is in status.remediation.command.",
     )
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
+
+
+async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_says(served: Cluster, sim: Simulator) -> None:
+    signature = {
+        "id": "LicenceServerAway",
+        "severity": "fatal",
+        "priority": 90,
+        "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
+        "cause": "The licence server {{ host }} did not answer.",
+        "remedy": "Start it.",
+    }
+    texts = {"ours.yaml": yaml.safe_dump([{"id": "Broken"}, signature])}
+    await served.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "crashes"}, "data": texts})
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
+    async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
+        await operator.until_ready(within=60)
+        await served.create(llama(served.namespace))
+        [pod] = await pods(served)
+        fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
+        await sim.change(pod, crash_after="0")
+        await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=60)
+        page = await story(served)
+        assert in_order(page, "The licence server lic-7 did not answer. What to do: Start it.", "Warning LicenceServerAway x1")
+        [event] = await served.events(name="crashes")
+        assert (event["reason"], "signature Broken: severity is missing" in event["message"]) == ("SignatureIgnored", True)
+        assert "Traceback" not in operator.log, operator.log
 
 
 async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_operator(

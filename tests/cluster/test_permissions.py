@@ -35,7 +35,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     [node] = gpu_nodes("h100-mig-mixed")
     await publish_devices(served, node)
     await serve_and_put_right(served, sim)
-    await wait_for_room(served)
+    await wait_for_a_volume(served)
     await crash_on_a_full_volume(served, sim)
     await stall(served, sim)
     await leave_replicas_to_an_autoscaler(served)
@@ -103,12 +103,14 @@ async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
     await cluster.wait_for("Service", "llama", lambda service: "foreign" not in service["spec"]["selector"])
 
 
-async def wait_for_room(cluster: Cluster) -> None:
-    """More replicas than there are GPUs: why a Pod waits is told by its events."""
-    await cluster.create(llama(cluster.namespace, "many", replicas=9))
-    await cluster.wait_for("VLLMDeployment", "many", has("Starting", "False", "Unschedulable"), within=60)
-    await cluster.delete("VLLMDeployment", "many")
-    await cluster.wait_until_gone("Deployment", "many")
+async def wait_for_a_volume(cluster: Cluster) -> None:
+    """Why a claim is not bound is told by its events."""
+    volume = {"storageClassName": "there-is-none"}
+    await cluster.create(llama(cluster.namespace, "waits", cache={"volume": volume, "onDelete": "Delete"}))
+    await cluster.wait_for("VLLMDeployment", "waits", has("Ready", "False", "ClaimNotBound"), within=60)
+    await cluster.wait_for("VLLMDeployment", "waits", lambda it: "there-is-none" in condition(it, "Ready")["message"], within=60)
+    await cluster.delete("VLLMDeployment", "waits")
+    await cluster.wait_until_gone("Deployment", "waits")
 
 
 async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:

@@ -1,6 +1,5 @@
 """Choosing backends in one call, for tables of tests."""
 
-from functools import cache
 from typing import Any
 
 from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
@@ -14,9 +13,8 @@ from vllm_operator.planning.situation import describe_situation
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
 
 
-@cache
 def knowledge() -> tuple[Versions, Models, Rules]:
-    """What ships with the operator, read once."""
+    """What ships with the operator."""
     return load_versions(), load_models(), load_rules()
 
 

@@ -31,6 +31,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),
     "Pod": ("v1", "pods", True),
+    "PodMetrics": ("metrics.k8s.io/v1beta1", "pods", True),
     "ReplicaSet": ("apps/v1", "replicasets", True),
     "DeviceClass": ("resource.k8s.io/v1", "deviceclasses", False),
     "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims", True),

@@ -40,6 +40,21 @@ NOT_RUN = {
 """Commands that no test runs, and why."""
 
 
+WALK = (
+    "docs/quickstart-kind.md",
+    "docs/install.md",
+    "docs/quickstart-gpu.md",
+    "docs/operations.md",
+    "docs/troubleshooting.md",
+    "docs/plans.md",
+    "docs/reading-the-status.md",
+    "docs/remedies.md",
+    "docs/caches.md",
+    "README.md",
+)
+"""The pages whose commands are run, in the order in which they are read."""
+
+
 @dataclass(frozen=True, slots=True)
 class Command:
     """A command as it stands on a page, without the prompt and without a comment."""
@@ -61,6 +76,11 @@ def commands(path: Path) -> list[Command]:
         if block[2] == "console"
         for number, command in _in_block(block[3])
     ]
+
+
+def to_run(path: Path) -> list[Command]:
+    """The commands of a page that a test runs."""
+    return [command for command in commands(path) if command.text not in NOT_RUN]
 
 
 def _in_block(block: str) -> Iterator[tuple[int, str]]:

@@ -1,7 +1,6 @@
 """Planning in one call, for tests."""
 
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from support.gpus import inventory_of
@@ -12,7 +11,6 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 
 
-@cache
 def known() -> Catalog:
     return load_catalog()
 

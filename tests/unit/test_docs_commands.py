@@ -1,18 +1,22 @@
 """The commands of the docs can be found, and those that no test runs have a reason. tests/cluster/test_docs_commands.py runs the others."""
 
+import argparse
+import importlib
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from support.docs_commands import NOT_RUN, PAGES, ROOT, Command, commands, unmarked
+from support.docs_commands import NOT_RUN, PAGES, ROOT, WALK, Command, commands, to_run, unmarked
+from vllm_operator.__main__ import COMMANDS, PLUGIN_COMMANDS
 
 ALL = [command for page in PAGES for command in commands(page)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_a_command_is_marked_as_one(page: object) -> None:
-    assert unmarked(page) == []  # type: ignore[arg-type] # a parameter
+def test_a_command_is_marked_as_one(page: Path) -> None:
+    assert unmarked(page) == []
 
 
 def test_the_docs_have_the_commands_that_they_are_about() -> None:
@@ -21,8 +25,35 @@ def test_the_docs_have_the_commands_that_they_are_about() -> None:
     assert len(ALL) > 60
 
 
+def test_every_page_with_commands_is_read() -> None:
+    assert {page.relative_to(ROOT).as_posix() for page in PAGES if to_run(page)} == set(WALK)
+
+
 def test_no_reason_is_left_of_a_command_that_is_gone() -> None:
     assert set(NOT_RUN) - {command.text for command in ALL} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_what_is_said_in_passing_of_our_commands_is_so(page: Path) -> None:
+    """Commands within a sentence: the command exists, and so do its options."""
+    unknown = []
+    for program, words in re.findall(r"`(vllm-operator|kubectl vllm) ([^`]+)`", page.read_text("utf-8")):
+        known = COMMANDS if program == "vllm-operator" else PLUGIN_COMMANDS
+        name, *rest = words.split()
+        if name.startswith("-"):
+            continue
+        options = options_of(known[name][0]) if name in known else set()
+        unknown += [f"{program} {name}"] * (name not in known)
+        unknown += [
+            f"{program} {words}: {word}" for word in rest if word.startswith("-") and word != "-" and word.partition("=")[0] not in options
+        ]
+    assert unknown == []
+
+
+def options_of(module: str) -> set[str]:
+    parser = argparse.ArgumentParser()
+    importlib.import_module(module).add_arguments(parser)
+    return {option for action in parser._actions for option in action.option_strings}
 
 
 @pytest.mark.parametrize("command", ALL, ids=str)

@@ -51,6 +51,7 @@ CREATING = pod(waiting("ContainerCreating"))
         pytest.param(pod(waiting("ImagePullBackOff")), False, id="the kubelet says it itself"),
         pytest.param(pod(ended(137)), True, id="perhaps a probe"),
         pytest.param(pod(ended(143)), True, id="perhaps a probe, politely"),
+        pytest.param(pod(ended(0, "Completed")), True, id="perhaps a probe, and it obeyed"),
         pytest.param(pod(ended(137, "OOMKilled")), False, id="out of memory"),
         pytest.param(pod(ended(1)), False, id="it ended by itself"),
         pytest.param(pod(ended(137, ready=True)), False, id="it serves again"),

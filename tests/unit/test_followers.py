@@ -194,6 +194,19 @@ async def test_a_pod_that_became_ready_while_the_operator_was_away_is_read_once(
     assert (state.stage, len(world.cluster.log_requests)) == (Stage.READY, 1)
 
 
+async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_read_too(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "crash Boom")], [line(5, "stage Ready"), FOREVER])
+    serving = pod(state=RUNNING, ready=True, restarts=1, last=TERMINATED)
+    world.cluster.put(serving)
+    world.followers.sync(KEY, (serving,), starting={"p"})
+    await world.until(lambda: world.followers.caught_up(KEY))
+    before, present = world.state(0), world.state(1)
+    assert before is not None
+    assert before.crash is not None
+    assert present is not None
+    assert present.stage is Stage.READY
+
+
 async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))

@@ -39,7 +39,7 @@ def test_every_make_target_that_is_mentioned_exists(path: Path) -> None:
 def test_every_page_has_a_place_on_the_site_and_every_place_a_page() -> None:
     site = yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in ROOT.glob("docs/**/*.md")} | set(site_pages.ROOT_PAGES.values())
-    assert set(places(site["nav"])) == pages
+    assert set(places(site["nav"])) == pages, "a new page goes into `nav` in mkdocs.yml"
 
 
 def places(entries: list[dict[str, Any]]) -> Iterator[str]:

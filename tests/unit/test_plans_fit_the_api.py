@@ -10,7 +10,7 @@ import yaml
 from support.structural import SPEC, STATUS, violations
 from testenv.nodes import gpu_node
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.inventory import Inventory, read_inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -32,22 +32,17 @@ WITHOUT_GPU = {
 
 
 @cache
-def catalog() -> Catalog:
-    return load_catalog()
-
-
-@cache
 def fleet() -> Inventory:
     nodes = [gpu_node(kind) for kind in FLEET]
     driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
     for node in nodes:
         node["metadata"]["labels"] |= driver
-    return read_inventory(nodes, [], catalog().gpus)
+    return read_inventory(nodes, [], load_catalog().gpus)
 
 
 @cache
 def planned(name: str) -> Outcome:
-    return plan(VLLMDeployment.parse(MANIFESTS[name]), fleet(), catalog())
+    return plan(VLLMDeployment.parse(MANIFESTS[name]), fleet(), load_catalog())
 
 
 @pytest.mark.parametrize("name", MANIFESTS)

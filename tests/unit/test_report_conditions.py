@@ -76,6 +76,13 @@ SITUATIONS = {
     "no node takes the Pod": Situation(
         o.observe(o.unschedulable_pod()), "Starting", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
     ),
+    "no node takes the Pod for its taint": Situation(
+        o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("untolerated taint", "spec.podTemplate.spec.tolerations"),
+    ),
     "the image is being pulled": Situation(
         o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling"),)), "Starting", "True", "PullingImage", ("v0.20.1",)
     ),
@@ -156,6 +163,16 @@ SITUATIONS = {
     "ended by its startup probe": Situation(
         o.observe(
             o.crashed_pod(code=137), pod_events=(o.event("Killing", "Container vllm failed startup probe, will be restarted", seconds=-60),)
+        ),
+        "Crashed",
+        "True",
+        "StartupProbeFailed",
+        ("deadlineSeconds",),
+    ),
+    "ended by its startup probe, which it took for a wish": Situation(
+        o.observe(
+            o.crashed_pod(code=0, reason="Completed"),
+            pod_events=(o.event("Killing", "Container vllm failed startup probe, will be restarted", seconds=-60),),
         ),
         "Crashed",
         "True",

@@ -72,6 +72,15 @@ def test_another_pod_that_crashes_is_shown_while_progress_is_held_back() -> None
     assert crashed.reason == "OomKilledNoLog"
 
 
+def test_what_a_report_itself_says_of_the_caches_changes_nothing_about_the_start_beside_it() -> None:
+    loading = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), last_line_at=o.at(-1))
+    seen = o.observe(o.ready_pod("vllm-a-x2"), o.starting_pod(), replicas=2, states={X1: loading})
+    first = report(seen)
+    assert first.status.cache is not None
+    assert first.status.cache.state == "Warm"
+    assert report(o.after(seen, first, seconds=10)).status.startup == first.status.startup
+
+
 def test_a_stall_is_looked_for_when_it_is_due() -> None:
     state = StartupState(stage=Stage.PROCESS_START, stage_since=o.at(-30), last_line_at=o.at(-100), started_at=o.at(-200))
     observation = o.observe(o.starting_pod(since=-200), states={X1: state})

@@ -114,12 +114,22 @@ def as_json(version: str, shape: Shape) -> str:
     return "\n".join(lines) + "\n"
 
 
+LONG_ARGUMENTS = "non-default args: {'chat_template': '" + "say INFO and ERROR 50%| " * 2000 + "', "
+
+
+def cut(log: str) -> str:
+    """Some container runtimes and log agents end a line after 16 KiB; what follows is a line without a beginning."""
+    pieces = (line[begin : begin + 16384] for line in log.splitlines() for begin in range(0, max(len(line), 1), 16384))
+    return "\n".join(pieces) + "\n"
+
+
 FORMS = {
     "text": as_text,
     "coloured prefixes": lambda version, shape: as_text(version, shape, colour=True),
     "JSON": as_json,
     "invalid UTF-8 between lines": lambda version, shape: as_text(version, shape).encode().replace(b"\n", b"\n\xff\xfe\x80\n"),
     "beside a chatty library": lambda version, shape: as_text(version, shape).replace("\n", "\n[W1121 09:20:40 socket.cpp:207] busy\n"),
+    "long lines cut at 16 KiB": lambda version, shape: cut(as_text(version, shape).replace("non-default args: {", LONG_ARGUMENTS)),
     "after a line of 200 kB": lambda version, shape: "x" * 200_000 + "\n" + as_text(version, shape),
 }
 

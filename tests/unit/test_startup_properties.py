@@ -93,19 +93,19 @@ HOSTILE = {
 
 def seconds(text: str) -> float:
     data = text.encode()
-    best = float("inf")
-    for _ in range(2):
-        begun = time.process_time()
-        read([data[start : start + 16384] for start in range(0, len(data), 16384)])
-        best = min(best, time.process_time() - begun)
-    return best
+    begun = time.process_time()
+    read([data[start : start + 16384] for start in range(0, len(data), 16384)])
+    return time.process_time() - begun
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_time_grows_no_faster_than_the_log(name: str) -> None:
-    once, fourfold = seconds(HOSTILE[name]), seconds(HOSTILE[name] * 4)
-
-    assert fourfold < 10 * once + 0.1  # a quadratic parser takes 16 times as long
+    for _ in range(3):  # one measurement may be unlucky, three are not
+        once, fourfold = seconds(HOSTILE[name]), seconds(HOSTILE[name] * 4)
+        if fourfold < 10 * once + 0.1:  # a quadratic parser takes 16 times as long
+            break
+    else:
+        pytest.fail(f"{once:.2f} s for the text, {fourfold:.2f} s for four of it")
     assert once < 5
 
 

@@ -1,6 +1,7 @@
 """The workflows of CI: what they run exists, and what others made is pinned to a commit."""
 
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,3 +48,11 @@ def test_all_tiers_of_tests_run_in_ci() -> None:
     text = " ".join(path.read_text("utf-8") for path in WORKFLOWS)
     for target in ("check", "docs", "audit", "test", "test-extended", "test-node", "kind-up"):
         assert re.search(rf"\b{target}\b", text), target
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("hack/*.sh")), ids=lambda path: path.name)
+def test_a_script_is_one_that_the_shell_can_read(path: Path) -> None:
+    done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert path.stat().st_mode & 0o111, f"{path.name} cannot be executed"
+    assert "set -euo pipefail" in path.read_text("utf-8")

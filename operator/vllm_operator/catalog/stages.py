@@ -58,18 +58,14 @@ class Silence:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """How many seconds stages took where they were measured, by stage; with empty caches and with full ones.
+    """How many seconds stages took where they were measured, by stage; `cold` with empty caches, `warm` with full ones.
 
-    `where` is the version and GPU, in words; `dense` and `experts` are kinds of models.
+    `where`: model, version and GPU, in words.
     """
 
     where: str
-    dense: Mapping[str, Mapping[str, int]]
-    experts: Mapping[str, Mapping[str, int]]
-
-    def seconds(self, stage: str, *, has_experts: bool, is_warm: bool) -> int | None:
-        """For one stage; None where it was not measured, or took no time worth a word."""
-        return (self.experts if has_experts else self.dense).get(stage, {}).get("warm" if is_warm else "cold")
+    source: str
+    stages: Mapping[str, Mapping[str, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +89,12 @@ class Stages:
     `silent_backends` are parts of names of backends that compile kernels without a word, which happens in
     `silent_stages`; silence under `silent_after_seconds` is ordinary. `echoes` are parts of exceptions that only
     report what failed elsewhere. `heartbeats` are parts of lines that are repeated by the clock while something is
-    waited for.
+    waited for. `measured` is for `dense` models and for those with `experts`.
     """
 
     lines: tuple[LineMeaning, ...]
     bars: tuple[Bar, ...]
-    measured: Measured
+    measured: Mapping[str, Measured]
     silence: Mapping[str, Silence] = field(default_factory=dict)
     silent_backends: tuple[str, ...] = ()
     silent_stages: tuple[str, ...] = ()
@@ -118,7 +114,7 @@ def load_stages() -> Stages:
     return Stages(
         lines=tuple(_meaning(entry) for entry in data["lines"]),
         bars=tuple(Bar(**{**entry, "samples": tuple(entry["samples"])}) for entry in data["bars"]),
-        measured=Measured(**{name: value for name, value in data["measured"].items() if name != "source"}),
+        measured={kind: Measured(**entry) for kind, entry in data["measured"].items()},
         silence={stage: Silence(**entry) for stage, entry in data["silence"].items()},
         silent_backends=tuple(data["silent_backends"]),
         silent_stages=tuple(data["silent_stages"]),

@@ -24,8 +24,8 @@ PATIENCE_SECONDS = 2.0
 AGE_SECONDS = 5.0
 """How old an answer may be."""
 MAX_ANSWERS = 256
-KILLED = (137, 143)
-"""Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM."""
+KILLED = (0, 137, 143)
+"""Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM, which a server may take as a wish."""
 
 
 class Explanations:

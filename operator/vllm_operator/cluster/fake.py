@@ -6,12 +6,12 @@ controllers: nothing turns a Deployment into Pods.
 """
 
 import asyncio
-import copy
+import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_operator.cluster import fake_fields
 from vllm_operator.cluster.client import (
@@ -26,6 +26,7 @@ from vllm_operator.cluster.client import (
 )
 
 Identity = tuple[str, str | None, str]
+Content = TypeVar("Content")
 LogStep = bytes | float | ClusterError
 """Text that comes, a pause in seconds, or the way in which the stream breaks."""
 
@@ -63,7 +64,7 @@ class FakeCluster:
 
     def put(self, manifest: Manifest, *, manager: str = "test") -> Manifest:
         """Create or replace an object as a user would, whatever it was before."""
-        kind, new = kind_of(manifest), copy.deepcopy(manifest)
+        kind, new = kind_of(manifest), _copied(manifest)
         old = self._objects.get(self._identity(kind, new))
         fields = {f"f:{key}": fake_fields.fields_of(value, key) for key, value in new.items() if key in ("spec", "data")}
         entries = [*_entries(old), {"manager": manager, "operation": "Update", "fieldsV1": fields}]
@@ -73,14 +74,14 @@ class FakeCluster:
         """Change fields as somebody else would: they are that manager's afterwards."""
         live = self._existing(kind, name, namespace)
         fields = fake_fields.fields_of(change)
-        new = fake_fields.merge(copy.deepcopy(live), copy.deepcopy(dict(change)))
+        new = fake_fields.merge(_copied(live), _copied(dict(change)))
         entries = _give_up(_entries(live), fields, new, live, keep=manager)
         return self._store(kind, new, live, [*entries, {"manager": manager, "operation": "Update", "fieldsV1": fields}])
 
     def set_status(self, kind: Kind, namespace: str | None, name: str, status: Mapping[str, Any]) -> Manifest:
         """Set the status as a controller would."""
         live = self._existing(kind, name, namespace)
-        return self._store(kind, {**live, "status": copy.deepcopy(dict(status))}, live, _entries(live))
+        return self._store(kind, {**live, "status": _copied(dict(status))}, live, _entries(live))
 
     def remove(self, kind: Kind, namespace: str | None, name: str) -> None:
         """Remove an object at once."""
@@ -100,14 +101,14 @@ class FakeCluster:
 
     def all(self, kind: Kind) -> list[Manifest]:
         """All objects of a kind."""
-        return [copy.deepcopy(item) for key, item in self._objects.items() if key[0] == kind.kind]
+        return [_copied(item) for key, item in self._objects.items() if key[0] == kind.kind]
 
     # what a client does
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object."""
         await self._enter("get", kind)
-        return copy.deepcopy(self._existing(kind, name, namespace))
+        return _copied(self._existing(kind, name, namespace))
 
     async def find(
         self,
@@ -127,13 +128,13 @@ class FakeCluster:
             items = [item for item in items if labels.items() <= (item["metadata"].get("labels") or {}).items()]
         for path, value in (fields or {}).items():
             items = [item for item in items if fake_fields.read(item, tuple(f"f:{step}" for step in path.split("."))) == (True, value)]
-        return copy.deepcopy(items)
+        return _copied(items)
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
         kind = kind_of(manifest)
         await self._enter("apply", kind)
-        wish = {key: copy.deepcopy(value) for key, value in manifest.items() if key != "status"}
+        wish = {key: _copied(value) for key, value in manifest.items() if key != "status"}
         live = self._objects.get(self._identity(kind, wish))
         return self._written("apply", kind, live, self._apply(kind, wish, live, manager, force=force, subresource=""))
 
@@ -144,7 +145,7 @@ class FakeCluster:
         live = self._existing(kind, metadata["name"], metadata.get("namespace"))
         if metadata.get("uid") not in (None, live["metadata"]["uid"]):
             raise Conflict("the uid does not match")
-        wish = {**{key: live[key] for key in ("apiVersion", "kind")}, "status": copy.deepcopy(manifest.get("status", {}))}
+        wish = {**{key: live[key] for key in ("apiVersion", "kind")}, "status": _copied(manifest.get("status", {}))}
         wish["metadata"] = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
         return self._written("apply_status", kind, live, self._apply(kind, wish, live, manager, force=True, subresource="status"))
 
@@ -152,7 +153,7 @@ class FakeCluster:
         """JSON patch: `test`, `remove`, `replace` and `add`; into maps only."""
         await self._enter("patch", kind)
         live = self._existing(kind, name, namespace)
-        new = copy.deepcopy(live)
+        new = _copied(live)
         for operation in operations:
             *way, last = [part.replace("~1", "/").replace("~0", "~") for part in operation["path"].split("/")[1:]]
             parent: Any = new
@@ -164,7 +165,7 @@ class FakeCluster:
             if operation["op"] == "remove":
                 del parent[place]
             if operation["op"] in ("replace", "add"):
-                parent[place] = copy.deepcopy(operation["value"])
+                parent[place] = _copied(operation["value"])
         return self._written("patch", kind, live, self._store(kind, new, live, _existing_fields(_entries(live), new)))
 
     async def create(self, manifest: Manifest) -> Manifest:
@@ -175,7 +176,7 @@ class FakeCluster:
             return {**manifest, "status": {"allowed": True}}
         if self._identity(kind, manifest) in self._objects:
             raise Conflict(f'{kind.plural} "{manifest["metadata"]["name"]}" already exists')
-        return self._written("create", kind, None, self._store(kind, copy.deepcopy(manifest), None, []))
+        return self._written("create", kind, None, self._store(kind, _copied(manifest), None, []))
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
         """Delete an object at once."""
@@ -226,7 +227,7 @@ class FakeCluster:
         named = {key: value for key, value in wish.items() if key not in ("apiVersion", "kind", "metadata")}
         metadata = {key: value for key, value in wish["metadata"].items() if key in ("labels", "annotations", "ownerReferences")}
         fields = fake_fields.fields_of({**named, **({"metadata": metadata} if metadata else {})})
-        new = copy.deepcopy(live) if live else {}
+        new = _copied(live) if live else {}
         mine = {"manager": manager, "operation": "Apply", "subresource": subresource}
         others = [entry for entry in _entries(live) if not _is_same(entry, mine)]
         kept = {path for entry in others for path in fake_fields.leaves(entry["fieldsV1"])} | set(fake_fields.leaves(fields))
@@ -247,19 +248,25 @@ class FakeCluster:
             metadata.setdefault("namespace", "default")
         metadata["managedFields"] = entries
         if old is not None and _without_version(new) == _without_version(old):
-            return copy.deepcopy(old)
+            return _copied(old)
         self._version += 1
         metadata["resourceVersion"] = str(self._version)
         metadata["uid"] = old["metadata"]["uid"] if old else metadata.get("uid") or f"uid-{self._version}"
         generation = (old or {}).get("metadata", {}).get("generation", 0)
         metadata["generation"] = generation + 1 if old is None or old.get("spec") != new.get("spec") else generation
         self._objects[self._identity(kind, new)] = new
-        return copy.deepcopy(new)
+        return _copied(new)
 
     def _written(self, verb: str, kind: Kind, before: Manifest | None, after: Manifest) -> Manifest:
         if before is None or before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]:
             self.writes.append(Write(verb, kind.kind, after["metadata"]["name"]))
         return after
+
+
+def _copied(value: Content) -> Content:
+    """A copy, made as the wire makes it: what is not JSON is refused here as well."""
+    copy: Content = json.loads(json.dumps(value))
+    return copy
 
 
 async def _play(steps: Sequence[LogStep]) -> AsyncIterator[bytes]:
@@ -273,7 +280,7 @@ async def _play(steps: Sequence[LogStep]) -> AsyncIterator[bytes]:
 
 
 def _entries(live: Manifest | None) -> list[Manifest]:
-    return copy.deepcopy((live or {}).get("metadata", {}).get("managedFields") or [])
+    return _copied((live or {}).get("metadata", {}).get("managedFields") or [])
 
 
 def _is_same(entry: Manifest, mine: Manifest) -> bool:

@@ -2,6 +2,9 @@
 
 The budget is a ceiling against a start that hangs for good, not an estimate: it must never end a start that makes
 progress, because most of what was compiled and all that was loaded by then is paid for again.
+
+`--distributed-timeout-seconds` (vLLM 0.18 and later, 600 s by default) is left alone, although one rank may compile for
+long while another waits for it: it also ends collectives that hang while serving, and an hour of that is no remedy.
 """
 
 import math

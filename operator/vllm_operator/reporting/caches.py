@@ -7,18 +7,17 @@ next one will find. After a first start the condition is Miss and the state Warm
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api import labels
 from vllm_operator.api.conditions import CACHE_WARM, Reason
 from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatus
 from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
+from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.claims import claim_verdict, is_one_node
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.reporting.durations import learn
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.quarantine import MOST, Blame, latest
-from vllm_operator.reporting.rollout import is_rolled_out
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import pod_text
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
@@ -84,7 +83,7 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
     stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
-        state=CacheState.QUARANTINED if blame is not None and blame.left_behind else _state(scene, plan, known),
+        state=CacheState.QUARANTINED if blame is not None and blame.left_behind else next_start_finds(scene, plan),
         claim_name=scene.observation.claim_name,
         generation=_generation(plan, previous, blame),
         cold_start_seconds=cold,
@@ -193,19 +192,6 @@ def _remembered(scene: Scene, cache: CacheStatus) -> Verdict | None:
     said = previous_verdict(previous.conditions, CACHE_WARM)
     same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
     return said if said is not None and same and said.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
-
-
-def _state(scene: Scene, plan: Plan, known: CacheStatus) -> CacheState | None:
-    observation = scene.observation
-    if observation.claim_name is None:
-        return None
-    primed = reading.text(observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key)
-    if not primed and observation.care.is_priming:
-        return CacheState.PRIMING
-    served = scene.serving > 0 and is_rolled_out(scene) and observation.outcome.plan is not None
-    if primed or served or known.state is CacheState.WARM:
-        return CacheState.WARM
-    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in scene.pods) else CacheState.COLD
 
 
 def _tells(view: PodView, state: StartupState) -> bool:

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
 from vllm_operator.catalog.rules import Component
 from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.startup.state import Progress, Stage, StartupState
@@ -66,8 +67,7 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
         since=since,
         usual=usual,
         until=state.stage_since + timedelta(seconds=usual) if usual and state.stage_since else None,
-        measured=_measured_seconds(scene, stage, state) if usual is None else None,
-        where=scene.knowledge.startup.stages.measured.where,
+        measured=_measured(scene, stage, state) if usual is None else None,
     )
 
 
@@ -89,20 +89,21 @@ def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None
     return wording.rounded(seconds) if seconds else None
 
 
-def _measured_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
-    """How long a stage took where it was measured; None if it was not."""
+def _measured(scene: Scene, stage: Stage, state: StartupState) -> tuple[int, str] | None:
+    """How many seconds a stage took where it was measured, and where that was; None if it was not."""
     plan = scene.observation.outcome.plan
     if plan is None:
         return None
     has_experts = any(choice.component == Component.MOE for choice in plan.backends)
-    seconds = scene.knowledge.startup.stages.measured.seconds(stage, has_experts=has_experts, is_warm=_is_warm(scene, state))
-    return wording.rounded(seconds) if seconds else None
+    known = scene.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
+    seconds = known.stages.get(stage, {}).get("warm" if _is_warm(scene, state) else "cold")
+    return (wording.rounded(seconds), known.where) if seconds else None
 
 
 def _is_warm(scene: Scene, state: StartupState) -> bool:
     """Whether a start finds what it needs, as far as can be seen by now."""
-    cache = scene.observation.previous.cache
-    return cache is not None and cache.state is CacheState.WARM and state.cache.misses == 0
+    plan = scene.observation.outcome.plan
+    return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0
 
 
 def _block(scene: Scene) -> StartupStatus | None:

@@ -68,7 +68,7 @@ class Followers:
         """Follow what is worth following of these Pods, and forget Pods that are gone.
 
         `starting` are Pods whose start has not been reported as done: where one is ready by now, and its log was not
-        followed because the operator was away, it is read once.
+        followed because the operator was away, it is read once, and that of a run that crashed meanwhile.
         """
         pods = tuple(pods)
         deployment = self._deployments.setdefault(key, _Deployment())
@@ -78,7 +78,7 @@ class Followers:
         for pod in pods:
             if is_ready(pod):
                 if pod["metadata"]["name"] in starting and not any(uid == pod["metadata"]["uid"] for uid, _ in deployment.runs):
-                    for run in runs_to_follow(pod)[-1:]:
+                    for run in runs_to_follow(pod):
                         self._start(key, deployment, run)
                 for run_key, entry in deployment.runs.items():
                     if run_key[0] == pod["metadata"]["uid"]:
