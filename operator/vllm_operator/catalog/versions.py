@@ -180,6 +180,7 @@ def load_replacements() -> Mapping[str, str]:
     return replacements
 
 
+@cache
 def load_versions() -> Versions:
     """Read the tables that ship with the operator."""
     return build_versions(parse_table(read_data(name)) for name in list_data("versions"))
