@@ -29,7 +29,7 @@ TYPED = ("client/api", "client/models", "aio/client/api", "aio/client/models")
 
 
 def main(prefix: Path) -> int:
-    removed = remove_unloaded()
+    removed = remove_unloaded(prefix)
     # a new process: this one has everything loaded already
     subprocess.run([sys.executable, "-c", f"import {PROGRAM}"], check=True)
     target = prefix / "share" / "sbom.cdx.json"
@@ -39,14 +39,19 @@ def main(prefix: Path) -> int:
     return 0
 
 
-def remove_unloaded() -> int:
-    """Remove the typed modules that the program does not load; return their size in bytes."""
+def remove_unloaded(prefix: Path) -> int:
+    """Remove the typed modules that the program does not load; return their size in bytes.
+
+    Ends the program if the environment that it runs in is not the one below `prefix`: nobody's own is to be changed.
+    """
     importlib.import_module(PROGRAM)
     loaded = {str(module.__file__) for module in sys.modules.values() if getattr(module, "__file__", None)}
     specification = importlib.util.find_spec(PACKAGE)
     assert specification is not None
     assert specification.origin is not None
     root = Path(specification.origin).parent
+    if not root.resolve().is_relative_to(prefix.resolve()):
+        sys.exit(f"{root} is not in {prefix}: this changes the environment that it runs in, and is for the build of the image")
     size = 0
     for folder in TYPED:
         for source in (root / folder).glob("*.py"):
@@ -66,7 +71,7 @@ def bill_of_materials(debian: Path = DEBIAN) -> dict[str, object]:
             "name": distribution.metadata["Name"],
             "version": distribution.version,
             "purl": f"pkg:pypi/{distribution.metadata['Name'].lower().replace('_', '-')}@{distribution.version}",
-            **_licenses(distribution.metadata.get("License-Expression")),
+            **_licenses(distribution.metadata.get("License-Expression")),  # type: ignore[attr-defined]  # typed since Python 3.12
         }
         for distribution in importlib.metadata.distributions()
     ]

@@ -100,8 +100,8 @@ def _registered(source: Source) -> Iterator[tuple[str, ast.expr]]:
 
 def _values(entry: ast.expr) -> list[str]:
     for node in ast.walk(entry):
-        if _called(node).startswith(("env_with_choices", "env_list_with_choices", "env_set_with_choices")):
-            lists = [arg for arg in [*node.args, *(k.value for k in node.keywords)] if isinstance(arg, ast.List | ast.Tuple)]  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and _called(node).startswith(("env_with_choices", "env_list_with_choices", "env_set_with_choices")):
+            lists = [arg for arg in [*node.args, *(k.value for k in node.keywords)] if isinstance(arg, ast.List | ast.Tuple)]
             if lists:
                 return _strings(lists[-1])
     return []

@@ -1,6 +1,6 @@
 """How long it takes from a line in a container's log to the condition that tells it, with many Pods starting at once.
 
-python hack/bench/log_latency.py [PODS]
+`python hack/bench/log_latency.py [PODS]`
 
 A real control plane with simulated nodes, and the operator as a process. All Pods start; then each writes the line of
 the next stage, all at the same time. The watch of a client that sees every change of a VLLMDeployment says when it is
@@ -21,6 +21,8 @@ from typing import Any
 
 import aiohttp
 import yaml
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from testenv.cri import LogWriter
 from testenv.environment import Environment
@@ -117,7 +119,7 @@ async def measure(environment: Environment, client: KubeClient, pid: int, number
     begun = time.time()
     for index in range(number):
         await client.create(deployment(f"d{index:03}"))
-    logs = {}
+    logs: dict[str, LogWriter] = {}
     while len(logs) < number:
         await asyncio.sleep(0.5)
         for pod in await client.find(POD, NAMESPACE):

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -52,7 +53,13 @@ MODELS = (
     "moonshotai/Kimi-K2-Instruct",
     "unknown/model",
 )
-SHAPES = ({}, {"tensor": 8}, {"tensor": 4, "data": 2}, {"data": 8, "expert": "Enabled"}, {"tensor": 8, "expert": "Enabled"})
+SHAPES: tuple[dict[str, Any], ...] = (
+    {},
+    {"tensor": 8},
+    {"tensor": 4, "data": 2},
+    {"data": 8, "expert": "Enabled"},
+    {"tensor": 8, "expert": "Enabled"},
+)
 
 
 def main() -> int:
@@ -90,7 +97,7 @@ def main() -> int:
     return 1 if unknown else 0
 
 
-def node_with_room(machine: str) -> dict:
+def node_with_room(machine: str) -> dict[str, Any]:
     """A machine with as many GPUs as the largest shape needs, so that every shape is planned on every GPU."""
     node = gpu_node(machine)
     if "mig" not in machine:
@@ -99,7 +106,7 @@ def node_with_room(machine: str) -> dict:
     return node
 
 
-def deployment(version: str, machine: str, model: str, favour: str, shape: dict) -> VLLMDeployment:
+def deployment(version: str, machine: str, model: str, favour: str, shape: dict[str, Any]) -> VLLMDeployment:
     spec = {
         "model": {"uri": f"hf://{model}"},
         "engine": {"version": version},

@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 ROOT = Path(__file__).parent.parent.parent
 
 from testenv import Environment  # noqa: E402 - the folder above was added just now
-from testenv.cri import LogWriter  # noqa: E402
-from testenv.nodes import gpu_node  # noqa: E402
+from testenv.cri import LogWriter  # noqa: E402 - as above
+from testenv.nodes import gpu_node  # noqa: E402 - as above
 
 GROUP = "/apis/vllm-operator.dev/v1alpha1"
 NAMESPACE = "bench"
@@ -130,7 +130,7 @@ class Operator:
     def rss(self, peak: bool = False) -> float:
         """MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
-        return int(re.search(rf"Vm{'HWM' if peak else 'RSS'}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]
+        return int(re.search(rf"Vm{'HWM' if peak else 'RSS'}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]  # Linux always tells it
 
     def cpu(self) -> float:
         """Seconds."""
@@ -205,7 +205,8 @@ class Bench:
         deployments.stop()
         answers.stop()
         await self.settle()
-        self.row(f"burst of {number}: operator's CPU until all is quiet", f"{self.operator.cpu() - cpu:.1f} s")
+        spent = self.operator.cpu() - cpu
+        self.row(f"burst of {number}: operator's CPU until all is quiet", f"{spent:.1f} s, {spent / number * 1000:.0f} ms each")
 
     async def settle(self) -> None:
         before = -1

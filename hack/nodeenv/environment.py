@@ -62,8 +62,8 @@ class NodeEnvironment(BaseEnvironment):
         self.node.import_image(archive)
         archive.unlink()
 
-    def add_volumes(self, count: int, *, size: str = "20Gi") -> None:
-        """Make volumes, folders on this machine, that claims of the default class are bound to."""
+    def add_volumes(self, count: int, *, size: str = "100Gi") -> None:
+        """Make volumes, folders on this machine, that claims of the default class are bound to. Nothing is set aside for it."""
         client = self.control_plane.client()
         metadata = {"name": _STORAGE_CLASS, "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}
         storage_class = {"provisioner": "kubernetes.io/no-provisioner", "volumeBindingMode": "Immediate", "metadata": metadata}

@@ -19,6 +19,11 @@ INTERFACE = "vllm-node"
 PROGRAMS = ("containerd", "runc", "ctr", "buildah", "unshare", "nsenter", "ip", "iptables", "debootstrap")
 PACKAGES = "containerd runc containernetworking-plugins buildah debootstrap iptables iproute2 util-linux"
 _UP_WITHIN = 60.0
+# places that these programs use whatever they are told; the node has folders of its own there
+_FIXED_PLACES = {
+    name: Path(place)
+    for name, place in (("kubelet", "/var/lib/kubelet"), ("logs", "/var/log/containers"), ("cni", "/var/lib/cni"), ("netns", "/run/netns"))
+}
 # the first process of the namespaces: collects what dies there, ends when it is told to
 _INIT = "import signal, sys\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\nwhile True: signal.pause()"
 
@@ -58,6 +63,7 @@ class Node:
         self._processes = ProcessGroup(folder)
         self._inside = 0
         self._kubelet: list[object] = []
+        self._made: list[Path] = []
 
     @property
     def socket(self) -> Path:
@@ -158,6 +164,9 @@ class Node:
         # a moment after the last process of its namespace is gone, the kernel takes the interface back
         with contextlib.suppress(OSError, subprocess.CalledProcessError):
             subprocess.run(["ip", "link", "delete", INTERFACE], check=True, capture_output=True)
+        while self._made:
+            with contextlib.suppress(OSError):  # something else uses it by now
+                self._made.pop().rmdir()
         # version 1 has a tree for each controller, version 2 has one
         for root in (*Path("/sys/fs/cgroup").glob("*/kubepods"), Path("/sys/fs/cgroup/kubepods")):
             for folder, _, _ in os.walk(root, topdown=False):
@@ -175,12 +184,13 @@ class Node:
         subprocess.run(["ip", "link", "set", INTERFACE, "up"], check=True)
         # the API server reaches Pods for those who ask it to (`kubectl port-forward`, `kubectl get --raw .../proxy/`)
         subprocess.run(["ip", "route", "add", POD_NETWORK, "via", NODE_ADDRESS, "dev", INTERFACE], check=True)
-        # places that these programs use whatever they are told
-        places = {"kubelet": "/var/lib/kubelet", "logs": "/var/log/containers", "cni": "/var/lib/cni", "netns": "/run/netns"}
         binds = []
-        for name, place in places.items():
+        for name, place in _FIXED_PLACES.items():
+            if not place.exists():
+                place.mkdir(parents=True)
+                self._made.append(place)
             (self.folder / "private" / name).mkdir(parents=True, exist_ok=True)
-            binds.append(f"mkdir -p {place}; mount --bind {self.folder / 'private' / name} {place}")
+            binds.append(f"mount --bind {self.folder / 'private' / name} {place}")
         steps = [
             "set -e",
             *binds,

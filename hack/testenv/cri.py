@@ -32,7 +32,7 @@ class Record:
     def time(self) -> datetime:
         """The timestamp, to the microsecond."""
         whole, _, rest = self.timestamp.partition(".")
-        fraction, zone = re.match(r"(\d*)(.*)", rest).groups() if rest else ("", whole[19:])  # type: ignore[union-attr]
+        fraction, zone = re.match(r"(\d*)(.*)", rest).groups() if rest else ("", whole[19:])  # type: ignore[union-attr]  # any text fits
         return datetime.fromisoformat(f"{whole[:19]}.{fraction[:6].ljust(6, '0')}{zone.replace('Z', '+00:00')}")
 
 

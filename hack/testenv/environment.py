@@ -88,17 +88,13 @@ class Environment(BaseEnvironment):
         return names
 
     def start_log_endpoint(self) -> None:
-        """Starts the log endpoint, on the same port as before if it ran before."""
+        """Starts the log endpoint."""
         plane = self.control_plane
         command = [sys.executable, "-m", "testenv.logs", "--root", self.log_root, "--port", self._log_port, "--kubeconfig", self.kubeconfig]
         certificate = ["--certificate", plane.authority, "--key", plane.authority_key]
         hack = str(Path(__file__).parent.parent)
         plane.processes.start("log-endpoint", [str(part) for part in [*command, *certificate]], environment={"PYTHONPATH": hack})
         plane.await_ready("log-endpoint", lambda: accepts_connections(self._log_port))
-
-    def stop_log_endpoint(self, *, kill: bool = False) -> None:
-        """Stops it: open log streams end at once, although their containers run on."""
-        self.control_plane.processes.stop("log-endpoint", kill=kill)
 
     def _start_kwok(self) -> None:
         kwok = ensure_binaries(["kwok"])["kwok"]

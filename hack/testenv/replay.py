@@ -51,7 +51,7 @@ def _timed(parts: Sequence[bytes]) -> Iterator[Output]:
     for part in parts:
         if clock := _CLOCK.search(part):
             # the year is not recorded; any leap year will do
-            moment = datetime(2000, *(int(number) for number in clock.groups()))  # type: ignore[arg-type]
+            moment = datetime(2000, *(int(number) for number in clock.groups()))  # type: ignore[arg-type]  # five numbers, no time zone
             begin = begin or moment
             # several processes print, and each second counts once: time never goes back
             now, bar_began = max(now, (moment - begin).total_seconds()), None

@@ -19,21 +19,24 @@ from functools import partial
 from typing import Any
 
 import kopf
+import uvloop
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import Kind
+from vllm_operator.cluster.client import Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.log_output import configure
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
@@ -69,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     try:
-        return asyncio.run(serve(settings))
+        return uvloop.run(serve(settings))
     except KeyboardInterrupt:
         return 0
 
@@ -117,6 +120,8 @@ class Operator:
             limit_seconds=settings.retry_limit_seconds,
             rest_seconds=settings.rest_milliseconds / 1000,
         )
+        mirror = Mirror(client)
+        self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         rooms = load_rooms(known, crashes, priming_patience_seconds=settings.priming_patience_seconds)
         self.followers = Followers(
@@ -138,7 +143,7 @@ class Operator:
             if settings.hub_endpoint
             else None
         )
-        reconciler = Reconciler(client, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
+        reconciler = Reconciler(mirror, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
@@ -150,7 +155,7 @@ class Operator:
                 config_map=config_map,
                 seconds=settings.rules_seconds,
                 metrics=self.metrics,
-                changed=self._look_at_all,
+                changed=self.mirroring.add_all,
             )
             for use, what, config_map in (
                 (known.use, "rules", settings.rules_config_map),
@@ -161,7 +166,7 @@ class Operator:
             Parts(
                 client=client,
                 readiness=self.readiness,
-                add=self.queue.add,
+                mirror=self.mirroring,
                 make_watches=self._watches,
                 namespaces=settings.namespaces,
                 host=client.configuration.host,
@@ -172,6 +177,8 @@ class Operator:
         # what was loaded so far lives for ever: the collector need not look at it again
         gc.collect()
         gc.freeze()
+        # what a reconciliation makes is dropped at once: looking for circles in it every 700 objects finds none
+        gc.set_threshold(20_000, 20, 20)
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until told to stop; return the exit status."""
@@ -209,18 +216,18 @@ class Operator:
         for data in self.user_data:
             await data.load()
 
-    async def _look_at_all(self) -> None:
-        await self.supervisor.list_all()
-
     def _watches(self, kinds: Sequence[Kind]) -> Watches:
         return Watches(
-            add=self.queue.add,
+            notice=self._notice,
             login=partial(_connection_info, self._client.configuration),
             kinds=kinds,
             namespaces=self._settings.namespaces,
-            received=self.metrics.watched,
             request_timeout_seconds=self._settings.request_timeout_seconds,
         )
+
+    def _notice(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
+        self.metrics.watched(kind.kind)
+        self.mirroring.notice(kind, type, manifest)
 
     def _stuck(self) -> str | None:
         """Why the operator should be started again; None if it works."""

@@ -35,8 +35,9 @@ class Settings:
     workers: int = 24
     """Reconciliations at a time. They wait for the API server most of the time, so more of them hide its latency."""
     rest_milliseconds: int = 200
-    """How long an object rests between two reconciliations. What happens meanwhile, mostly the echo of the operator's
-    own writes, is looked at once; a person does not notice."""
+    """How long an object rests between two reconciliations, or as long as the first one took, where that was longer, 2 s
+    at most. What happens meanwhile, mostly the echo of the operator's own writes, is looked at once; a person does not
+    notice."""
     resync_seconds: int = 600
     """Every VLLMDeployment is looked at this often although nothing happened: finds what no watch tells,
     such as a named claim that was bound. Spread by up to a tenth, so that not all come at once."""

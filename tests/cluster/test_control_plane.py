@@ -200,7 +200,7 @@ async def test_cel_rules_of_a_definition_refuse_what_they_should(cluster: Cluste
         "spec": {"group": "test.vllm-operator.dev", "scope": "Namespaced", "names": names, "versions": [version]},
     }
     await cluster.create(definition)
-    name = str(definition["metadata"]["name"])  # type: ignore[index]
+    name = str(definition["metadata"]["name"])
     await cluster.wait_for(
         "CustomResourceDefinition",
         name,

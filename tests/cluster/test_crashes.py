@@ -167,6 +167,8 @@ async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulat
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
     [pod] = await pods(served)
+    # what is simulated would go over it otherwise
+    await served.wait_for("Pod", pod, lambda it: it["status"]["phase"] == "Running")
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
     await served.patch("Pod", pod, {"status": status}, subresource="status")
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "Evicted"), within=30)

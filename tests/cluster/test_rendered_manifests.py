@@ -58,6 +58,8 @@ CHANGES: list[dict[str, Any]] = [
     {"service": {"type": "NodePort", "port": 80}},
     {"service": {"type": "LoadBalancer"}},
     {"cache": {"claimName": "another"}},
+    {"cache": {"storage": "ClaimPerReplica"}},
+    {"cache": {"hostPath": "/mnt/nvme"}},
     {"accelerator": {"allocation": "DRA"}},
     {"podTemplate": {"spec": {"containers": [{"name": "vllm", "startupProbe": {"exec": {"command": ["true"]}}}]}}},
     {"podTemplate": {"spec": {"volumes": [{"name": "cache", "hostPath": {"path": "/fast"}}]}}},

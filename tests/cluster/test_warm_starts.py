@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.account import ACCOUNT
 from support.cluster import Cluster, Manifest, Simulator, simulated
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv.nodes import gpu_node
@@ -53,7 +54,7 @@ async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
 
 
 async def all_serve(cluster: Cluster) -> Manifest:
-    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3 and has("Ready", "True")(r))
+    return await cluster.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"].get("readyReplicas") == 3)
 
 
 async def test_one_fills_the_cache_then_all_start(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
@@ -160,6 +161,9 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
     slices = [item for item in await served.list_all("EndpointSlice") if item["metadata"]["name"].startswith("llama")]
     assert [len(item.get("endpoints") or []) for item in slices] == [1]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}})
+    scaled = await served.wait_for("Deployment", "llama", replicas(2))
+    assert scaled["spec"]["template"] == before["spec"]["template"], "load does not wait for the rollout, and begins none"
     await finish(served, sim, primer)
     await served.wait_until_gone("Deployment", "llama-primer")
     await served.wait_for(
@@ -249,6 +253,52 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     )
     await sim.change(pod, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+
+
+async def test_a_job_that_may_not_be_created_is_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    role = await served.get("Role", ACCOUNT)
+    await served.patch("Role", ACCOUNT, {"rules": [rule for rule in role["rules"] if "jobs" not in rule["resources"]]})
+    await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
+    told = await served.wait_for(
+        "VLLMDeployment", "llama", lambda r: "could not be created" in condition(r, "CacheWarm").get("message", ""), within=40
+    )
+    said = condition(told, "CacheWarm")["message"]
+    assert "jobs.batch is forbidden" in said
+    assert "are being removed" not in said
+    assert await pods(served, component="cleaning") == []
+
+
+async def test_weights_have_a_claim_with_a_life_of_its_own(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, weights={"onDelete": "Delete"}))
+    done = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    assert done["status"]["cache"]["weightsClaimName"] == "llama-weights"
+    claims = {name: await served.get("PersistentVolumeClaim", name) for name in ("llama-cache", "llama-weights")}
+    sizes = {name: claim["spec"]["resources"]["requests"]["storage"] for name, claim in claims.items()}
+    assert sizes == {"llama-cache": "20Gi", "llama-weights": "30Gi"}
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("PersistentVolumeClaim", "llama-weights", within=40)
+    assert await served.exists("PersistentVolumeClaim", "llama-cache")
+
+
+async def test_each_replica_has_claims_of_its_own(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, replicas=3, cache={"storage": "ClaimPerReplica"}))
+    await all_serve(served)
+    names = {pod["metadata"]["name"] for pod in await pods(served)}
+    claims = {claim["metadata"]["name"] for claim in await served.list_all("PersistentVolumeClaim")}
+    assert claims == {f"{name}-{volume}" for name in names for volume in ("cache", "weights")}
+    gone = min(names)
+    await served.delete("Pod", gone)
+    await served.wait_until_gone("PersistentVolumeClaim", f"{gone}-cache", within=40)
+    await all_serve(served)
+
+
+async def test_replicas_that_a_claim_for_one_node_would_hang_are_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace, replicas=3, parallelism={"tensor": 4}))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "wait for ever" in condition(r, "CacheWarm").get("message", ""))
+    said = condition(told, "CacheWarm")["message"]
+    assert "no node has GPUs for more than 2 replicas" in said
+    assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany claim in spec.cache.claimName" in said
 
 
 async def test_a_claim_grows_where_its_class_allows_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

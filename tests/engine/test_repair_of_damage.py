@@ -68,7 +68,7 @@ def read(start: Start, fleet: Fleet) -> StartupState:
     for number, line in enumerate(start.log.splitlines(keepends=True)):
         parser.feed(line.encode(), fleet.bench.now + timedelta(milliseconds=number))
     ended = start.status != 0 and HANGS not in start.log
-    state: StartupState = parser.final_state if ended else parser.state  # type: ignore[attr-defined]
+    state: StartupState = parser.final_state if ended else parser.state
     return state
 
 
@@ -164,5 +164,10 @@ def clean(volume: Path, environment: dict[str, str]) -> None:
     past = time.time() - 3600
     for path in (*volume.rglob("*"), *volume.iterdir()):
         os.utime(path, (past, past))
-    moved = environment | {"CLEAN_ROOT": str(volume), "CLEAN_SHARE": "100", "CLEAN_REPORT": str(volume.parent / "report")}
+    moved = environment | {
+        "CLEAN_ROOT": str(volume),
+        "CLEAN_SHARE": "100",
+        "CLEAN_GRACE": "0",
+        "CLEAN_REPORT": str(volume.parent / "report"),
+    }
     subprocess.run([sys.executable, "-c", cleaning_script()], env=moved, check=True)

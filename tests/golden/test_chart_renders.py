@@ -75,9 +75,24 @@ def test_rules_and_signatures_among_the_values_reach_the_operator_as_they_are() 
     assert (signatures.added, signatures.problems) == ((OWN_SIGNATURE["id"],), ()), signatures.problems
 
 
-def test_the_alerts_ask_for_metrics_that_there_are() -> None:
+def all_metrics() -> Metrics:
     metrics = Metrics()
     metrics.observe_queue(lambda: 0, lambda: 0.0)
+    metrics.observe_streams(lambda: (0, 0))
+    return metrics
+
+
+def test_every_metric_and_every_alert_is_in_the_docs() -> None:
+    page = (helm.ROOT / "docs" / "operations.md").read_text("utf-8")
+    metrics = {family.name + ("_total" if family.type == "counter" else "") for family in all_metrics().registry.collect()}
+    assert set(re.findall(r"`(vllm_operator_\w+)", page)) == metrics
+    assert set(re.findall(r"^\| `(VLLM\w+)`", page, re.MULTILINE)) == {
+        rule["alert"] for group in ALERTS["groups"] for rule in group["rules"]
+    }
+
+
+def test_the_alerts_ask_for_metrics_that_there_are() -> None:
+    metrics = all_metrics()
     shown = {sample.name: sample.labels.keys() for family in metrics.registry.collect() for sample in family.samples}
     known = {name for family in metrics.registry.collect() for name in (family.name, f"{family.name}_total")} | set(shown)
     rules = [rule for group in ALERTS["groups"] for rule in group["rules"]]
@@ -114,6 +129,17 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     in_namespaces = helm.template({"namespaces": ["a"]})
     assert helm.rules(in_namespaces, "Role") == asked - of_the_cluster
     assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
+
+
+@needs_helm
+def test_the_table_in_the_docs_is_what_the_roles_grant() -> None:
+    page = (helm.ROOT / "docs" / "security.md").read_text("utf-8")
+    table = page.partition("| resource | verbs | for |")[2].partition("\n\n")[0]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.strip().splitlines()[1:]]
+    documented = {(resource, verb) for resources, verbs, _ in rows for resource in resources.split(", ") for verb in verbs.split(", ")}
+    grouped = {("metrics.k8s.io", "pods"): "pods in metrics.k8s.io"}
+    granted = {(grouped.get((group, resource), resource), verb) for group, resource, verb in helm.rules(helm.template({}), "ClusterRole")}
+    assert documented == granted
 
 
 def test_what_is_generated_is_up_to_date() -> None:

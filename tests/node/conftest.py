@@ -17,8 +17,8 @@ from vllm_operator import __version__
 
 OPERATOR_IMAGE = f"ghcr.io/vllm-operator/vllm-operator:{__version__}"
 BINARIES = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "helm")
-VOLUMES = 60
-"""Each claim takes one for good."""
+VOLUMES = 120
+"""Each claim takes one for good, and each VLLMDeployment has two: for caches and for weights."""
 
 
 _NO_NODE = pytest.StashKey[str]()

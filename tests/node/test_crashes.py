@@ -47,8 +47,9 @@ async def test_a_crash_loop_stays_told_with_one_event_and_one_rollout(cluster: C
 
 async def test_a_start_that_succeeds_makes_a_crash_good(cluster: Cluster) -> None:
     await cluster.create(model(cluster, speed="200", crash="exit:3", crash_times="1"))
-    done = await until_ready(cluster)
-    assert condition(done, "Crashed")["reason"] == "Recovered"
+    await until_ready(cluster)
+    # its cause is looked for a while longer
+    done = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "False", "Recovered"), within=60)
     assert done["status"]["lastCrash"]["exitCode"] == 3
 
 

@@ -65,6 +65,7 @@ async def test_in_a_restricted_namespace_it_says_which_setting_the_engine_needs(
     told = await cluster.wait_for(
         "VLLMDeployment", "llama", lambda r: "runAsNonRoot" in condition(r, "Ready").get("message", ""), within=60
     )
+    assert "spec.podTemplate.spec.securityContext" in condition(told, "Ready")["message"]
     # all else is as it has to be
     assert "allowPrivilegeEscalation" not in condition(told, "Ready")["message"]
     # any user will do, also one that the image does not know

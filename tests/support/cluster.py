@@ -11,6 +11,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from testenv import Environment
 from testenv.base import BaseEnvironment
 from testenv.cri import LogWriter
 from testenv.replay import Replay, read_recording
@@ -261,6 +262,7 @@ class Simulator:
         path.write_text(fault)
 
     def _folder(self, pod: str, container: str) -> Path:
+        assert isinstance(self._cluster.environment, Environment), "only the simulated nodes keep their logs in a folder of ours"
         return self._cluster.environment.log_root / self._cluster.namespace / pod / container
 
 

@@ -1,6 +1,7 @@
 """Pods of a VLLMDeployment on a cluster in memory, made from the Deployments that the operator applied."""
 
 import copy
+from datetime import datetime
 from typing import Any
 
 from support.operators import Bench, llama
@@ -41,12 +42,14 @@ class Fleet:
     def replicas(self, name: str = "llama") -> int | None:
         return reading.integer(self.deployment(name), "spec", "replicas")
 
-    def start(self, deployment: str = "llama", *, pod: str | None = None) -> str:
+    def start(self, deployment: str = "llama", *, pod: str | None = None, created: datetime | None = None) -> str:
         """A Pod of a Deployment starts; return its name."""
         template = copy.deepcopy((self.deployment(deployment) or {})["spec"]["template"])
         self._made += 1
         name = pod or f"{deployment}-{self._made}"
         metadata = {"name": name, "namespace": "default", "labels": template["metadata"]["labels"]}
+        if created is not None:
+            metadata["creationTimestamp"] = reading.stamp(created)
         spec = {**template["spec"], "nodeName": "node-1"}
         self.bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec})
         self.show(name, NOT_READY, state={"running": {"startedAt": self.time()}})

@@ -61,7 +61,7 @@ def device(
     cuda: str = "13.0.0",
 ) -> dict[str, Any]:
     """A device as NVIDIA's DRA driver publishes it."""
-    attributes = {
+    attributes: dict[str, dict[str, Any]] = {
         "type": {"string": "mig" if profile else "gpu"},
         "productName": {"string": product},
         "cudaComputeCapability": {"version": capability},

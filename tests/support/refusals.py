@@ -121,6 +121,26 @@ REFUSALS = (
         ("one replica only", "use ReadWriteMany"),
     ),
     Refusal(
+        "several replicas on a claim of weights for one Pod",
+        {"replicas": 2, "weights": {"volume": {"accessMode": "ReadWriteOncePod"}}},
+        ("one replica only", "ClaimPerReplica"),
+    ),
+    Refusal(
+        "a claim for each replica that exists already", {"cache": {"storage": "ClaimPerReplica", "claimName": "a"}}, ("leave out storage",)
+    ),
+    Refusal(
+        "a named claim and a directory of the node",
+        {"weights": {"claimName": "a", "hostPath": "/mnt"}},
+        ("leave out storage and hostPath",),
+    ),
+    Refusal(
+        "a claim's size for a directory of the node",
+        {"cache": {"hostPath": "/mnt", "volume": {"size": "1Gi"}}},
+        ("volume describes a claim",),
+    ),
+    Refusal("a directory of the node on a claim", {"cache": {"storage": "SharedClaim", "hostPath": "/mnt"}}, ("storage HostPath only",)),
+    Refusal("all of the node as a directory", {"cache": {"hostPath": "/"}}, ("write an absolute path",)),
+    Refusal(
         "a claim that shrinks",
         {"cache": {"volume": {"size": "10Gi"}}},
         ("grow but not shrink",),

@@ -17,16 +17,15 @@ def violations(value: Any, schema: Mapping[str, Any], path: str = "") -> Iterato
         return
     if "enum" in schema and value not in schema["enum"]:
         yield f"{path}: {value!r} is none of {schema['enum']}"
-    match schema["type"]:
-        case "string":
-            yield from _string(value, schema, path)
-        case "integer":
-            if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
-                yield f"{path}: {value} is out of bounds"
-        case "array":
-            yield from _array(value, schema, path)
-        case "object":
-            yield from _object(value, schema, path)
+    if isinstance(value, str):
+        yield from _string(value, schema, path)
+    elif isinstance(value, int):
+        if not schema.get("minimum", value) <= value <= schema.get("maximum", value):
+            yield f"{path}: {value} is out of bounds"
+    elif isinstance(value, list):
+        yield from _array(value, schema, path)
+    elif isinstance(value, Mapping):
+        yield from _object(value, schema, path)
 
 
 def _string(value: str, schema: Mapping[str, Any], path: str) -> Iterator[str]:

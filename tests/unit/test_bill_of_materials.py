@@ -2,7 +2,9 @@
 
 from pathlib import Path
 
-from image_contents import bill_of_materials
+import pytest
+
+from image_contents import bill_of_materials, remove_unloaded
 from vllm_operator import __version__
 
 STATUS = """\
@@ -30,3 +32,8 @@ def test_it_names_the_operator_its_packages_python_and_what_the_base_holds(tmp_p
     assert [purl for purl in purls if "gone" in purl] == []
     for name in ("pkg:pypi/kopf@", "pkg:pypi/pydantic@", "pkg:generic/python@3."):
         assert [purl for purl in purls if purl.startswith(name)], name
+
+
+def test_only_the_environment_of_the_image_is_thinned_out(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is for the build of the image"):
+        remove_unloaded(tmp_path)

@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.gpus import real_node
+from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
-from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+from vllm_operator.planning.cache import CachePlan, ParallelShape, key_with_image, plan_cache
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {
@@ -62,7 +64,7 @@ def test_the_readable_part_says_what_a_person_asks_for(changes: dict[str, Any], 
         {"version": "0.20.2"},
         {"distribution": Distribution.NVLLM},
         {"image": "mirror.local/vllm-openai:v0.20.1"},
-        {"image_digest": "sha256:1111"},
+        {"image": "vllm/vllm-openai@sha256:1111"},
         {"architecture": "sm_100"},
         {"product": "NVIDIA-H100-80GB-HBM3"},
         {"mig_profile": "1g.18gb"},
@@ -90,7 +92,6 @@ def test_an_image_pinned_by_digest_is_the_same_wherever_it_is_pulled_from() -> N
     keys = {
         plan(image=f"vllm/vllm-openai:v0.20.1@{digest}").key,
         plan(image=f"mirror.local/vllm-openai@{digest}").key,
-        plan(image_digest=digest).key,
     }
     assert len(keys) == 1
 
@@ -127,3 +128,32 @@ def test_a_key_is_always_a_valid_label_value_and_folder(
     assert len(key) <= 63
     assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", key)
     assert key != WEIGHTS_SUBPATH
+
+
+COLLIDING = {
+    "the number of speculative tokens": (
+        {"speculative-config": '{"num_speculative_tokens": 7}'},
+        {"speculative-config": '{"num_speculative_tokens": 9}'},
+    ),
+    "a part of a flag": ({"speculative-config.num_speculative_tokens": "7"}, {"speculative_config.num_speculative_tokens": "9"}),
+    "images or none": ({}, {"limit-mm-per-prompt": '{"image": 0}'}),
+    "a long value": ({"limit-mm-per-prompt": "x" * 5000}, {"limit-mm-per-prompt": "x" * 5001}),
+}
+
+
+@pytest.mark.parametrize(("one", "other"), COLLIDING.values(), ids=COLLIDING)
+def test_what_vllm_leaves_out_of_its_own_keys_is_in_ours(one: dict[str, str], other: dict[str, str]) -> None:
+    first, second = (made(deployment(engine=engine(args)), real_node("h100-sxm")) for args in (one, other))
+    assert first.cache_key != second.cache_key
+    generation = made(deployment(engine=engine(other)), real_node("h100-sxm"), pinned=second, cache_generation=1)
+    assert key_with_image(generation, second.image) == generation.cache_key
+    assert {part.name for part in generation.cache_key_parts} == {part.name for part in second.cache_key_parts}
+
+
+def test_other_flags_leave_the_key_alone() -> None:
+    with_flag = made(deployment(engine=engine({"max-model-len": "4096"})), real_node("h100-sxm"))
+    assert with_flag.cache_key == made(deployment(), real_node("h100-sxm")).cache_key
+
+
+def engine(args: dict[str, str]) -> dict[str, Any]:
+    return {"version": "0.20.1", "args": [{"name": name, "value": value} for name, value in args.items()]}

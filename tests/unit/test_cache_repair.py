@@ -1,7 +1,5 @@
 """Damaged caches are left behind, sound ones are not: on a cluster in memory, with the real planner and reporter."""
 
-import pytest
-
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
@@ -16,16 +14,6 @@ POISON = Crash(
     line="RuntimeError: Triton Error [CUDA]: device kernel image is invalid",
 )
 NOTHING, WARM, COLD = CacheEvidence(), CacheEvidence(hits=2), CacheEvidence(misses=2)
-
-
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
 
 
 def crash(fleet: Fleet, pod: str, *, restarts: int = 0, evidence: CacheEvidence = NOTHING, signature: str = "") -> None:
@@ -47,7 +35,7 @@ async def started(fleet: Fleet, **spec: object) -> str:
 
 
 def volume(fleet: Fleet) -> str:
-    container = fleet.deployment()["spec"]["template"]["spec"]["containers"][0]  # type: ignore[index]
+    container = fleet.deployment()["spec"]["template"]["spec"]["containers"][0]
     return next(str(mount["subPath"]) for mount in container["volumeMounts"] if mount["mountPath"] == "/cache")
 
 
@@ -159,7 +147,7 @@ async def test_a_new_object_does_not_use_what_was_left_behind(bench: Bench, flee
     fleet.gone(pod)
     await fleet.serve()
     assert (fleet.key(), clean != damaged) == (clean, True)
-    assert bench.status().cache.generation == 1  # type: ignore[union-attr]
+    assert bench.status().cache.generation == 1
 
 
 async def test_who_serves_with_what_another_left_behind_goes_on(bench: Bench, fleet: Fleet) -> None:

@@ -26,16 +26,6 @@ OLD, OLDER, USED, GENERATION = (
 )
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 async def full(fleet: Fleet, *, restarts: int = 0, **spec: Any) -> str:
     """A start that found the volume full."""
     await fleet.serve(**spec)
@@ -72,7 +62,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     assert [volume["persistentVolumeClaim"] for volume in pod["volumes"]] == [{"claimName": "llama-cache"}]
     assert pod["nodeName"] == "node-1"
     [container] = pod["containers"]
-    assert container["image"] == fleet.deployment()["spec"]["template"]["spec"]["containers"][0]["image"]  # type: ignore[index]
+    assert container["image"] == fleet.deployment()["spec"]["template"]["spec"]["containers"][0]["image"]
     assert "limits" not in container["resources"]
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])
@@ -86,7 +76,7 @@ async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> Non
     await full(fleet)
     [job] = jobs(bench)
     variables = {variable["name"]: variable["value"] for variable in job["spec"]["template"]["spec"]["containers"][0]["env"]}
-    assert set(json.loads(variables["CLEAN_KEEP"])) >= {other, fleet.key(), "models"}
+    assert set(json.loads(variables["CLEAN_KEEP"])) >= {other, fleet.key()}
 
 
 async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Bench, fleet: Fleet) -> None:
@@ -113,6 +103,25 @@ async def test_where_nothing_can_go_the_command_to_enlarge_the_claim_is_given(be
     await fleet.settle()
     said = bench.condition("CacheWarm").message
     assert """kubectl patch vllm llama -n default --type merge -p '{"spec":{"cache":{"volume":{"size":"40Gi"}}}}'""" in said
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({}, ("look at claim llama-weights", '{"spec":{"weights":{"volume":{"size":"60Gi"}}}}'), id="weights have a claim"),
+        pytest.param({"cache": {"claimName": "llama-cache"}}, ("look at the node's disk, where /tmp",), id="weights are beside the caches"),
+    ],
+)
+async def test_where_the_caches_have_room_something_else_is_full(
+    bench: Bench, fleet: Fleet, spec: dict[str, Any], words: tuple[str, ...]
+) -> None:
+    if "cache" in spec:
+        bench.cluster.put({"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": "llama-cache", "namespace": "default"}, "spec": {}})
+    await full(fleet, **spec)
+    finish(fleet, json.dumps({"removed": [], "freedBytes": 0, "freeBytes": 6 * 2**30, "totalBytes": 20 * 2**30}))
+    await fleet.settle()
+    said = bench.condition("CacheWarm").message
+    assert all(word in said for word in words), said
 
 
 async def test_a_volume_that_is_full_again_at_once_is_not_cleaned_all_the_time(bench: Bench, fleet: Fleet) -> None:
@@ -209,6 +218,7 @@ def clean(root: Path, *, keep: list[str], doomed: list[str] | None = None, share
         "CLEAN_KEEP": json.dumps(keep),
         "CLEAN_DOOMED": json.dumps(doomed or []),
         "CLEAN_SHARE": str(share),
+        "CLEAN_GRACE": "0",
     }
     report = root.parent / "report"
     done = subprocess.run(
@@ -247,6 +257,20 @@ def test_what_is_doomed_goes_although_there_is_room(volume: Path) -> None:
 def test_what_was_used_a_moment_ago_stays(volume: Path) -> None:
     (volume / OLD / "triton" / "kernel.cubin").touch()
     assert OLD not in clean(volume, keep=[USED])["removed"]
+
+
+def test_what_a_pod_starts_to_use_at_that_moment_is_put_back(volume: Path) -> None:
+    keep = json.dumps([OLDER, USED, GENERATION])
+    variables = {"CLEAN_ROOT": str(volume), "CLEAN_KEEP": keep, "CLEAN_SHARE": "100", "CLEAN_GRACE": "1"}
+    with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables, stdout=subprocess.PIPE, text=True) as running:
+        # the Pod has the directory mounted, whatever it is called now
+        leaving = volume / f".leaving-{OLD}" / "triton" / "kernel.cubin"
+        while not leaving.exists():
+            assert running.poll() is None
+        leaving.touch()
+        told = json.loads(running.communicate()[0])
+    assert (told["removed"], told["failed"]) == ([], [OLD])
+    assert (volume / OLD / "triton" / "kernel.cubin").exists()
 
 
 def test_an_interrupted_removal_is_finished(volume: Path) -> None:

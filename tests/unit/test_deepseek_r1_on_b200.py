@@ -8,7 +8,6 @@ FP8 = "hf://deepseek-ai/DeepSeek-R1"
 FP4 = "hf://nvidia/DeepSeek-R1-FP4"
 TP = {"tensor": 8}
 EP = {"data": 4, "expert": "Enabled"}
-ROW = tuple[str, str, str, dict, dict, str, dict]
 
 ROWS = [
     # row, model, version, parallelism, backends, component=backend, what is set

@@ -24,7 +24,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 @pytest.mark.parametrize("first", [[APOLOGY], [APOLOGY + b"\n"], [MISSING]], ids=["an apology", "one with its newline", "not found"])
 async def test_a_log_that_is_not_there_yet_is_asked_for_again(cluster: FakeCluster, first: list[object]) -> None:
-    cluster.script_log("default", "p", first, CRASH)  # type: ignore[arg-type]
+    cluster.script_log("default", "p", first, CRASH)
     found = await command.diagnose_pod(cluster, load_knowledge(), "p", "default", previous=True)
     assert found.state.crash is not None
     assert found.state.crash.signature == "NoKvCacheMemory"

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from vllm_operator.cluster.client import EVENT, Forbidden
-from vllm_operator.cluster.explanations import AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
+from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
 from vllm_operator.cluster.fake import FakeCluster
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -70,29 +70,38 @@ def cluster_with_event() -> FakeCluster:
     return cluster
 
 
-async def test_an_answer_is_good_for_some_seconds() -> None:
+@pytest.mark.parametrize(
+    ("age", "seconds"),
+    [
+        pytest.param(6, AGE_SECONDS, id="of a young Pod"),
+        pytest.param(100, 25, id="of one that takes longer"),
+        pytest.param(3600, MAX_AGE_SECONDS, id="of one that takes for ever"),
+    ],
+)
+async def test_an_answer_is_good_for_some_seconds(age: float, seconds: float) -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
-    events, look_again = await explanations.read([CREATING], None)
-    assert ([event["reason"] for event in events], look_again) == (["Pulling"], AGE_SECONDS)
-    assert (await explanations.read([CREATING], None))[0] == events
+    explanations = Explanations(cluster, clock=clock, now=lambda: NOW)
+    creating = pod(waiting("ContainerCreating"), age=age)
+    events, look_again = await explanations.read([creating], ())
+    assert ([event["reason"] for event in events], look_again) == (["Pulling"], seconds)
+    assert (await explanations.read([creating], ()))[0] == events
     assert cluster.calls["find"] == 1
-    clock.seconds += AGE_SECONDS
-    await explanations.read([CREATING], None)
+    clock.seconds += seconds
+    await explanations.read([creating], ())
     assert cluster.calls["find"] == 2
 
 
 async def test_what_is_young_is_not_asked_about_but_looked_at_again() -> None:
     cluster, clock = cluster_with_event(), Clock()
     explanations = Explanations(cluster, clock=clock, now=clock.now)
-    assert await explanations.read([pod(waiting("ContainerCreating"), age=0.5)], None) == ((), PATIENCE_SECONDS)
+    assert await explanations.read([pod(waiting("ContainerCreating"), age=0.5)], ()) == ((), PATIENCE_SECONDS)
     assert cluster.calls["find"] == 0
 
 
 async def test_a_clock_that_differs_stops_nothing() -> None:
     cluster, clock = cluster_with_event(), Clock()
     explanations = Explanations(cluster, clock=clock, now=clock.now)
-    events, _ = await explanations.read([pod(waiting("ContainerCreating"), age=-3600)], None)
+    events, _ = await explanations.read([pod(waiting("ContainerCreating"), age=-3600)], ())
     assert len(events) == 1
 
 
@@ -101,11 +110,11 @@ async def test_a_claim_is_asked_about_while_it_is_not_bound(phase: str, calls: i
     cluster, clock = cluster_with_event(), Clock()
     explanations = Explanations(cluster, clock=clock, now=clock.now)
     claim = {"metadata": {"name": "c", "namespace": "default", "uid": "c"}, "status": {"phase": phase}}
-    await explanations.read([], claim)
+    await explanations.read([], (claim,))
     assert cluster.calls["find"] == calls
 
 
 async def test_without_the_permission_messages_say_less() -> None:
     cluster, clock = cluster_with_event(), Clock()
     cluster.fail("find", EVENT, Forbidden("no"))
-    assert await Explanations(cluster, clock=clock, now=clock.now).read([CREATING], None) == ((), None)
+    assert await Explanations(cluster, clock=clock, now=clock.now).read([CREATING], ()) == ((), None)

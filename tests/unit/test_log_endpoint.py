@@ -159,7 +159,7 @@ def test_runs_end_with_their_containers(
         write(logs, b"x\n", run=run)
     container = {"name": "vllm", "state": state, "restartCount": restarts}
     pod = {"metadata": {"namespace": "demo", "name": "server-0"}, "status": {"containerStatuses": [container]}}
-    watch = ContainerWatch(None, tmp_path)  # type: ignore[arg-type]
+    watch = ContainerWatch(None, tmp_path)
     watch.pod_changed(pod)
     assert {run for run in range(2) if logs.path(run).with_suffix(".exit").exists()} == over
     watch.pod_gone(pod)

@@ -12,7 +12,7 @@ def stamped(second: int, nanos: str, text: str) -> bytes:
 
 
 def read(lines: LogLines, data: bytes) -> list[str]:
-    return [line.decode().rstrip("\n") for line, _ in lines.feed(data)]
+    return [line for text, _ in lines.feed(data) for line in text.decode().splitlines()]
 
 
 def test_lines_come_without_their_times() -> None:

@@ -114,8 +114,8 @@ def live_with(
         {"manager": manager, "operation": operation, "subresource": subresource, "fieldsV1": {"f:spec": theirs}},
     ]
     spec = copy.deepcopy(WISH["spec"])
-    spec["template"]["spec"]["containers"][0] |= change.pop("container", {})  # type: ignore[index]
-    spec["template"]["spec"] |= change.pop("pod", {})  # type: ignore[index]
+    spec["template"]["spec"]["containers"][0] |= change.pop("container", {})
+    spec["template"]["spec"] |= change.pop("pod", {})
     return {"metadata": {"managedFields": entries}, "spec": spec | change}
 
 
@@ -174,7 +174,7 @@ def test_what_came_through_a_subresource_or_from_ourselves_is_not_foreign() -> N
 def test_a_list_that_somebody_replaced_as_a_whole_is_lost() -> None:
     theirs = in_container({"f:args": {}})
     ours = copy.deepcopy(OURS)
-    del ours["f:spec"]["f:template"]["f:spec"]["f:containers"]['k:{"name":"vllm"}']["f:args"]  # type: ignore[index]
+    del ours["f:spec"]["f:template"]["f:spec"]["f:containers"]['k:{"name":"vllm"}']["f:args"]
     live = live_with(theirs, {"container": {"args": ["x", "more"]}})
     assert not lost_field(live, WISH, "vllm-operator")
     live["metadata"]["managedFields"][0]["fieldsV1"] = ours

@@ -47,7 +47,7 @@ def test_programs_get_plan_conditions_and_manifests(files: Any, capsys: pytest.C
         ("Accepted", "True", "Valid"),
         ("Planned", "True", "Resolved"),
     ]
-    assert [m["kind"] for m in content["manifests"]] == ["PersistentVolumeClaim", "Service", "Deployment"]
+    assert [m["kind"] for m in content["manifests"]] == ["PersistentVolumeClaim", "PersistentVolumeClaim", "Service", "Deployment"]
 
 
 def test_yaml_says_the_same_as_json(files: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,16 +11,6 @@ from vllm_operator.cli.prime import prime
 from vllm_operator.cluster.client import NotFound
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
     await fleet.serve(replicas=0)
     command = asyncio.create_task(prime(bench.cluster, "default", "llama", timeout_seconds=20, look_seconds=0))
@@ -45,6 +35,13 @@ async def test_it_does_not_wait_where_it_is_told_only_to_ask(bench: Bench, fleet
 async def test_it_gives_up_in_the_end(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=0)
     assert await prime(bench.cluster, "default", "llama", timeout_seconds=0.05, look_seconds=0) == 1
+
+
+async def test_what_is_not_shared_cannot_be_filled_ahead(bench: Bench, fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    await fleet.serve(replicas=0, cache={"storage": "ClaimPerReplica"})
+    assert await prime(bench.cluster, "default", "llama", timeout_seconds=20, look_seconds=0) == 1
+    assert "on no claim that its Pods share" in capsys.readouterr().out
+    assert PRIME_ANNOTATION not in bench.resource()["metadata"].get("annotations", {})
 
 
 async def test_an_object_that_does_not_exist(bench: Bench) -> None:

@@ -13,16 +13,6 @@ OLD = {"version": "0.16.0"}
 """A version that is known to race, so that Auto primes."""
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 def primed(fleet: Fleet, name: str = "llama") -> str:
     return labels.PRIMED_ANNOTATION_PREFIX + fleet.key(name)
 
@@ -40,13 +30,13 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     assert fleet.annotations()[lease(fleet)].startswith("llama/")
     first = fleet.start()
     await fleet.settle()
-    assert bench.status().cache.state == "Priming"  # type: ignore[union-attr]
+    assert bench.status().cache.state == "Priming"
     assert "The other 3 replicas start when its caches are filled" in bench.condition("Starting").message
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
     assert fleet.annotations() == {primed(fleet): fleet.time()}
-    assert bench.status().cache.state == "Warm"  # type: ignore[union-attr]
+    assert bench.status().cache.state == "Warm"
 
 
 @pytest.mark.parametrize(
@@ -167,7 +157,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     fleet.gone(primer)
     fleet.ready(fleet.start())
     await fleet.settle()
-    assert bench.status().cache.state == "Warm"  # type: ignore[union-attr]
+    assert bench.status().cache.state == "Warm"
 
 
 @pytest.mark.parametrize("wanted", [3, 1])
@@ -203,6 +193,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on_and_says_so(bench: Ben
     primer = fleet.start("llama-primer")
     fleet.unschedulable(primer)
     result = await bench.settle()
+    assert "If no GPU is free by 12:01:00 UTC, the rollout goes on without it." in bench.condition("CacheWarm").message
     assert fleet.deployment() == before
     assert result.requeue_seconds == pytest.approx(60, abs=1)
     bench.pass_time(61)

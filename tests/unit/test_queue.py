@@ -213,3 +213,16 @@ async def test_a_rest_does_not_put_off_a_key_that_is_due_later(clock: Clock) -> 
     queue.add("a")
     clock.now += 0.2
     assert await queue.get() == "a"
+
+
+async def test_a_key_rests_as_long_as_it_took(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+    queue.add("a")
+    assert await queue.get() == "a"
+    clock.now += 1.5
+    queue.done("a")
+    queue.add("a")
+    clock.now += 1.3
+    assert len(queue) == 0
+    clock.now += 0.3
+    assert await queue.get() == "a"

@@ -7,7 +7,8 @@ import pytest
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedArgument
-from vllm_operator.planning.deadline import deadline_seconds
+from vllm_operator.catalog.versions import VersionTable, load_versions
+from vllm_operator.planning.deadline import deadline_seconds, plan_patience
 from vllm_operator.rendering import PodTemplateError, render
 from vllm_operator.rendering.container import render_arguments
 
@@ -96,6 +97,13 @@ def test_pods_are_replaced_without_a_spare_gpu_unless_asked(spec: dict[str, Any]
 )
 def test_a_start_may_take_as_long_as_a_slow_but_working_one(spec: dict[str, Any], want: int) -> None:
     assert deadline_seconds(VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, **spec})) == want
+
+
+@pytest.mark.parametrize("table", load_versions().tables, ids=lambda table: table.version)
+def test_an_engine_that_has_a_patience_of_its_own_gets_that_of_the_probe(table: VersionTable) -> None:
+    spec = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, "startup": {"deadlineSeconds": 5000}})
+    told = {variable.name: variable.value for variable in plan_patience(spec, table)}
+    assert told == ({"VLLM_ENGINE_READY_TIMEOUT_S": "5000"} if table.release >= (0, 14, 0) else {})
 
 
 def test_the_startup_probe_lasts_as_long_as_a_start_may_take_and_the_rollout_longer() -> None:

@@ -13,6 +13,10 @@ from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
+NOT_RESTRICTED = (
+    'pods "a-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true '
+    '(pod or container "vllm" must set securityContext.runAsNonRoot=true)'
+)
 X1 = ("vllm-a-x1", 0)
 COMPILING = StartupState(
     stage=Stage.KERNEL_WARMUP,
@@ -345,6 +349,13 @@ SITUATIONS = {
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
+    "the namespace demands a setting that the Pod lacks": Situation(
+        o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
+        "Starting",
+        "False",
+        "NotStarted",
+        ("must set securityContext.runAsNonRoot=true", "spec.podTemplate.spec.securityContext", "runAsUser"),
+    ),
     "a quota forbids Pods": Situation(
         o.observe(
             deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message="exceeded quota: gpus, requested: 8")])
@@ -379,6 +390,17 @@ SITUATIONS = {
         "False",
         "NotStarted",
         ("Nothing is started",),
+    ),
+    "the engine chose otherwise, after many words about the plan": Situation(
+        o.observe(
+            o.starting_pod(),
+            states={X1: SILENT},
+            outcome=o.outcome(planned=Verdict(ConditionStatus.TRUE, "Resolved", "Planned for " + "8 GPUs, " * 60)),
+        ),
+        "Planned",
+        "True",
+        "Resolved",
+        ("Planned for 8 GPUs", "instead of DEEPGEMM"),
     ),
     "a child is refused": Situation(
         o.observe(apply_error="Deployment vllm-a: spec.template.spec.volumes[0]: Invalid value"),

@@ -138,7 +138,7 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
-    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]  # type: ignore[union-attr]
+    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]
 
 
 def test_a_crash_is_named_once_its_log_is_read_and_told_once() -> None:
@@ -224,6 +224,7 @@ STATES = st.builds(
     silent_stage_inferred=st.booleans(),
     crash=CRASHES,
     cache=st.builds(CacheEvidence, st.integers(0, 3), st.integers(0, 3), st.integers(0, 3)),
+    entered=st.lists(st.tuples(st.sampled_from(Stage), st.none() | PAST), max_size=5).map(tuple),
     observed_backends=st.lists(st.tuples(st.sampled_from(["MoE", "Attention"]), st.text(max_size=200)), max_size=3).map(tuple),
 )
 

@@ -37,8 +37,8 @@ def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("example", examples(load_signatures()), ids=lambda example: example.signature.id)
 def test_no_text_shows_its_template(example: object) -> None:
-    assert "{{" not in example.cause + example.remedy  # type: ignore[attr-defined]
-    assert "{%" not in example.cause + example.remedy  # type: ignore[attr-defined]
+    assert "{{" not in example.cause + example.remedy
+    assert "{%" not in example.cause + example.remedy
 
 
 def test_the_kubectl_plugin_has_the_commands_for_clusters(capsys: pytest.CaptureFixture[str]) -> None:

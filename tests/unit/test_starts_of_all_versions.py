@@ -165,10 +165,10 @@ def test_the_times_of_its_stages_are_those_of_its_lines(version: str) -> None:
 
 @pytest.mark.parametrize("bar", [pytest.param(bar, id=bar.prefix) for bar in KNOWLEDGE.stages.bars])
 def test_each_bar_counts_its_stage(bar: object) -> None:
-    for sample in bar.samples:  # type: ignore[attr-defined]
+    for sample in bar.samples:
         parser = StartupParser(KNOWLEDGE)
         parser.feed(sample + "\n")
 
-        assert parser.state.stage == bar.stage  # type: ignore[attr-defined]
+        assert parser.state.stage == bar.stage
         progress = parser.state.progress
-        assert (progress.label if progress else "") == bar.label  # type: ignore[attr-defined]
+        assert (progress.label if progress else "") == bar.label

@@ -12,7 +12,6 @@ from vllm_operator.startup.state import Stage, StartupState
 
 KNOWLEDGE = load_startup()
 SAMPLES = [(meaning, sample) for meaning in KNOWLEDGE.stages.lines for sample in meaning.samples]
-BEGINNINGS = {"ProcessStart"}
 
 
 def parsed(text: str) -> StartupParser:

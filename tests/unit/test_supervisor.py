@@ -9,7 +9,9 @@ import pytest
 from support.operators import llama
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 
@@ -49,7 +51,8 @@ class World:
         self.keys: list[tuple[str, str]] = []
         self.watched: list[tuple[Kind, ...]] = []
         self.watches: list[Watches] = []
-        parts = Parts(self.cluster, self.readiness, self.keys.append, self._make, host="https://h")
+        mirroring = Mirroring(Mirror(self.cluster), self.keys.append)
+        parts = Parts(self.cluster, self.readiness, mirroring, self._make, host="https://h")
         self.supervisor = Supervisor(parts, retry_seconds=0.01, check_seconds=0.02)
         self.task: asyncio.Task[None] | None = None
 

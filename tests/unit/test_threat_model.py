@@ -28,11 +28,6 @@ FOREIGN: dict[str, tuple[Kind, Manifest]] = {
 }
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
 def fields(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, dict[str, Any]]]:
     """Every field that the schema names, with its path."""
     for name, field in schema.get("properties", {}).items():
@@ -105,13 +100,14 @@ async def test_what_is_not_ours_is_left_as_it_is(bench: Bench, what: str) -> Non
     assert "is not the operator's" in bench.condition("Ready").message
 
 
-async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_finds_it_under_its_name(bench: Bench) -> None:
+@pytest.mark.parametrize("field", ["cache", "weights"])
+async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_finds_it_under_its_name(bench: Bench, field: str) -> None:
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
-    metadata = {"name": "llama-cache", "namespace": "default"}
+    metadata = {"name": f"llama-{field}", "namespace": "default"}
     bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
-    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    bench.cluster.put(llama(**{field: {"onDelete": "Delete"}}))
     await bench.settle()
-    [claim] = bench.cluster.all(CLAIM)
+    [claim] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == metadata["name"]]
     assert (claim["spec"], claim["metadata"].get("labels"), claim["metadata"].get("ownerReferences")) == (spec, None, None)
     assert "is not the operator's" in bench.condition("CacheWarm").message
 
@@ -147,7 +143,7 @@ async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
 
 
 async def test_no_secret_is_read_without_a_hub(bench: Bench) -> None:
-    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # type: ignore[arg-type] # it must not come
+    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # it must not come
     bench.cluster.put(llama(model={"uri": "hf://org/gated", "tokenSecretRef": {"name": "hub"}}))
     assert (await bench.settle()).name == "success"
 

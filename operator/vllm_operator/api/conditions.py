@@ -64,6 +64,8 @@ class Reason:
     """The claim of the caches is not bound to a volume; the message says why."""
     CLAIM_MISSING = "ClaimMissing"
     """The claim named in the spec does not exist."""
+    CLAIM_READ_ONLY = "ClaimReadOnly"
+    """The claim can only be read, and every start writes to it."""
     NO_CLAIM = "NoClaim"
     """No volume keeps the caches."""
     PRIMING = "Priming"

@@ -118,6 +118,14 @@ WeightSize = Annotated[
         json_schema_extra=form("write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
     ),
 ]
+HostPath = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^/[^/\s:.][^\s:]*$",
+        json_schema_extra=form("write an absolute path other than /, such as /var/cache/vllm-operator"),
+    ),
+]
 VolumeSize = Annotated[
     str,
     Field(

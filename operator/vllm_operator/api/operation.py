@@ -1,6 +1,6 @@
-"""The part of `spec` that says how replicas are run: caches, replacement, service, start, remedies.
+"""The part of `spec` that says how replicas are run: replacement, service, start, remedies.
 
-What is served and on which GPUs is in `vllm_operator.api.spec`.
+What is served and on which GPUs is in `vllm_operator.api.spec`, where caches and weights are kept in `vllm_operator.api.storage`.
 """
 
 from enum import StrEnum
@@ -8,58 +8,7 @@ from enum import StrEnum
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import Model, Name, checked_by
-from vllm_operator.api.fields import VolumeSize
-
-
-class AccessMode(StrEnum):
-    """Access modes of a PersistentVolumeClaim."""
-
-    READ_WRITE_ONCE = "ReadWriteOnce"
-    READ_WRITE_MANY = "ReadWriteMany"
-    READ_WRITE_ONCE_POD = "ReadWriteOncePod"
-
-
-class CacheVolume(Model):
-    """The claim that the operator creates for the caches."""
-
-    size: VolumeSize | None = Field(
-        default=None,
-        description="Size of the claim; 20Gi if absent. May grow later where the storage class allows it.",
-    )
-    storage_class_name: str | None = Field(default=None, max_length=253, description="Storage class; the cluster's default if absent.")
-    access_mode: AccessMode | None = Field(
-        default=None, description="ReadWriteMany lets replicas on several nodes share the caches; ReadWriteOnce if absent."
-    )
-
-
-class Priming(StrEnum):
-    """Whether one Pod fills an empty cache before the others start."""
-
-    AUTO = "Auto"
-    ALWAYS = "Always"
-    NEVER = "Never"
-
-
-class OnDelete(StrEnum):
-    """What becomes of the claim when the VLLMDeployment is deleted."""
-
-    RETAIN = "Retain"
-    DELETE = "Delete"
-
-
-class CacheSpec(Model):
-    """Where compiled kernels and graphs are kept between starts."""
-
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.CLAIM_OR_VOLUME))
-    claim_name: Name | None = Field(
-        default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."
-    )
-    volume: CacheVolume | None = Field(default=None, description="The claim that the operator creates.")
-    priming: Priming | None = Field(default=None, description="Fill an empty cache with one Pod before the others start; Auto if absent.")
-    on_delete: OnDelete | None = Field(
-        default=None, description="Keep or delete the claim that the operator created, when this object is deleted; Retain if absent."
-    )
+from vllm_operator.api.base import Model, checked_by
 
 
 class RolloutStrategy(StrEnum):

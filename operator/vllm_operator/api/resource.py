@@ -17,8 +17,6 @@ class Metadata(Model):
     namespace: str = "default"
     uid: str = ""
     generation: int = 0
-    resource_version: str | None = None
-    deletion_timestamp: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     annotations: dict[str, str] = Field(default_factory=dict)
 

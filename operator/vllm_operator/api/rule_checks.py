@@ -64,6 +64,12 @@ def _needed_uuids(spec: Any) -> int:
     return _number(spec, "replicas") * _number(spec, "accelerator", "count", default=_number(spec, "parallelism", "data"))
 
 
+def _replicas_fit(spec: Any, of: str) -> bool:
+    """Whether the replicas can share a claim, where they do."""
+    shared = _of(spec, of, "storage") != "ClaimPerReplica"
+    return _number(spec, "replicas") <= 1 or not shared or _of(spec, of, "volume", "accessMode") != "ReadWriteOncePod"
+
+
 def _name_fits(resource: Any) -> bool:
     return re.search(r"^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", str(_of(resource, "metadata", "name", default=""))) is not None
 
@@ -100,5 +106,13 @@ _CHECKS: Mapping[str, Check] = {
     rules.EXPERTS_TO_SPREAD["rule"]: lambda s: (
         _of(s, "parallelism", "expert") in (None, "Disabled") or _number(s, "model", "facts", "experts") > 0
     ),
-    rules.ONE_POD_CLAIM["rule"]: lambda s: _number(s, "replicas") <= 1 or _of(s, "cache", "volume", "accessMode") != "ReadWriteOncePod",
+    rules.CLAIM_IS_SHARED["rule"]: lambda v: (
+        _of(v, "claimName") is None or (_of(v, "hostPath") is None and _of(v, "storage") in (None, "SharedClaim"))
+    ),
+    rules.VOLUME_IS_CLAIM["rule"]: lambda v: (
+        _of(v, "volume") is None or (_of(v, "hostPath") is None and _of(v, "storage") in (None, "SharedClaim", "ClaimPerReplica"))
+    ),
+    rules.PATH_IS_HOSTS["rule"]: lambda v: _of(v, "hostPath") is None or _of(v, "storage") in (None, "HostPath"),
+    rules.ONE_POD_CLAIM["rule"]: lambda s: _replicas_fit(s, "cache"),
+    rules.ONE_POD_WEIGHTS["rule"]: lambda s: _replicas_fit(s, "weights"),
 }

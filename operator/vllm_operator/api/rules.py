@@ -83,6 +83,27 @@ CLAIM_OR_VOLUME = {
     "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
 }
 
+CLAIM_IS_SHARED = {
+    "rule": "!has(self.claimName) || !has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
+    "message": "an existing claim is shared by all replicas: with claimName leave out storage and hostPath",
+    "fieldPath": ".claimName",
+}
+
+VOLUME_IS_CLAIM = {
+    "rule": "!has(self.volume) || !has(self.hostPath) && (!has(self.storage) || self.storage in ['SharedClaim', 'ClaimPerReplica'])",
+    "message": "volume describes a claim: leave it out with a directory of the node (HostPath) or of the Pod (EmptyDir)",
+    "fieldPath": ".volume",
+}
+
+PATH_IS_HOSTS = {
+    "rule": "!has(self.hostPath) || !has(self.storage) || self.storage == 'HostPath'",
+    "message": "hostPath has a meaning with storage HostPath only; leave one of the two out",
+    "fieldPath": ".hostPath",
+}
+
+STORAGE = (CLAIM_OR_VOLUME, CLAIM_IS_SHARED, VOLUME_IS_CLAIM, PATH_IS_HOSTS)
+"""Rules of everything that is kept between starts."""
+
 ROLLING_UPDATE_FIELDS = {
     "rule": "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
     "message": "maxSurge and maxUnavailable have no meaning with strategy Recreate; leave them out or use strategy RollingUpdate",
@@ -137,15 +158,30 @@ EXPERTS_TO_SPREAD = {
     "fieldPath": ".parallelism.expert",
 }
 
-ONE_POD_CLAIM = {
-    "rule": "self.?replicas.orValue(1) <= 1 || self.?cache.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod'",
-    "message": "a claim with access mode ReadWriteOncePod can be used by one replica only; "
-    "use ReadWriteMany (replicas on several nodes), ReadWriteOnce (all on one node), or replicas 1",
-    "fieldPath": ".cache",
-}
 
-OWN_CLAIMS = "has(self.cache) && has(self.cache.claimName) || has(oldSelf.cache) && has(oldSelf.cache.claimName)"
-"""Before or after the change the claim is the user's own: there is nothing to compare."""
+def one_pod_claim(of: str) -> dict[str, str]:
+    """A rule that refuses replicas that could never share a claim."""
+    return {
+        "rule": f"self.?replicas.orValue(1) <= 1 || self.?{of}.?storage.orValue('SharedClaim') == 'ClaimPerReplica' || "
+        f"self.?{of}.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod'",
+        "message": "a claim with access mode ReadWriteOncePod can be used by one replica only; use ReadWriteMany (replicas on several "
+        "nodes), ReadWriteOnce (all on one node), storage ClaimPerReplica (a claim for each), or replicas 1",
+        "fieldPath": f".{of}",
+    }
+
+
+ONE_POD_CLAIM = one_pod_claim("cache")
+ONE_POD_WEIGHTS = one_pod_claim("weights")
+
+
+def elsewhere(of: str) -> str:
+    """CEL: the caches are not on a shared claim of the operator's."""
+    claims = f"(!has({of}.cache.storage) || {of}.cache.storage == 'SharedClaim')"
+    return f"has({of}.cache) && (has({of}.cache.claimName) || has({of}.cache.hostPath) || !{claims})"
+
+
+OWN_CLAIMS = f"{elsewhere('self')} || {elsewhere('oldSelf')}"
+"""Before or after the change there is no claim of the operator's: there is nothing to compare."""
 
 
 def volume_field(of: str, field: str, default: str) -> str:
@@ -185,6 +221,7 @@ SPEC = (
     UUID_PER_REPLICA,
     EXPERTS_TO_SPREAD,
     ONE_POD_CLAIM,
+    ONE_POD_WEIGHTS,
     CLAIM_SIZE_GROWS,
     CLAIM_MODE_STAYS,
     CLAIM_CLASS_STAYS,

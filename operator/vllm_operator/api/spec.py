@@ -25,7 +25,8 @@ from vllm_operator.api.fields import (
     VariableName,
     WeightSize,
 )
-from vllm_operator.api.operation import CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec
+from vllm_operator.api.operation import RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec
+from vllm_operator.api.storage import CacheSpec, WeightsSpec
 
 
 class Distribution(StrEnum):
@@ -264,6 +265,12 @@ class VLLMDeploymentSpec(Model):
     parallelism: ParallelismSpec | None = Field(default=None, description="How one replica is spread over its GPUs.")
     backends: BackendsSpec | None = Field(default=None, description="Kernel backends; the operator chooses what is not forced.")
     cache: CacheSpec | None = Field(default=None, description="Where compiled kernels and graphs are kept between starts.")
+    weights: WeightsSpec | None = Field(
+        default=None,
+        description="Where weights from the hub are kept between starts. If absent: on a claim of their own, as large as the model "
+        "needs, of the storage class and access mode of the caches' claim; but beside the caches where `cache.claimName` names a claim "
+        "or the caches are on a directory of the node or of the Pod.",
+    )
     replicas: int = Field(default=1, ge=0, le=1000, description="Number of serving Pods.")
     rollout: RolloutSpec | None = Field(default=None, description="How Pods are replaced when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")

@@ -102,6 +102,22 @@ class ModelFact(Model):
     )
 
 
+class WeightsPlace(StrEnum):
+    """Where downloaded weights are kept."""
+
+    WITH_CACHES = "WithCaches"
+    OWN_VOLUME = "OwnVolume"
+
+
+class PlannedWeights(Model):
+    """Where downloaded weights are kept."""
+
+    place: WeightsPlace = Field(
+        description="OwnVolume: a volume of their own. WithCaches: in the directory `models` of the caches' volume."
+    )
+    volume_size: str | None = Field(default=None, max_length=32, description="Size of their claim, where the operator creates one.")
+
+
 class Plan(Model):
     """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
 
@@ -128,6 +144,10 @@ class Plan(Model):
         max_length=16,
         description="What the cache key was derived from.",
         json_schema_extra=list_map("name"),
+    )
+    weights: PlannedWeights | None = Field(default=None, description="Where downloaded weights are kept.")
+    resource_per_node: int | None = Field(
+        default=None, ge=0, description="How many of the resource the nodes chosen have; absent if unknown."
     )
     model_facts: list[ModelFact] = Field(
         default_factory=list,
@@ -183,6 +203,12 @@ class CacheStatus(Model):
     key: str | None = Field(default=None, max_length=63, description="Directory on the claim.")
     state: CacheState | None = Field(default=None, description="Cold, Priming, Warm or Quarantined.")
     claim_name: str | None = Field(default=None, max_length=253, description="The PersistentVolumeClaim.")
+    image_digest: str | None = Field(
+        default=None, max_length=128, description="Digest of the image that fills them, once a Pod has shown it."
+    )
+    weights_claim_name: str | None = Field(
+        default=None, max_length=253, description="The PersistentVolumeClaim of downloaded weights, where they have one of their own."
+    )
     generation: int | None = Field(default=None, ge=0, description="Raised each time a damaged cache is left behind.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")

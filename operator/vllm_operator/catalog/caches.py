@@ -42,11 +42,16 @@ class Cache:
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """All caches, those of weights apart. `per_pod_allowed` are vLLM's variables that are no part of its own cache keys."""
+    """All caches, those of weights apart.
+
+    `per_pod_allowed` are vLLM's variables that are no part of its own cache keys; `keyed_arguments` the flags that are none and
+    should be.
+    """
 
     compiled: tuple[Cache, ...]
     weights: Cache
     per_pod_allowed: frozenset[str] = frozenset()
+    keyed_arguments: frozenset[str] = frozenset()
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
         """Return the caches of compiled artifacts that a build of vLLM uses.
@@ -78,6 +83,7 @@ def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
         compiled=tuple(_read_cache(entry, CACHE_ROOT) for entry in table["caches"]),
         weights=_read_cache({"name": "weights", "directory": ".", **table["weights"]}, WEIGHTS_ROOT),
         per_pod_allowed=frozenset(table.get("perPodValues", {}).get("allowed", ())),
+        keyed_arguments=frozenset(entry["flag"] for entry in table.get("keyedArguments", ())),
     )
     _check_unique(caches)
     return caches

@@ -19,7 +19,6 @@ class Kernel:
     backend: str
     works: tuple[Condition, ...]
     source: str
-    needs: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +48,7 @@ def load_kernels() -> Kernels:
     """
     return Kernels(
         tuple(
-            Kernel(entry["component"], entry["backend"], tuple(map(parse_condition, entry["works"])), entry["source"], entry.get("needs"))
+            Kernel(entry["component"], entry["backend"], tuple(map(parse_condition, entry["works"])), entry["source"])
             for entry in read_data("kernels.yaml")
         )
     )

@@ -32,6 +32,8 @@ class RemedyAction(StrEnum):
     """The kept caches are left behind, if it was them: the next start fills new ones."""
     CLEAN_CACHE = "clean-cache"
     """Caches that nobody uses are removed from the volume."""
+    REMOUNT_VOLUME = "remount-volume"
+    """The Pods are taken away and started again, so that the volume is mounted anew."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,8 +136,8 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
     async with client.stream_log(request) as stream:
         async for piece in stream:
             size += len(piece)
-            for line, moment in lines.feed(piece):
-                parser.feed(line, moment)
+            for text, moment in lines.feed(piece):
+                parser.feed(text, moment)
             if size > _MOST_BYTES:
                 break
     lines.check()

@@ -3,7 +3,7 @@
 It sets the annotation `vllm-operator.dev/prime` to the present cache key; the operator in the cluster does the rest. So
 it may be interrupted at any time, and nothing has to be undone: with the next key the annotation means nothing.
 
-Exit status: 0 filled, 1 not filled in time or given up, 2 the cluster or the object cannot be used.
+Exit status: 0 filled, 1 not filled in time or nowhere to fill, 2 the cluster or the object cannot be used.
 """
 
 import argparse
@@ -66,6 +66,9 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
     while True:
         resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
         key, state, message = _state(resource)
+        if key and not reading.text(resource, "status", "cache", "claimName"):
+            print(f"The caches of {name} are on no claim that its Pods share, so nothing can be filled ahead. {message}")
+            return NOT_FILLED_STATUS
         if key and asked != key:
             await _ask(client, resource, key)
             asked = key

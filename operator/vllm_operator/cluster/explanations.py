@@ -19,10 +19,12 @@ from vllm_operator.cluster.client import CLAIM, EVENT, POD, ClusterClient, Forbi
 
 MAX_PODS = 8
 """Pods that are asked about in one look; the report shows the worst ones and counts the others."""
-PATIENCE_SECONDS = 2.0
+PATIENCE_SECONDS = 5.0
 """An object that is younger than this is on its way, and needs no explanation."""
 AGE_SECONDS = 5.0
-"""How old an answer may be."""
+MAX_AGE_SECONDS = 60.0
+"""How old an answer may be: a quarter of the age of what it is about, within these bounds. A Pod that pulls its image for
+ten minutes is not asked about every five seconds."""
 MAX_ANSWERS = 256
 KILLED = (0, 137, 143)
 """Exit codes of a container that a probe, among others, has ended: by SIGKILL or SIGTERM, which a server may take as a wish."""
@@ -43,15 +45,15 @@ class Explanations:
         self._now = now
         self._answers: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
 
-    async def read(self, pods: Sequence[Manifest], claim: Manifest | None) -> tuple[tuple[Manifest, ...], float | None]:
+    async def read(self, pods: Sequence[Manifest], claims: Sequence[Manifest | None]) -> tuple[tuple[Manifest, ...], float | None]:
         """The events that tell something, and in how many seconds there may be more to ask; None for never.
 
         Raises:
             Unavailable: The API server cannot be reached.
         """
         puzzling: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if is_puzzling(pod)][:MAX_PODS]
-        if claim is not None and (claim.get("status") or {}).get("phase") == "Pending":
-            puzzling.append((CLAIM, claim))
+        pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
+        puzzling += [(CLAIM, claim) for claim in pending]
         if not puzzling:
             return (), None
         due = [(kind, item) for kind, item in puzzling if self._age(item) >= PATIENCE_SECONDS]
@@ -59,13 +61,13 @@ class Explanations:
             found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
         except Forbidden:
             return (), None  # then the messages say less
-        return tuple(event for events in found for event in events), AGE_SECONDS if due else PATIENCE_SECONDS
+        return tuple(event for events in found for event in events), min((self._holds(item) for _, item in due), default=PATIENCE_SECONDS)
 
     async def _about(self, kind: Kind, item: Manifest) -> tuple[Manifest, ...]:
         metadata = item["metadata"]
         uid = metadata["uid"]
         read_at, known = self._answers.get(uid, (0.0, ()))
-        if uid in self._answers and self._clock() - read_at < AGE_SECONDS:
+        if uid in self._answers and self._clock() - read_at < self._holds(item):
             return known
         fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
         events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
@@ -74,6 +76,10 @@ class Explanations:
         if len(self._answers) > MAX_ANSWERS:
             self._answers.popitem(last=False)
         return events
+
+    def _holds(self, item: Manifest) -> float:
+        """For how many seconds an answer about an object is good."""
+        return min(MAX_AGE_SECONDS, max(AGE_SECONDS, self._age(item) / 4))
 
     def _age(self, item: Manifest) -> float:
         """Seconds since the object was created, by the clocks of the API server and of this machine."""

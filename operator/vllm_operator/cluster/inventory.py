@@ -49,6 +49,7 @@ class InventoryCache(Generic[Content]):
         self._clock = clock
         self._lock = asyncio.Lock()
         self._read_at: float | None = None
+        self._seen: tuple[Sequence[Manifest], Sequence[Manifest]] | None = None
         self._content: Content | None = None
 
     async def read(self, *, max_age: float | None = None) -> Content:
@@ -61,11 +62,15 @@ class InventoryCache(Generic[Content]):
         async with self._lock:  # one read for all who wait
             if self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
                 asked_at = self._clock()
-                nodes = await self._client.find(NODE, cached=True)
-                content = self._read([node for node in nodes if has_gpu_sign(node)], await self._slices())
-                if content != self._content:  # else the same object stays, by which others know that nothing has changed
-                    self._content = content
+                nodes = [_essence(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
+                seen = nodes, await self._slices()
+                if seen != self._seen:  # reading takes milliseconds for each node
+                    content = self._read(*seen)
+                    self._seen = seen
+                    if content != self._content:  # else the same object stays, by which others know that nothing has changed
+                        self._content = content
                 self._read_at = asked_at
+            assert self._content is not None
             return self._content
 
     async def _slices(self) -> tuple[Manifest, ...]:
@@ -81,3 +86,14 @@ def has_gpu_sign(node: Manifest) -> bool:
         return True
     status: dict[str, Any] = node.get("status") or {}
     return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
+
+
+def _essence(node: Manifest) -> Manifest:
+    """A node without what changes with every heartbeat, and without the lists of what runs on it."""
+    metadata, status = node["metadata"], node.get("status") or {}
+    conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata},
+        "spec": node.get("spec") or {},
+        "status": {**{key: status[key] for key in ("capacity", "allocatable", "nodeInfo") if key in status}, "conditions": conditions},
+    }

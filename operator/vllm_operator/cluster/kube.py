@@ -9,6 +9,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlencode
 
@@ -224,7 +225,7 @@ class KubeClient:
             headers["Authorization"] = token
         elif self.configuration.username:
             headers["Authorization"] = self.configuration.get_basic_auth_token()
-        url = self.configuration.host.rstrip("/") + path + ("?" + urlencode(query) if query else "")
+        url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         try:
             return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
@@ -239,6 +240,12 @@ class KubeClient:
         self.configuration.api_key = fresh.api_key
         self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
         return True
+
+
+@lru_cache(maxsize=64)
+def _encoded(query: tuple[tuple[str, Any], ...]) -> str:
+    """The query as it stands behind the path. Most requests have one of a few."""
+    return "?" + urlencode(query)
 
 
 async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:

@@ -1,6 +1,7 @@
 """Read everything that concerns one VLLMDeployment: the object, its children, what is said about them.
 
-Always from the API server, never from an event that was received: an event only says that something happened.
+All of it, each time, whatever the event was that led here: an event only says that something happened. The client may
+answer from memory what watches keep up to date (`vllm_operator.cluster.mirror`).
 """
 
 import asyncio

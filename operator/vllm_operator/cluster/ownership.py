@@ -40,9 +40,9 @@ def differs(wish: Any, live: Any, path: Path = ()) -> Path | None:
     The API server leaves out empty values and writes quantities in its own way (`1024Mi` becomes `1Gi`):
     neither is a difference.
     """
-    if isinstance(wish, Mapping):
+    if isinstance(wish, dict):
         return _map_differs(wish, live, path)
-    if isinstance(wish, Sequence) and not isinstance(wish, str):
+    if isinstance(wish, list | tuple):
         return _list_differs(wish, live, path)
     if wish == live and isinstance(wish, bool) == isinstance(live, bool):
         return None
@@ -54,7 +54,7 @@ def differs(wish: Any, live: Any, path: Path = ()) -> Path | None:
 
 
 def _map_differs(wish: Mapping[str, Any], live: Any, path: Path) -> Path | None:
-    if not isinstance(live, Mapping):
+    if not isinstance(live, dict):
         return None if _empty(wish) and live is None else path
     if path[-1:] in ATOMIC_MAPS and "matchLabels" not in wish and set(live) - set(wish):
         return path
@@ -66,7 +66,7 @@ def _map_differs(wish: Mapping[str, Any], live: Any, path: Path) -> Path | None:
 
 
 def _list_differs(wish: Sequence[Any], live: Any, path: Path) -> Path | None:
-    live = live if isinstance(live, Sequence) and not isinstance(live, str) else []
+    live = live if isinstance(live, list | tuple) else []
     key = _list_key(wish, live)
     if key is None:
         if len(wish) != len(live):
@@ -87,7 +87,7 @@ def _list_differs(wish: Sequence[Any], live: Any, path: Path) -> Path | None:
 
 def _list_key(*lists: Sequence[Any]) -> str | None:
     items = [item for entries in lists for item in entries]
-    if not items or not all(isinstance(item, Mapping) for item in items):
+    if not items or not all(isinstance(item, dict) for item in items):
         return None
     return next((key for key in LIST_KEYS if all(key in item for item in items)), None)
 

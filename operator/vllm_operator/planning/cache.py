@@ -12,18 +12,21 @@ digest of all of them.
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
-from vllm_operator.api.status import PlannedVariable
+from vllm_operator.api.status import Plan, PlannedVariable
 from vllm_operator.catalog.caches import Caches
 
 MAX_KEY_LENGTH = 63
 """Length of a label value, and of the name part of an annotation, where keys are kept too."""
 _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
+_MAX_VALUE_LENGTH = 256
 _UNKNOWN = "unknown"
+_OF_ARGUMENTS = "These flags change what is compiled, and vLLM leaves them out of its own keys."
+_OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +63,12 @@ def plan_cache(
     version: str | None,
     distribution: Distribution,
     image: str,
-    image_digest: str | None = None,
     architecture: str | None = None,
     product: str | None = None,
     mig_profile: str | None = None,
     parallel: ParallelShape = ParallelShape(),
     user: int | None = None,
+    arguments: str | None = None,
     generation: int = 0,
 ) -> CachePlan:
     """Derive the cache key and the variables that go with it. Equal arguments give equal results.
@@ -75,24 +78,26 @@ def plan_cache(
         version: vLLM version; None if not known.
         distribution: Build of vLLM.
         image: Container image as in the Pod.
-        image_digest: `sha256:...` if known from elsewhere than the image reference.
         architecture: GPU architecture, `sm_90`; None if not known.
         product: GPU product as in the node label; None if not known.
         mig_profile: Profile of a slice; None for whole GPUs.
         parallel: How one replica is spread over its GPUs.
         user: ID of the user that the engine runs as; None for the image's own.
+        arguments: What `keyed_arguments` says; None for nothing.
         generation: Raised each time a damaged cache is left behind.
     """
     version = version.removeprefix("v") if version else None
+    digest = digest_of(image)
     parts = (
         _part("distribution", distribution.value, "Builds of vLLM have different kernels."),
         _part("version", version, "Caches of one vLLM version are not read by another."),
-        _part("image", image_digest or _digest_of(image) or image, "Compiled files hold paths, compilers and libraries of the image."),
+        _part("image", digest or image, _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."),
         _part("architecture", architecture, "Kernels run on one GPU architecture only."),
         _part("product", product, "PyTorch refuses artifacts built on a GPU of another name."),
         _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
         _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
         *([_part("user", str(user), "What one user has written another may not write.")] if user is not None else []),
+        *([_part("arguments", arguments, _OF_ARGUMENTS)] if arguments else []),
         _part("generation", str(generation), "Raised when a damaged cache is left behind."),
     )
     readable = (
@@ -108,6 +113,15 @@ def plan_cache(
     return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
 
 
+def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
+    """The user's flags that change what is compiled and are missing in vLLM's own keys; None without any, a digest for a long text."""
+    flags = sorted((flag, value) for flag, value in arguments.items() if flag.partition(".")[0] in caches.keyed_arguments)
+    text = " ".join(flag if value is None else f"{flag}={value}" for flag, value in flags)
+    if not flags:
+        return None
+    return text if len(text) <= _MAX_VALUE_LENGTH else _digest([[flag, value or ""] for flag, value in flags])
+
+
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
     """Say which of the user's variables make every start a cold one, because their values differ from Pod to Pod."""
     return tuple(
@@ -118,21 +132,30 @@ def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[s
     )
 
 
+def key_with_image(plan: Plan, image: str) -> str:
+    """The key of a plan as it would be with this image (a reference or a digest), all else being equal."""
+    values = [[part.name, image if part.name == "image" else part.value] for part in plan.cache_key_parts]
+    return f"{plan.cache_key.rpartition('-')[0]}-{_digest(values)}"
+
+
+def digest_of(image: str) -> str | None:
+    """Return the digest that pins an image reference, or None."""
+    _, at, digest = image.rpartition("@")
+    return digest if at else None
+
+
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
     return PlannedVariable(name=name, value=value or _UNKNOWN, reason=reason)
 
 
 def _key(readable: tuple[str, ...], parts: tuple[PlannedVariable, ...]) -> str:
-    facts = json.dumps([[part.name, part.value] for part in parts], separators=(",", ":"))
-    digest = hashlib.sha256(facts.encode()).hexdigest()[:_DIGEST_LENGTH]
+    digest = _digest([[part.name, part.value] for part in parts])
     text = re.sub(r"[^a-z0-9.]+", "-", "-".join(filter(None, readable)).lower())
     return f"{text[: MAX_KEY_LENGTH - _DIGEST_LENGTH - 1].strip('-.')}-{digest}"
 
 
-def _digest_of(image: str) -> str | None:
-    """Return the digest that pins an image reference, or None."""
-    _, at, digest = image.partition("@")
-    return digest if at else None
+def _digest(values: list[list[str]]) -> str:
+    return hashlib.sha256(json.dumps(values, separators=(",", ":")).encode()).hexdigest()[:_DIGEST_LENGTH]
 
 
 def _short_product(product: str | None) -> str:

@@ -3,7 +3,8 @@
 The decision is made by `vllm_operator.upkeep`; this is its outcome, in the words that reports use.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 
@@ -30,6 +31,8 @@ class CleaningState(StrEnum):
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
     """The claim can be mounted by one Pod only."""
+    ROOMY = "Roomy"
+    """There is room on the volume of the caches: what the start found full is another one, `why` says which."""
     REFUSED = "Refused"
     """The API server did not take the Job: a missing permission, or an admission policy."""
     UNCLEAR = "Unclear"
@@ -47,6 +50,25 @@ class Cleaning:
     why: str = ""
 
 
+class Remounting(StrEnum):
+    """What is done about a volume that has become read-only."""
+
+    UNDER_WAY = "UnderWay"
+    """The Pods are taken away, and started again once they are gone."""
+    GIVEN_UP = "GivenUp"
+    """That was done, and did not help."""
+    BY_TEMPLATE = "ByTemplate"
+    """It is mounted read-only because `podTemplate` says so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageCare:
+    """The image of the Pods. `moved`: its tag stood for another one when the directory in use was filled."""
+
+    digest: str | None = None
+    moved: bool = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheCare:
     """What is being done about the caches of one VLLMDeployment.
@@ -56,8 +78,11 @@ class CacheCare:
         because: Why one Pod goes first; a sentence, or empty.
         holder: The VLLMDeployment that fills the cache, where that is another one.
         held: Whether the Deployment is left as it is until the cache is filled.
+        until: When a Pod that fills the cache ahead of a rollout is not waited for any longer; None if it waits for no GPU.
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
+        image: What is known of the image.
+        remounting: What is done about a volume that has become read-only; None if it has not.
         cleaning: What is done about a volume that a start found full; None if none did.
         recheck_seconds: When to look again although nothing happens; None if only a change can matter.
     """
@@ -66,8 +91,11 @@ class CacheCare:
     because: str = ""
     holder: str | None = None
     held: bool = False
+    until: datetime | None = None
     skipped: str | None = None
     claim_note: str | None = None
+    image: ImageCare = field(default_factory=ImageCare)
+    remounting: Remounting | None = None
     cleaning: Cleaning | None = None
     recheck_seconds: float | None = None
 

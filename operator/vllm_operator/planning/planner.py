@@ -18,7 +18,7 @@ from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.arguments import engine_arguments, model_argument
 from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.cache import CachePlan, per_pod_notes, plan_cache
+from vllm_operator.planning.cache import CachePlan, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.deadline import plan_patience
 from vllm_operator.planning.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.image import image_options
@@ -30,6 +30,7 @@ from vllm_operator.planning.pools import Inventory
 from vllm_operator.planning.remembered import about_unknown_facts, keep_facts, recall_facts
 from vllm_operator.planning.shape import Shape, resolve_shape
 from vllm_operator.planning.situation import describe_situation
+from vllm_operator.planning.storage import about_unknown_size, plan_weights
 from vllm_operator.planning.summary import summarize
 from vllm_operator.planning.target import Request, Target, find_targets
 from vllm_operator.planning.version import ResolvedVersion, resolve_version
@@ -169,7 +170,8 @@ class _Planner:
     def _assemble(
         self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: ResolvedFacts
     ) -> Plan:
-        cache = self._cache(version, shape, target)
+        cache = self._cache(version, shape, target, overrides)
+        weights = plan_weights(self.resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(self.resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
         own = engine_arguments(self.resource.spec.model, version, shape.parallel)
@@ -187,6 +189,7 @@ class _Planner:
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *about_unknown_facts(facts, self.files.trouble),
+            *about_unknown_size(self.resource, weights, facts.weight_bytes),
         ]
         return Plan(
             observed_generation=self.resource.metadata.generation,
@@ -204,6 +207,8 @@ class _Planner:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
+            weights=weights,
+            resource_per_node=self._per_node(target),
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
@@ -211,7 +216,13 @@ class _Planner:
             notes=[note[:TEXT_LIMIT] for note in dict.fromkeys(notes)][:NOTES_LIMIT],
         )
 
-    def _cache(self, version: ResolvedVersion, shape: Shape, target: Target) -> CachePlan:
+    def _per_node(self, target: Target) -> int | None:
+        """How many of the resource a node with such GPUs has at most; None if no node tells."""
+        like = (target.architecture, target.pool.product, target.pool.resource)
+        counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
+        return max(counts, default=0) or None
+
+    def _cache(self, version: ResolvedVersion, shape: Shape, target: Target, overrides: Overrides) -> CachePlan:
         return plan_cache(
             self.catalog.caches,
             version=version.version,
@@ -222,6 +233,7 @@ class _Planner:
             mig_profile=target.pool.mig_profile,
             parallel=shape.parallel,
             user=run_as_user(self.resource.spec.pod_template),
+            arguments=keyed_arguments(overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,
         )
 
@@ -267,6 +279,7 @@ def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, g
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
         parallel=shape.parallel,
         user=run_as_user(resource.spec.pod_template),
+        arguments=parts.get("arguments"),
         generation=generation,
     )
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,12 +18,40 @@ class CacheAddress:
 
 def cache_address(pod_spec: Any) -> CacheAddress | None:
     """Where the caches of a Pod are; None if they are on no claim (emptyDir, a host path, an ephemeral claim)."""
+    claim = _claim_at(pod_spec, CACHE_ROOT)
+    return CacheAddress(claim, folder_at(pod_spec, CACHE_ROOT)) if claim else None
+
+
+def weights_claim(pod_spec: Any) -> str | None:
+    """The claim of the weights of a Pod; None if they are on none."""
+    return _claim_at(pod_spec, WEIGHTS_ROOT)
+
+
+def folder_at(pod_spec: Any, path: str) -> str:
+    """The folder of a volume that is mounted at a path of the engine; empty for the volume's root."""
+    return str(_mount_at(pod_spec, path).get("subPath") or "")
+
+
+def volume_at(pod_spec: Any, path: str) -> Mapping[str, Any]:
+    """The volume that is mounted at a path of the engine; empty if none is."""
+    mount = _mount_at(pod_spec, path)
+    return next((v for v in _objects(pod_spec, "volumes") if v.get("name") == mount.get("name")), {})
+
+
+def is_read_only(pod_spec: Any, path: str) -> bool:
+    """Whether the Pod's spec itself mounts what is at a path of the engine for reading only."""
+    claim = volume_at(pod_spec, path).get("persistentVolumeClaim")
+    return _mount_at(pod_spec, path).get("readOnly") is True or (isinstance(claim, Mapping) and claim.get("readOnly") is True)
+
+
+def _claim_at(pod_spec: Any, path: str) -> str | None:
+    claim = volume_at(pod_spec, path).get("persistentVolumeClaim")
+    return str(claim["claimName"]) if isinstance(claim, Mapping) and claim.get("claimName") else None
+
+
+def _mount_at(pod_spec: Any, path: str) -> Mapping[str, Any]:
     container = next((c for c in _objects(pod_spec, "containers") if c.get("name") == CONTAINER), {})
-    mount = next((m for m in _objects(container, "volumeMounts") if m.get("mountPath") == CACHE_ROOT), {})
-    volume = next((v for v in _objects(pod_spec, "volumes") if v.get("name") == mount.get("name")), {})
-    claim = volume.get("persistentVolumeClaim")
-    name = claim.get("claimName") if isinstance(claim, Mapping) else None
-    return CacheAddress(str(name), str(mount.get("subPath") or "")) if name else None
+    return next((m for m in _objects(container, "volumeMounts") if m.get("mountPath") == path), {})
 
 
 def claims_of(pod_spec: Any) -> frozenset[str]:
@@ -57,5 +85,5 @@ def template_spec(deployment: Any) -> Any:
 
 
 def _objects(value: Any, field: str) -> Iterator[Mapping[str, Any]]:
-    entries = value.get(field) if isinstance(value, Mapping) else None
-    yield from (entry for entry in entries or () if isinstance(entry, Mapping))
+    entries = value.get(field) if isinstance(value, dict) else None
+    yield from (entry for entry in entries or () if isinstance(entry, dict))

@@ -1,39 +1,49 @@
-"""The PersistentVolumeClaim of caches and weights."""
+"""The PersistentVolumeClaims that all replicas share: of the caches, of the weights, of the model."""
 
 from typing import Any
 
-from vllm_operator.api.operation import AccessMode, CacheSpec, CacheVolume, OnDelete
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
+from vllm_operator.api.status import Plan
+from vllm_operator.api.storage import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
+from vllm_operator.planning.storage import cache_claim_name, storage_of, weights_claim_name, weights_storage
 from vllm_operator.rendering.metadata import Component, metadata_of
 
 
-def claim_name(resource: VLLMDeployment) -> str:
-    """Name of the claim: the user's own if one is named, else `<name>-cache`."""
-    named = resource.spec.cache.claim_name if resource.spec.cache else None
-    return named or f"{resource.metadata.name}-cache"
+def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """Render the claims that are the operator's: not those that the user named, and none where no claim is shared.
 
-
-def render_claim(resource: VLLMDeployment) -> dict[str, Any] | None:
-    """Render the claim, or None if the user named one.
-
-    With `onDelete: Retain` it has no owner: it outlives the VLLMDeployment, and the next one of that name
-    finds its caches there.
+    With `onDelete: Retain` a claim has no owner: it outlives the VLLMDeployment, and the next one of that name
+    finds there what it holds.
     """
-    cache = resource.spec.cache or CacheSpec()
-    if cache.claim_name:
-        return None
-    volume = cache.volume or CacheVolume()
+    weights = weights_storage(resource.spec, plan.weights)
+    wanted: list[tuple[StorageSpec | None, str, Component]] = [(resource.spec.cache, cache_claim_name(resource), Component.CACHE)]
+    if weights is not None:
+        wanted.append((weights, weights_claim_name(resource), Component.WEIGHTS))
+    return [
+        _claim(resource, spec or StorageSpec(), name, component)
+        for spec, name, component in wanted
+        if storage_of(spec) is Storage.SHARED_CLAIM and not (spec and spec.claim_name)
+    ]
+
+
+def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
+    """The spec of a claim as it is wished."""
+    volume = volume or ClaimVolume()
     spec: dict[str, Any] = {
         "accessModes": [(volume.access_mode or AccessMode.READ_WRITE_ONCE).value],
         "resources": {"requests": {"storage": volume.size or DEFAULT_CACHE_SIZE}},
     }
     if volume.storage_class_name is not None:
         spec["storageClassName"] = volume.storage_class_name
-    owned = cache.on_delete is OnDelete.DELETE
+    return spec
+
+
+def _claim(resource: VLLMDeployment, wish: StorageSpec, name: str, component: Component) -> dict[str, Any]:
+    owned = wish.on_delete is OnDelete.DELETE
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": metadata_of(resource, claim_name(resource), Component.CACHE, owned=owned),
-        "spec": spec,
+        "metadata": metadata_of(resource, name, component, owned=owned),
+        "spec": claim_spec(wish.volume),
     }

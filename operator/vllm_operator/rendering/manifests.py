@@ -11,7 +11,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.planning.visible_devices import translate
 from vllm_operator.rendering.addresses import claims_of, template_spec
-from vllm_operator.rendering.claim import render_claim
+from vllm_operator.rendering.claim import render_claims
 from vllm_operator.rendering.deployment import render_deployment
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
 from vllm_operator.rendering.service import render_service
@@ -25,8 +25,8 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """
     resource, _ = translate(resource)
     deployment = render_deployment(resource, plan)
-    claim = render_claim(resource)
-    if claim is not None and claim["metadata"]["name"] not in claims_of(template_spec(deployment)):
-        claim = None  # the user's Pod template keeps caches and weights elsewhere
-    manifests = (claim, render_service(resource), render_resource_claim_template(resource, plan), deployment)
+    # a claim that the Pods do not mount: the user's Pod template keeps caches or weights elsewhere
+    mounted = claims_of(template_spec(deployment))
+    claims = [claim for claim in render_claims(resource, plan) if claim["metadata"]["name"] in mounted]
+    manifests = (*claims, render_service(resource), render_resource_claim_template(resource, plan), deployment)
     return [manifest for manifest in manifests if manifest is not None]

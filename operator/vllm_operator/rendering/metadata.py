@@ -12,6 +12,7 @@ class Component(StrEnum):
 
     ENGINE = "engine"
     CACHE = "cache"
+    WEIGHTS = "weights"
     PRIMER = "primer"
     CLEANING = "cleaning"
 

@@ -1,6 +1,6 @@
 """Volumes of the Pod, and where they are mounted.
 
-Everything that an engine writes is on a volume: caches and weights on the claim, the rest in memory or on
+Everything that an engine writes is on a volume: caches and weights where the spec keeps them, the rest in memory or on
 the node's disk with a stated size. So a read-only root file system and any user ID will do.
 """
 
@@ -8,11 +8,20 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.api.storage import Storage, StorageSpec
 from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.rendering.claim import claim_name
+from vllm_operator.planning.storage import (
+    CACHE_VOLUME,
+    DEFAULT_HOST_PATH,
+    WEIGHTS_VOLUME,
+    cache_claim_name,
+    storage_of,
+    weights_claim_name,
+    weights_storage,
+)
+from vllm_operator.rendering.claim import claim_spec
 
-CACHE_VOLUME = "cache"
 MODEL_VOLUME = "model"
 SHARED_MEMORY_VOLUME = "shared-memory"
 TEMPORARY_VOLUME = "temporary"
@@ -30,13 +39,13 @@ def model_claim(resource: VLLMDeployment) -> str | None:
 
 def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the volumes of the Pod."""
-    volumes: list[dict[str, Any]] = [
-        {"name": CACHE_VOLUME, "persistentVolumeClaim": {"claimName": claim_name(resource)}},
+    volumes = [
+        *_kept(resource, plan),
         {"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory", "sizeLimit": _shared_memory_size(plan.count)}},
         {"name": TEMPORARY_VOLUME, "emptyDir": {"sizeLimit": TEMPORARY_SIZE}},
     ]
     model = model_claim(resource)
-    if model and _model_volume(resource) == MODEL_VOLUME:
+    if model and _volume_of_claim(volumes, model) is None:
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
     if token := resource.spec.model.token_secret_ref:
         items = [{"key": token.key, "path": TOKEN_FILE}]
@@ -46,28 +55,55 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
 
 def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     """Render the mounts of the engine container."""
+    kept = _kept(resource, plan)
     mounts: list[dict[str, Any]] = [
         {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
-        {"name": CACHE_VOLUME, "mountPath": WEIGHTS_ROOT, "subPath": _weights_folder(resource)},
+        {"name": kept[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": _weights_folder(resource)},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
     ]
-    if model_claim(resource):
-        mounts.append({"name": _model_volume(resource), "mountPath": MODEL_ROOT, "readOnly": True})
+    model = model_claim(resource)
+    if model:
+        mounts.append({"name": _volume_of_claim(kept, model) or MODEL_VOLUME, "mountPath": MODEL_ROOT, "readOnly": True})
     if resource.spec.model.token_secret_ref:
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts
+
+
+def _kept(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """The volume of the caches, then that of the weights where it is another one."""
+    volumes = [_volume(CACHE_VOLUME, resource.spec.cache, cache_claim_name(resource))]
+    weights = weights_storage(resource.spec, plan.weights)
+    if weights is not None:
+        volume = _volume(WEIGHTS_VOLUME, weights, weights_claim_name(resource))
+        if "persistentVolumeClaim" not in volume or volume["persistentVolumeClaim"] != volumes[0].get("persistentVolumeClaim"):
+            volumes.append(volume)
+    return volumes
+
+
+def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
+    match storage_of(spec):
+        case Storage.SHARED_CLAIM:
+            return {"name": name, "persistentVolumeClaim": {"claimName": claim}}
+        case Storage.CLAIM_PER_REPLICA:
+            template = {"spec": claim_spec(spec.volume if spec else None)}
+            return {"name": name, "ephemeral": {"volumeClaimTemplate": template}}
+        case Storage.HOST_PATH:
+            path = (spec and spec.host_path) or DEFAULT_HOST_PATH
+            return {"name": name, "hostPath": {"path": path, "type": "DirectoryOrCreate"}}
+        case Storage.EMPTY_DIR:
+            return {"name": name, "emptyDir": {}}
+
+
+def _volume_of_claim(volumes: list[dict[str, Any]], claim: str) -> str | None:
+    """Name of the volume of a claim. A Pod with two volumes of one claim never starts (kubernetes#132921)."""
+    return next((str(v["name"]) for v in volumes if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim), None)
 
 
 def _weights_folder(resource: VLLMDeployment) -> str:
     """Folder of downloaded weights. Each user has one: what root has written, another user may not add to."""
     user = run_as_user(resource.spec.pod_template)
     return WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
-
-
-def _model_volume(resource: VLLMDeployment) -> str:
-    """Name of the volume with the model. A Pod with two volumes of one claim never starts (kubernetes#132921)."""
-    return CACHE_VOLUME if model_claim(resource) == claim_name(resource) else MODEL_VOLUME
 
 
 def _shared_memory_size(gpus: int) -> str:

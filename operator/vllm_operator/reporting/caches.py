@@ -4,7 +4,6 @@ Two things, told apart: the condition says what the last start did (loaded or bu
 next one will find. After a first start the condition is Miss and the state Warm.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
@@ -13,61 +12,14 @@ from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.cache_state import next_start_finds
-from vllm_operator.reporting.claims import claim_verdict, is_one_node
+from vllm_operator.reporting.claims import claim_verdict
 from vllm_operator.reporting.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
-from vllm_operator.reporting.durations import learn
-from vllm_operator.reporting.pods import Phase, PodView
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.places import Place, place_of
 from vllm_operator.reporting.quarantine import MOST, Blame, latest
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import pod_text
-from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """A start whose log says something about caches. `seconds` is None until the engine answers."""
-
-    state: StartupState
-    seconds: int | None
-    run: tuple[str, int]
-
-    @property
-    def evidence(self) -> CacheEvidence:
-        """What its log says about caches."""
-        return self.state.cache
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the engine answers and all was loaded, or all was built: a start to learn from."""
-        return self.seconds is not None and (self.is_warm or self.is_cold)
-
-    @property
-    def is_warm(self) -> bool:
-        """Whether everything was loaded."""
-        return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
-
-    @property
-    def is_cold(self) -> bool:
-        """Whether everything was built."""
-        return self.evidence.misses > 0 and self.evidence.hits == 0
-
-
-def last_start(scene: Scene) -> Start | None:
-    """The latest start that tells; None if none does."""
-    plan = scene.observation.outcome.plan
-    views = [v for v in (*scene.pods, *scene.primers) if plan is None or scene.cache_keys.get(v.uid, plan.cache_key) == plan.cache_key]
-    told = [(view, state) for view in views if (state := scene.state(view)) is not None and _tells(view, state)]
-    if not told:
-        return None
-    view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
-    return Start(state, start_seconds(view, state), view.run)
-
-
-def start_seconds(view: PodView, state: StartupState) -> int | None:
-    """How long a start took, from the start of the container until the engine answered; None if it does not yet."""
-    begun = view.started_at or state.started_at
-    done = state.stage_since if state.stage is Stage.READY else None
-    return max(0, round((done - begun).total_seconds())) if begun is not None and done is not None else None
+from vllm_operator.reporting.starts import known_stages, last_start
 
 
 def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) -> CacheStatus | None:
@@ -80,16 +32,17 @@ def cache_status(scene: Scene, plan: Plan | None, blame: Blame | None = None) ->
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
     care = scene.observation.care
-    stages = learn(known.stages or (), start.state, is_warm=start.is_warm) if start and start.is_finished else known.stages
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if blame is not None and blame.left_behind else next_start_finds(scene, plan),
         claim_name=scene.observation.claim_name,
+        image_digest=care.image.digest,
+        weights_claim_name=scene.observation.weights_claim_name,
         generation=_generation(plan, previous, blame),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
         saved_seconds=max(0, cold - warm) if cold is not None and warm is not None else None,
-        stages=stages or None,
+        stages=known_stages(scene, plan) or None,
         quarantined=list(blame.quarantined) or None if blame is not None else None,
         priming_skipped=care.skipped,
     )
@@ -108,12 +61,13 @@ def cache_warm(scene: Scene, cache: CacheStatus | None, block: StartupStatus | N
     say, observation = scene.messages.say, scene.observation
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
-    if observation.claim_name is None:
+    place = place_of(observation)
+    if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
     if blame is not None and blame.left_behind:
-        text = say("cache.quarantined", claim=cache.claim_name, key=cache.key, signature=blame.signature)
+        text = say("cache.quarantined", place=place.words, key=cache.key, signature=blame.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
-    verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache)
+    verdict = claim_verdict(scene) or _priming_verdict(scene, cache, block) or _last_start_verdict(scene, cache, place)
     text = _with_notes(scene, verdict.message)
     return Verdict(verdict.status, verdict.reason, _with_blame(scene, text, blame) if verdict.status is not TRUE else text)
 
@@ -135,12 +89,18 @@ def _with_blame(scene: Scene, text: str, blame: Blame | None) -> str:
 def _with_notes(scene: Scene, text: str) -> str:
     """Add what the user should know of the claim whatever the starts do."""
     observation, messages = scene.observation, scene.messages
-    if is_one_node(observation.claim) and observation.wanted > 1:
-        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted)
+    facts: dict[str, Any]
+    if (stays := _one_node(observation)) is not None:
+        text = messages.fit("cache.one_node", shrink=("text",), text=text, wanted=observation.wanted, **stays)
+    if observation.care.image.moved and observation.outcome.plan is not None:
+        facts = {"image": observation.outcome.plan.image, "digest": observation.care.image.digest}
+        text = messages.fit("cache.image_moved", shrink=("text",), text=text, **facts)
     if observation.care.skipped:
         text = messages.fit("cache.skipped", shrink=("text",), text=text, why=observation.care.skipped)
+    if observation.care.remounting is not None:
+        text = messages.fit(f"remounting.{observation.care.remounting}", shrink=("text",), text=text, claim=observation.claim_name)
     if (cleaning := observation.care.cleaning) is not None:
-        facts: dict[str, Any] = {
+        facts = {
             "removed": len(cleaning.removed),
             "freed_gibibytes": cleaning.freed_bytes / 2**30,
             "advice": cleaning.advice,
@@ -162,23 +122,37 @@ def _priming_verdict(scene: Scene, cache: CacheStatus, block: StartupStatus | No
         case PrimingStep.PRIMER:
             view = next(iter(scene.primers), None)
             text = pod_text(scene, view, block) if view is not None else ""
-            return Verdict(FALSE, Reason.PRIMING, scene.messages.fit("cache.primer", shrink=("text",), text=text, **facts))
+            return Verdict(
+                FALSE, Reason.PRIMING, scene.messages.fit("cache.primer", shrink=("text",), text=text, until=care.until, **facts)
+            )
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, scene.messages.say("cache.elsewhere", holder=care.holder, **facts))
     return None
 
 
-def _last_start_verdict(scene: Scene, cache: CacheStatus) -> Verdict:
+def _one_node(observation: Observation) -> dict[str, Any] | None:
+    """Which claim binds all replicas to one node, where there are several, and whether one node has room for them."""
+    plan = observation.outcome.plan
+    claims = (("cache", observation.claim), ("weights", observation.weights_claim))
+    field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
+    if claim is None or observation.wanted < 2:
+        return None
+    room = plan.resource_per_node // plan.count if plan is not None and plan.resource_per_node and plan.count else None
+    return {"field": field, "claim": reading.text(claim, "metadata", "name"), "room": room}
+
+
+def _last_start_verdict(scene: Scene, cache: CacheStatus, place: Place) -> Verdict:
     start = last_start(scene)
     facts: dict[str, Any] = {
-        "claim": cache.claim_name,
+        "place": place.words,
         "key": cache.key,
         "cold": cache.cold_start_seconds,
         "warm": cache.warm_start_seconds,
     }
     say = scene.messages.say
     if start is None:
-        return _remembered(scene, cache) or Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen", **facts))
+        unseen = Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
+        return _remembered(scene, cache) or unseen
     if start.is_warm:
         return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
     if not start.is_cold:
@@ -192,8 +166,3 @@ def _remembered(scene: Scene, cache: CacheStatus) -> Verdict | None:
     said = previous_verdict(previous.conditions, CACHE_WARM)
     same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
     return said if said is not None and same and said.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
-
-
-def _tells(view: PodView, state: StartupState) -> bool:
-    alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
-    return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)

@@ -1,15 +1,19 @@
-"""The claim of the caches: missing, not bound and why, bound."""
+"""The claims of caches and weights: missing, not bound and why, bound."""
 
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import Reason
+from vllm_operator.api.storage import StorageSpec
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.conditions import FALSE, UNKNOWN
 from vllm_operator.reporting.observation import Manifest
 from vllm_operator.reporting.scene import Scene
 
+CLAIM_TROUBLES = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_READ_ONLY)
+"""Reasons for which no Pod can start."""
 BINDING_SECONDS = 15
 """How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
 _TELLING = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
@@ -17,40 +21,62 @@ _NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
 
 
 def claim_verdict(scene: Scene) -> Verdict | None:
-    """What stands against using the claim; None if it is bound."""
-    observation, say = scene.observation, scene.messages.say
-    facts: dict[str, Any] = {"claim": observation.claim_name, "namespace": observation.resource.metadata.namespace}
-    if observation.claim is None:
-        cache = observation.resource.spec.cache
-        if cache is not None and cache.claim_name:
-            return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
-    phase = reading.text(observation.claim, "status", "phase")
-    if phase == "Lost":
-        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
-    return None if phase == "Bound" or reading.text(observation.claim, "spec", "volumeName") else _unbound(scene, observation.claim)
+    """What stands against using the claims of caches and weights; None if they are bound."""
+    observation = scene.observation
+    spec = observation.resource.spec
+    of_caches = _Claim("cache", observation.claim_name, observation.claim, spec.cache)
+    of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
+    verdicts = [_verdict(scene, claim) for claim in (of_caches, of_weights)]
+    troubles = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
+    return next((verdict for verdict in (*troubles, *verdicts) if verdict is not None), None)
 
 
 def binding_deadline(scene: Scene) -> datetime | None:
     """When an unbound claim that nothing is said about is called not bound; None if that is not to be waited for."""
-    claim = scene.observation.claim
-    created = reading.moment(claim, "metadata", "creationTimestamp")
     verdict = claim_verdict(scene)
-    waits = verdict is not None and claim is not None and verdict.status is UNKNOWN
-    return created + timedelta(seconds=BINDING_SECONDS) if waits and created is not None else None
+    if verdict is None or verdict.status is not UNKNOWN:
+        return None
+    claims = (scene.observation.claim, scene.observation.weights_claim)
+    waiting = [claim for claim in claims if claim is not None and not _is_bound(claim)]
+    times = [reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting]
+    return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
 
 
-def is_one_node(claim: Manifest | None) -> bool:
-    """Whether a claim can be mounted on one node only."""
-    modes = reading.mapping(claim, "spec").get("accessModes")
-    return isinstance(modes, list) and bool(modes) and all(mode in ("ReadWriteOnce", "ReadWriteOncePod") for mode in modes)
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A claim that is expected; `field` is the one of the spec that it follows from."""
+
+    field: str
+    name: str | None
+    live: Manifest | None
+    spec: StorageSpec | None
 
 
-def _unbound(scene: Scene, claim: Manifest) -> Verdict:
+def _is_bound(claim: Manifest) -> bool:
+    return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
+
+
+def _verdict(scene: Scene, claim: _Claim) -> Verdict | None:
+    if claim.name is None:
+        return None
+    say = scene.messages.say
+    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": scene.observation.resource.metadata.namespace}
+    if claim.live is None:
+        if claim.spec is not None and claim.spec.claim_name:
+            return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
+    if reading.text(claim.live, "status", "phase") == "Lost":
+        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
+    if reading.access_modes(claim.live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
+    return None if _is_bound(claim.live) else _unbound(scene, claim.live, claim.field)
+
+
+def _unbound(scene: Scene, claim: Manifest, field: str) -> Verdict:
     name = reading.text(claim, "metadata", "name")
     uid = reading.text(claim, "metadata", "uid")
     event = scene.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_TELLING)
-    facts: dict[str, Any] = {"claim": name, "storage_class": reading.text(claim, "spec", "storageClassName")}
+    facts: dict[str, Any] = {"claim": name, "field": field, "storage_class": reading.text(claim, "spec", "storageClassName")}
     if event is not None and event.reason in _NORMAL:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, scene.messages.say("cache.waiting_for_consumer", **facts))
     created = reading.moment(claim, "metadata", "creationTimestamp")

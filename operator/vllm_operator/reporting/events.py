@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, S
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.planning.remediation import in_words
 from vllm_operator.reporting import reading
-from vllm_operator.reporting.caches import Start, last_start
+from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.crashes import Crashes
 from vllm_operator.reporting.crashes import reason as reason_of
 from vllm_operator.reporting.durations import completed_stages
@@ -22,6 +22,7 @@ from vllm_operator.reporting.observation import EventDraft
 from vllm_operator.reporting.planned import mismatches
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starts import Start, last_start
 from vllm_operator.reporting.summary import crash_text
 from vllm_operator.startup.state import Stage
 
@@ -29,7 +30,7 @@ NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """A stage that lasted longer is worth an event."""
-_NO_CLAIM = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND)
+_NO_CLAIM = CLAIM_TROUBLES
 _STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED)
 
 
@@ -110,7 +111,8 @@ def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> 
     if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
         yield (stage, since, view.started_at)
     if state is not None:
-        yield from (left for left in completed_stages(state) if order.index(left[0]) >= order.index(stage))
+        present = order.index(state.stage)
+        yield from (left for left in completed_stages(state) if order.index(stage) <= order.index(left[0]) < present)
 
 
 def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
@@ -126,11 +128,7 @@ def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
 
 def _claim(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(scene, status, CACHE_WARM)
-    if (
-        now is None
-        or now.reason not in (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND)
-        or (before is not None and before.reason == now.reason)
-    ):
+    if now is None or now.reason not in CLAIM_TROUBLES or (before is not None and before.reason == now.reason):
         return
     uid = reading.text(scene.observation.claim, "metadata", "uid") or scene.observation.claim_name
     yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")

@@ -33,6 +33,8 @@ class Knowledge:
     """Signatures of damaged caches."""
     cleaning: frozenset[str] = frozenset()
     """Signatures of a full volume."""
+    remounting: frozenset[str] = frozenset()
+    """Signatures of a volume that has become read-only."""
 
     def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
         """The same with other crashes that are known by name."""
@@ -62,4 +64,5 @@ def _of_signatures(known: StartupKnowledge, rules: Rules) -> dict[str, Any]:
         "signatures": {signature.id: signature for signature in known.signatures},
         "quarantining": by_action[RemedyAction.QUARANTINE_CACHE],
         "cleaning": by_action[RemedyAction.CLEAN_CACHE],
+        "remounting": by_action[RemedyAction.REMOUNT_VOLUME],
     }

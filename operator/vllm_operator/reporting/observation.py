@@ -36,6 +36,8 @@ class Observation:
         service: The Service; None if there is none.
         claim: The claim of the caches; None if it does not exist.
         claim_name: The claim of the caches that is expected; None if the caches are not on a claim.
+        weights_claim: The claim of the weights, where that is another one; None if it does not exist.
+        weights_claim_name: The claim of the weights that is expected, where that is another one.
         pods: The Pods of the Deployment, those being deleted and the failed ones included.
         primers: The Pods that only fill a cache; they never serve.
         pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
@@ -53,6 +55,8 @@ class Observation:
     service: Manifest | None = None
     claim: Manifest | None = None
     claim_name: str | None = None
+    weights_claim: Manifest | None = None
+    weights_claim_name: str | None = None
     pods: tuple[Manifest, ...] = ()
     primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()

@@ -11,6 +11,8 @@ from vllm_operator.reporting.scene import Scene
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
+_WORTH_READING = 60
+"""A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
 
 
 def accepted(scene: Scene) -> Verdict:
@@ -25,8 +27,9 @@ def planned(scene: Scene, plan: Plan | None) -> Verdict:
     if not differences:
         return verdict
     note = scene.messages.say("planned.mismatch", differences="; ".join(differences))
-    text = wording.shorten(wording.sentence(verdict.message), VERDICT_LIMIT - len(note) - 1)
-    return Verdict(verdict.status, verdict.reason, f"{text} {note}")
+    room = wording.MESSAGE_LIMIT - len(note) - 1
+    text = wording.shorten(wording.sentence(verdict.message), room) if room >= _WORTH_READING else ""
+    return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
 
 
 def observed_plan(scene: Scene) -> Plan | None:

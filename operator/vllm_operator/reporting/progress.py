@@ -14,6 +14,7 @@ from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starts import known_stages
 from vllm_operator.startup.state import Progress, Stage, StartupState
 
 HOLD_SECONDS = 10
@@ -81,10 +82,8 @@ def silence_begins(scene: Scene, view: PodView) -> datetime | None:
 
 def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
     """How long a stage took in the last start with this cache key, cold or warm as the present one is; None if unknown."""
-    plan, cache = scene.observation.outcome.plan, scene.observation.previous.cache
-    if plan is None or cache is None or cache.key != plan.cache_key:
-        return None
-    known = next((entry for entry in cache.stages or () if entry.stage == stage), None)
+    plan = scene.observation.outcome.plan
+    known = next((entry for entry in known_stages(scene, plan) if entry.stage == stage), None) if plan is not None else None
     seconds = known and (known.warm_seconds if _is_warm(scene, state) else known.cold_seconds)
     return wording.rounded(seconds) if seconds else None
 

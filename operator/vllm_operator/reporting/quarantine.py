@@ -55,7 +55,7 @@ def blame_caches(scene: Scene, plan: Plan, crashes: Crashes) -> Blame:
     done = next((entry for entry in known if entry.key == plan.cache_key), None)
     if done is not None:
         return Blame(known, left_behind=True, signature=done.signature)
-    if scene.observation.claim is None:
+    if scene.observation.claim_name is not None and scene.observation.claim is None:
         return Blame(known)
     for suspicion in _suspicions(scene, plan, crashes):
         if message := _acquittal(scene, plan, suspicion, known):

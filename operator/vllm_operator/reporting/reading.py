@@ -16,8 +16,8 @@ _LONGEST_LIST = 1000
 def mapping(value: Any, *path: str) -> Mapping[str, Any]:
     """Follow a path of keys to an object; an empty one where there is none."""
     for key in path:
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value if isinstance(value, Mapping) else _EMPTY
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else _EMPTY
 
 
 def text(value: Any, *path: str) -> str:
@@ -50,6 +50,17 @@ def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
 def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
     """Follow a path of keys to a list of objects; the first whose `key` is `name`, or an empty object."""
     return next((item for item in objects(value, *path) if item.get(key) == name), _EMPTY)
+
+
+def access_modes(claim: Any) -> tuple[str, ...]:
+    """Access modes of a claim; empty where it is not known."""
+    modes = mapping(claim, "spec").get("accessModes")
+    return tuple(str(mode) for mode in modes[:8]) if isinstance(modes, list) else ()
+
+
+def is_one_node(modes: tuple[str, ...]) -> bool:
+    """Whether a claim with these access modes can be mounted on one node only."""
+    return bool(modes) and set(modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
 
 
 def moment(value: Any, *path: str) -> datetime | None:

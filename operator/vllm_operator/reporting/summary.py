@@ -7,6 +7,7 @@ from vllm_operator.api.status import CrashStatus, RemediationState, RemediationS
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.remediation import in_words
 from vllm_operator.reporting import reading, wording
+from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.crashes import Crashes, reason
 from vllm_operator.reporting.scene import Scene
@@ -88,7 +89,7 @@ def ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
 def _not_ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
     if judged[CRASHED].status is TRUE:
         return Verdict(FALSE, judged[CRASHED].reason, judged[CRASHED].message)
-    if judged[CACHE_WARM].reason in (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND):
+    if judged[CACHE_WARM].reason in CLAIM_TROUBLES:
         return Verdict(FALSE, judged[CACHE_WARM].reason, judged[CACHE_WARM].message)
     verdict = judged[STARTING]
     merely_starting = verdict.status is TRUE and scene.serving > 0

@@ -29,10 +29,12 @@ from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.care import NO_CARE, CacheCare, Cleaning, CleaningState
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.rendering.addresses import cache_address, template_spec
+from vllm_operator.rendering.addresses import cache_address, template_spec, weights_claim
 from vllm_operator.rendering.primer import primer_name
+from vllm_operator.reporting import reading
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.upkeep.cleaning import CleaningNeed, blocker_of, keep_of, render_need
+from vllm_operator.upkeep.images import other_directory
 from vllm_operator.upkeep.quarantine import next_generation
 from vllm_operator.upkeep.records import read_lease
 from vllm_operator.upkeep.situation import Situation
@@ -54,6 +56,8 @@ class Tended:
     kept: list[Manifest] = field(default_factory=list)
     claim_name: str | None = None
     claim: Manifest | None = None
+    weights_claim_name: str | None = None
+    weights_claim: Manifest | None = None
     care: CacheCare = NO_CARE
     held_replicas: int | None = None
     """How many replicas the Deployment among `kept` is to have; None if it stays as it is."""
@@ -85,8 +89,10 @@ class Caretaker:
         if outcome.plan is None:
             # what runs keeps running: a spec that cannot be planned is no reason to stop
             name = _claim_name(resource, snapshot.child(DEPLOYMENT))
-            return Tended([], [], outcome, children, name, await read_claim(self._client, snapshot, name))
-        outcome, situation, manifests = await self._past_quarantine(resource, snapshot, outcome, outcome.plan, replan)
+            of_weights = weights_claim(template_spec(snapshot.child(DEPLOYMENT)))
+            claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
+            return Tended([], [], outcome, children, name, claims[0], of_weights, claims[1])
+        outcome, situation, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None
         claim = await self._record(situation, upkeep)
@@ -100,15 +106,23 @@ class Caretaker:
             if upkeep.care.held and _stays(child, resource) and (child["kind"], child["metadata"]["name"]) not in wished
         ]
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
-        return Tended(upkeep.manifests, live, outcome, kept, name, claim, care, upkeep.scale)
+        of_weights = situation.weights_claim_name
+        found = situation.claims.get(of_weights or "")
+        weights = dict(found) if found is not None else None
+        return Tended(upkeep.manifests, live, outcome, kept, name, claim, of_weights, weights, care, upkeep.scale)
 
-    async def _past_quarantine(
+    async def _on_the_claim(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
     ) -> tuple[Outcome, Situation, list[Manifest]]:
-        """Pass over the generations that were left behind on this claim, by this object or another. What runs is left alone."""
+        """Find the directory as the claim says: not one that was left behind as damaged, nor one that another image has filled."""
         while True:
             manifests = self._rooms.render(resource, plan)
             situation = await self._situation(resource, snapshot, plan, manifests)
+            if (directory := other_directory(situation)) is not None:
+                plan = plan.model_copy(update={"cache_key": directory})
+                outcome = replace(outcome, plan=plan)
+                manifests = self._rooms.render(resource, plan)
+                situation = await self._situation(resource, snapshot, plan, manifests)
             generation = next_generation(situation)
             again = replan(generation) if generation is not None else outcome
             if again.plan is None or again.plan.cache_key == plan.cache_key:
@@ -118,6 +132,11 @@ class Caretaker:
     async def _situation(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan, manifests: list[Manifest]) -> Situation:
         wish = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
         address = cache_address(template_spec(wish))
+        claim = await read_claim(self._client, snapshot, address.claim if address else None)
+        of_weights = weights_claim(template_spec(wish))
+        of_weights = None if address is not None and of_weights == address.claim else of_weights
+        weights = await read_claim(self._client, snapshot, of_weights)
+        wished = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
         situation = Situation(
             resource=resource,
             plan=plan,
@@ -125,8 +144,11 @@ class Caretaker:
             now=self._now(),
             deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
             primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
-            claim=await read_claim(self._client, snapshot, address.claim if address else None),
-            wished_claim=next((manifest for manifest in manifests if manifest["kind"] == CLAIM.kind), None),
+            claim=claim,
+            wished_claim=wished.get(address.claim) if address else None,
+            claims={found["metadata"]["name"]: found for found in (claim, weights) if found is not None},
+            weights_claim_name=of_weights,
+            weights_modes=reading.access_modes(weights if weights is not None else wished.get(of_weights or "")),
             pods=snapshot.pods,
         )
         lease = read_lease(situation.claim, address.key) if address else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
@@ -37,7 +37,7 @@ class Parser(Protocol):
     """What reads the lines: `vllm_operator.startup` provides it."""
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Take a line."""
+        """Take lines, which were written at this time."""
 
     def end(self) -> None:
         """The log is complete."""
@@ -105,6 +105,7 @@ class Follower:
         self._latest = parser.state
         self._read_bytes = 0
         self._stop_at: float | None = None
+        self._serves = asyncio.Event()
         self._dead = run.previous
 
     @property
@@ -119,6 +120,7 @@ class Follower:
         """The Pod serves: take the lines that are on their way, then stop."""
         if self._stop_at is None:
             self._stop_at = self._clock() + LINGER_SECONDS
+            self._serves.set()
 
     async def follow(self) -> None:
         """Follow until the run is over or `finish_soon` has come true. Raises nothing but CancelledError."""
@@ -170,36 +172,48 @@ class Follower:
         async with self._client.stream_log(request) as stream:
             pieces = aiter(stream)
             pending: asyncio.Task[bytes] | None = None
+            serves: asyncio.Task[object] = asyncio.create_task(self._serves.wait())
             try:
                 while not self._stopping():
                     pending = pending or asyncio.create_task(_next(pieces))
-                    await asyncio.wait({pending}, timeout=self._patience())
-                    if pending.done():
+                    news: set[asyncio.Task[Any]] = {pending} if serves.done() else {pending, serves}
+                    done, _ = await asyncio.wait(news, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+                    if pending in done:
                         piece, pending = pending.result(), None
                         if not piece:
                             self._lines.check()
                             return
                         await self._take(piece)
-                    else:
-                        self._catch_up()
-                        self._publish()
-                        if self._stop_at is not None:
-                            self._stop_at = self._clock()  # it serves, and has fallen silent
+                    elif not done:
+                        self._fall_silent()
                     if self._slots.waiting and self._clock() >= turn_until:
                         return
             finally:
-                if pending is not None:
-                    pending.cancel()
-                    await asyncio.gather(pending, return_exceptions=True)
+                left = [task for task in (pending, serves) if task is not None]
+                for task in left:
+                    task.cancel()
+                await asyncio.gather(*left, return_exceptions=True)
 
     def _patience(self) -> float:
-        return QUIET_SECONDS if not self.caught_up or self._stop_at is not None else 1.0
+        """For how long to wait for more, in seconds: there is nothing to do before."""
+        if not self.caught_up or self._stop_at is not None:
+            return QUIET_SECONDS
+        if self._published is not None and not _same(self._published, self._latest):
+            return max(0.05, self._published_at + self._settings.interval_seconds - self._clock())
+        return self._settings.turn_seconds
+
+    def _fall_silent(self) -> None:
+        """Nothing more has come for as long as it was waited for."""
+        self._catch_up()
+        self._publish()
+        if self._stop_at is not None:
+            self._stop_at = self._clock()  # it serves
 
     async def _take(self, piece: bytes) -> None:
         started = time.perf_counter()
         self._read_bytes += len(piece)
-        for line, moment in self._lines.feed(piece):
-            self._feed(line, moment)
+        for lines, moment in self._lines.feed(piece):
+            self._feed(lines, moment)
         self._latest = self._parser.state if self._parser else self._latest
         if self._read_bytes > self._settings.replay_bytes:
             self._catch_up()  # no start writes this much: do not wait for its end
@@ -207,9 +221,9 @@ class Follower:
             self._publish()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
 
-    def _feed(self, line: bytes, moment: datetime | None) -> None:
+    def _feed(self, lines: bytes, moment: datetime | None) -> None:
         if self._parser is not None:
-            self._parser.feed(line, moment)
+            self._parser.feed(lines, moment)
 
     async def _over(self) -> bool:
         """Look at the Pod: whether there is nothing more to read."""

@@ -20,8 +20,9 @@ class ProgressClock:
         self._heartbeats = tuple(text.encode() for text in heartbeats)
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Take a line."""
-        is_heartbeat = any(text in data for text in self._heartbeats)
+        """Take lines of one time."""
+        found = [text for text in self._heartbeats if text in data]
+        is_heartbeat = bool(found) and all(any(text in line for text in found) for line in data.splitlines())
         self._parser.feed(data, None if is_heartbeat else timestamp)
 
     def end(self) -> None:

@@ -69,6 +69,8 @@ class Metrics:
         }
         Gauge(f"{PREFIX}_info", "The operator's version.", ["version"], registry=self.registry).labels(__version__).set(1)
         self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
+        # finding a counter by its labels takes longer than all else that is done with an event
+        self._watched: dict[str, Counter] = {}
 
     def reconciled(self, result: str, seconds: float) -> None:
         """A reconciliation has ended."""
@@ -81,7 +83,8 @@ class Metrics:
 
     def watched(self, kind: str) -> None:
         """A watch event was received."""
-        self._watch_events.labels(kind).inc()
+        counter = self._watched.get(kind) or self._watched.setdefault(kind, self._watch_events.labels(kind))
+        counter.inc()
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
         """The rules or signatures of the cluster's owner were read."""

@@ -19,6 +19,10 @@ JITTER = 0.2
 """Waits vary by this fraction, so that what failed together does not come back together."""
 
 
+REST_LIMIT_SECONDS = 2.0
+"""Longest rest of a key: a slow API server must not keep a change from being looked at."""
+
+
 class QueueClosed(Exception):  # noqa: N818 - it is a signal, not an error
     """The queue was closed: there is nothing more to do."""
 
@@ -37,8 +41,9 @@ class WorkQueue(Generic[Key]):
     ) -> None:
         """`base_seconds` is the wait after a first failure; it doubles up to `limit_seconds`.
 
-        `rest_seconds` is how long a key rests after it was processed: what happens to it meanwhile, often as the
-        echo of our own writes, is looked at once.
+        `rest_seconds` is how long a key rests after it was processed, or as long as that took, where it took longer: what
+        happens to it meanwhile, often as the echo of our own writes, is looked at once. So under load keys are processed
+        less often, not later and later.
         """
         self._base = base_seconds
         self._limit = limit_seconds
@@ -130,20 +135,20 @@ class WorkQueue(Generic[Key]):
 
     def done(self, key: Key) -> None:
         """A worker has finished with a key; it is handed out again if it was added meanwhile."""
-        del self._processing[key]
+        took = self._clock() - self._processing.pop(key)
         if self._rest:
-            self._begin_rest(key)
+            self._begin_rest(key, max(self._rest, min(took, REST_LIMIT_SECONDS)))
         if key in self._dirty and not self._rest:
             self._ready.append(key)
             self._wake.set()
         elif self._dirty.pop(key, None) is not None:
             self._delay(key, self._rested[key])
 
-    def _begin_rest(self, key: Key) -> None:
+    def _begin_rest(self, key: Key, seconds: float) -> None:
         now = self._clock()
         self._rested.pop(key, None)
-        self._rested[key] = now + self._rest
-        while self._rested and next(iter(self._rested.values())) <= now:  # in the order of time
+        self._rested[key] = now + seconds
+        while self._rested and next(iter(self._rested.values())) <= now:  # roughly in the order of time
             del self._rested[next(iter(self._rested))]
 
     def close(self) -> None:

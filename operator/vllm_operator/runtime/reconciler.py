@@ -4,7 +4,7 @@ Always in the same sequence:
 
     observe -> inventory -> plan -> render -> caches -> apply -> what the logs tell -> report -> events -> status
 
-Everything is read anew each time; nothing that matters is remembered between two runs. Events are written
+Everything is looked at each time; nothing that matters is remembered between two runs. Events are written
 before the status that follows from the same report: an operator that dies in between reports the same once
 more, and meets the events that it has written.
 """
@@ -186,8 +186,10 @@ class Reconciler:
         self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended
     ) -> tuple[Observation, float | None]:
         """All that the report is made from, and in how many seconds there may be more to know."""
-        claim = next((c for c in applied.children if c["kind"] == CLAIM.kind and c["metadata"]["name"] == tended.claim_name), tended.claim)
-        events, look_again = await self._explanations.read(snapshot.pods, claim)
+        claims = {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
+        claim = claims.get(tended.claim_name or "", tended.claim)
+        weights = claims.get(tended.weights_claim_name or "", tended.weights_claim)
+        events, look_again = await self._explanations.read(snapshot.pods, (claim, weights))
         states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
         now = self._now()
         observation = Observation(
@@ -198,13 +200,15 @@ class Reconciler:
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=tended.claim_name,
+            weights_claim=weights,
+            weights_claim_name=tended.weights_claim_name,
             pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
             startups=states,
             cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
-            care=_with_refused_claim(tended.care, applied, claim),
-            apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claim)) or None,
+            care=_with_refused_claims(tended.care, applied, (claim, weights)),
+            apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
         )
         return observation, look_again
 
@@ -268,17 +272,18 @@ def _starting(resource: VLLMDeployment) -> frozenset[str]:
     return frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
 
 
-def _is_only_size(refusal: Refusal, claim: Manifest | None) -> bool:
+def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
     """Whether a refusal is about a claim that exists: everything works but with its former size."""
-    return claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"])
+    return any(claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"]) for claim in claims)
 
 
-def _with_refused_claim(care: CacheCare, applied: Applied, claim: Manifest | None) -> CacheCare:
-    refusal = next((refusal for refusal in applied.refusals if _is_only_size(refusal, claim)), None)
-    if refusal is None:
-        return care
-    note = f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
-    return replace(care, claim_note=note)
+def _with_refused_claims(care: CacheCare, applied: Applied, claims: Sequence[Manifest | None]) -> CacheCare:
+    notes = [
+        f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
+        for refusal in applied.refusals
+        if _is_only_size(refusal, claims)
+    ]
+    return replace(care, claim_note=" ".join(notes)) if notes else care
 
 
 def _result(report: Report, applied: Applied, look_again: float | None) -> Result:

@@ -28,8 +28,8 @@ from vllm_operator.upkeep.cleaning import hindered
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
 
-MAX_OUTCOMES = 64
-"""Objects whose latest outcome is remembered: those that something is happening to."""
+MAX_OUTCOMES = 512
+"""Objects whose latest outcome is remembered: those that something is happening to. Each takes up to 60 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,13 @@ def load_rooms(
         read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
         plan=Planner(known),
         render=_render,
-        tend=partial(tend, rules=known.shipped.priming, full=crashes.reporting.cleaning, patience_seconds=priming_patience_seconds),
+        tend=partial(
+            tend,
+            rules=known.shipped.priming,
+            full=crashes.reporting.cleaning,
+            read_only=crashes.reporting.remounting,
+            patience_seconds=priming_patience_seconds,
+        ),
         hindered=lambda situation, state, why: hindered(situation, crashes.reporting.cleaning, state, why),
         report=lambda observation: report(observation, knowledge=crashes.reporting),
         make_parser=lambda: ProgressClock(StartupParser(crashes.startup), crashes.shipped.stages.heartbeats),

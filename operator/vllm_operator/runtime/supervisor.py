@@ -5,7 +5,6 @@ watches are started anew when they end, and when a permission came or went.
 """
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +42,16 @@ class RunsWatches(Protocol):
         """Watch."""
 
 
+class Mirrors(Protocol):
+    """Knows what there is."""
+
+    async def load(self, kinds: Sequence[Kind]) -> None:
+        """List all there is of these kinds. Raises ClusterError."""
+
+    async def run(self, kinds: Sequence[Kind]) -> None:
+        """Keep what was listed true, for as long as the watches run."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the supervisor puts together.
@@ -52,7 +61,7 @@ class Parts:
 
     client: ClusterClient
     readiness: Readiness
-    add: Callable[[tuple[str, str]], None]
+    mirror: Mirrors
     make_watches: Callable[[Sequence[Kind]], RunsWatches]
     namespaces: tuple[str, ...] = ()
     host: str = ""
@@ -77,7 +86,7 @@ class Supervisor:
             await self._until("permissions", self._check_permissions)
             await self._until("CRD", self._check_crd)
             await self._until("rules", self._prepare)
-            await self._until("first list", self.list_all)
+            await self._until("first list", self._list)
             log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
             await self._watch()
 
@@ -89,6 +98,7 @@ class Supervisor:
         """Watch until the watches end or what may be watched changes."""
         kinds = watched_kinds(self._denied)
         watches = asyncio.create_task(self._parts.make_watches(kinds).run(), name="watches")
+        mirror = asyncio.create_task(self._parts.mirror.run(kinds), name="mirror")
         try:
             while not watches.done():
                 missing = bool(self._parts.readiness.missing)
@@ -99,9 +109,9 @@ class Supervisor:
             log.warning("the watches have ended%s; they are started again", f": {error}" if error else "")
             await asyncio.sleep(self._retry / 2)
         finally:
-            watches.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await watches
+            for task in (watches, mirror):
+                task.cancel()
+            await asyncio.gather(watches, mirror, return_exceptions=True)
 
     async def _has_changed(self, kinds: Sequence[Kind]) -> bool:
         """Whether the watches must be started again; keeps readiness up to date.
@@ -199,12 +209,8 @@ class Supervisor:
         if self._parts.prepare is not None:
             await self._parts.prepare()
 
-    async def list_all(self) -> None:
-        """Add all that there is. Raises ClusterError."""
-        places: tuple[str | None, ...] = self._parts.namespaces or (None,)
-        for namespace in places:
-            for resource in await self._parts.client.find(VLLM_DEPLOYMENT, namespace):
-                self._parts.add((resource["metadata"]["namespace"], resource["metadata"]["name"]))
+    async def _list(self) -> None:
+        await self._parts.mirror.load(watched_kinds(self._denied))
 
 
 class _Missing(Exception):  # noqa: N818 - a signal

@@ -1,6 +1,6 @@
-"""Watches: what happens in the cluster becomes keys in the queue. The only place, with the app, that knows kopf.
+"""Watches: what happens in the cluster, event by event. The only place, with the app, that knows kopf.
 
-kopf is used as plumbing: discovery, list and watch, bookmarks, reconnects. Its handlers add a key and return
+kopf is used as plumbing: discovery, list and watch, bookmarks, reconnects. Its handlers hand an event on and return
 nothing, so it writes nothing to any object: no finalizer, no annotation. It runs in a thread and an event loop
 of its own, because when it ends it cancels every task of its loop, and reconciliations must not end with it.
 
@@ -12,18 +12,16 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, cast
 
 import kopf
+import uvloop
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind
+from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind, Manifest
 from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
 
 log = logging.getLogger(__name__)
-
-Key: TypeAlias = tuple[str, str]
-
 
 CHUNK = 500
 EXIT_SECONDS = 1.5
@@ -37,19 +35,17 @@ class Watches:
     def __init__(
         self,
         *,
-        add: Callable[[Key], None],
+        notice: Callable[[Kind, str | None, Manifest], None],
         login: Callable[[], kopf.ConnectionInfo],
         kinds: Sequence[Kind],
         namespaces: Sequence[str] = (),
-        received: Callable[[str], None] = lambda kind: None,
         request_timeout_seconds: float = 15.0,
     ) -> None:
-        """`add` and `received` (called with the kind) are called in the event loop that calls `run`; `login` in kopf's thread."""
-        self._add = add
+        """`notice` is called with each event (kind, type, object) in the event loop that calls `run`; `login` in kopf's thread."""
+        self._notice = notice
         self._login = login
         self._kinds = tuple(kinds)
         self._namespaces = tuple(namespaces)
-        self._received = received
         self._timeout = request_timeout_seconds
         self._stop = threading.Event()
 
@@ -68,7 +64,7 @@ class Watches:
 
         def serve() -> None:
             try:
-                asyncio.run(self._serve(loop))
+                uvloop.run(self._serve(loop))
             except BaseException as error:  # it must not be lost with the thread
                 failure = error if isinstance(error, Exception) else RuntimeError(f"the watches ended with {error!r}")
                 _call(loop, lambda: tell(failure))
@@ -106,14 +102,8 @@ class Watches:
         return registry
 
     def _watch(self, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop, kind: Kind) -> None:
-        def deliver(key: Key) -> None:
-            self._received(kind.kind)
-            self._add(key)
-
-        async def handle(body: kopf.Body, **_: Any) -> None:
-            key = key_of(kind, body)
-            if key is not None:
-                _call(loop, lambda: deliver(key))
+        async def handle(event: kopf.RawEvent, **_: Any) -> None:
+            _call(loop, lambda: self._notice(kind, event["type"], cast(Manifest, event["object"])))
 
         kopf.on.event(kind.group, kind.api_version.rpartition("/")[2], kind.plural, id=kind.plural, registry=registry)(handle)
 
@@ -134,14 +124,6 @@ class Watches:
             if kind != VLLM_DEPLOYMENT:
                 settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = selector
         return settings
-
-
-def key_of(kind: Kind, body: Any) -> Key | None:
-    """The key of the VLLMDeployment that an object is or belongs to; None if it belongs to none."""
-    metadata = body.get("metadata") or {}
-    name = metadata.get("name") if kind == VLLM_DEPLOYMENT else (metadata.get("labels") or {}).get(labels.INSTANCE_LABEL)
-    namespace = metadata.get("namespace")
-    return (namespace, name) if namespace and name else None
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -12,7 +12,7 @@ forgotten. Once ready, only the death of the engine is a crash, and not if it wa
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
@@ -39,7 +39,7 @@ _LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
 _REQUEST = "[serving"
 _HEADER = 200
-_BULK = ("NCCL INFO", "UCX  DEBUG", "DEBUG:")
+_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +149,9 @@ class CrashTracker:
         """A log record that is no error."""
         for match in self._index.find(text):
             if match.signature.severity is not Severity.FATAL:
-                self.notices.setdefault(match.signature.id, self._seen(None, match.signature, text, number, match.captures))
+                self._notice(self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
-                self._collect(self._seen(None, match.signature, text, number, match.captures, warned=True))
+                self._collect(None, self._seen(None, match.signature, text, number, match.captures, warned=True))
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
@@ -161,7 +161,7 @@ class CrashTracker:
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if traceback is not None and traceback.harmless:
             return
-        if level is None and any(word in text for word in _BULK):
+        if level is None and _BULK.search(text):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -217,16 +217,16 @@ class CrashTracker:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
             signature = match.signature
-            evidence = self._seen(process, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
+            evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
-                self._collect(evidence)
+                self._collect(process, evidence)
                 known = known or not (signature.is_echo or provisional)
             else:
-                self.notices.setdefault(signature.id, evidence)
+                self._notice(self._with_frames(process, evidence))
         return known
 
     def _match_assertion(self, process: str, number: int) -> bool:
-        frames = self.tracebacks.frames(process)
+        frames = self.tracebacks.frames(process, 1)
         return bool(frames) and self._match(process, frames[-1].strip(), number)
 
     def _exception(self, process: str, text: str, number: int, *, known: bool, uncaught: bool) -> None:
@@ -236,21 +236,23 @@ class CrashTracker:
             return
         if text.startswith(("SystemExit", "asyncio.exceptions.CancelledError")):
             return
-        if not known:
-            evidence = self._seen(process, None, text, number, ())
-            if self._failures.is_echo(text):
-                self._echoed = self._echoed or evidence
-            else:
-                self._unknown = self._unknown or evidence
+        if not known and self._failures.is_echo(text):
+            self._echoed = self._echoed or self._seen(process, None, text, number, ())
+        elif not known:
+            self._unknown = self._unknown or self._seen(process, None, text, number, ())
         if uncaught and not self._ready:
             self._fail(number)
 
-    def _collect(self, evidence: Evidence) -> None:
+    def _notice(self, evidence: Evidence) -> None:
+        assert evidence.signature is not None
+        self.notices.setdefault(evidence.signature.id, evidence)
+
+    def _collect(self, process: str | None, evidence: Evidence) -> None:
         assert evidence.signature is not None
         before = self._evidence.get(evidence.signature.id)
         if before is not None and before.quality >= evidence.quality:
             return
-        self._evidence[evidence.signature.id] = evidence
+        self._evidence[evidence.signature.id] = self._with_frames(process, evidence)
         if len(self._evidence) > _EVIDENCE_KEPT:
             worst = max(self._evidence.values(), key=lambda each: each.rank)
             del self._evidence[worst.signature.id if worst.signature else ""]
@@ -316,9 +318,14 @@ class CrashTracker:
         warned: bool = False,
         provisional: bool = False,
     ) -> Evidence:
-        frames = self.tracebacks.frames(process)[-EXCERPT_FRAMES:] if process is not None else ()
         bounded = tuple((name, value[:LINE_LIMIT]) for name, value in captures)
-        return Evidence(signature, text[: 2 * LINE_LIMIT], number, frames, bounded, weak, warned, provisional, self.records)
+        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, (), bounded, weak, warned, provisional, self.records)
+        return self._with_frames(process, evidence)
+
+    def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
+        """The evidence with the last frames of the traceback that the process wrote; without a process there are none."""
+        frames = self.tracebacks.frames(process, EXCERPT_FRAMES) if process is not None else ()
+        return replace(evidence, frames=frames) if frames else evidence
 
 
 def to_crash(evidence: Evidence) -> Crash:

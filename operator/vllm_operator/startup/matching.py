@@ -41,11 +41,10 @@ class SignatureIndex:
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
         """All signatures that `text` belongs to, each once. `context`: gives the frames of the traceback that it ends."""
         words = self._words.intersection(_WORD.findall(text))
-        if not words:
-            return
+        entries = [entry for word in words for entry in self._by_word[word] if entry[2].anchor in text]
         seen: set[str] = set()
-        for _, signature, pattern in sorted((entry for word in words for entry in self._by_word[word]), key=lambda entry: entry[0]):
-            if signature.id in seen or pattern.anchor not in text:
+        for _, signature, pattern in sorted(entries):  # no two have the same number, so nothing else is compared
+            if signature.id in seen:
                 continue
             prepare = compile_linear if signature.is_foreign else compiled
             found = prepare(pattern.regex).search(text)

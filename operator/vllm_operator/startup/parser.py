@@ -94,18 +94,21 @@ class StartupParser:
             reader.number += 1
             if not raw:
                 continue
+            is_long = len(raw) > _LONG
             tracebacks = self._crashes.tracebacks
-            tracebacks.recent.append(raw if len(raw) <= CHARACTERS_KEPT else raw[:CHARACTERS_KEPT])
+            tracebacks.recent.append(raw[:CHARACTERS_KEPT] if is_long else raw)
             if returns and "\r" in raw:
                 self._with_returns(raw, lines, position)
                 continue
             # Lines that follow each other often have the same header.
-            if header and raw.startswith(header) and (header_level is not None or raw.startswith(" ", len(header))):
+            if raw[0] == " ":
+                start, level = 0, None
+            elif header and raw.startswith(header) and (header_level is not None or raw.startswith(" ", len(header))):
                 start, level = len(header), header_level
             else:
                 start, level = locate(raw)
                 header, header_level = raw[: max(start, 0)], level
-            if start < 0 or len(raw) > _LONG:
+            if is_long or start < 0:
                 self._physical(raw)
             elif level is not None and level < ERROR:
                 self._records += 1
@@ -113,13 +116,13 @@ class StartupParser:
                 word = raw[start : raw.find(" ", start)]
                 if word in words or level == WARNING or not word.isalpha() or self._begun is None:
                     self._record(level, raw[start:])
-            elif raw.startswith('  File "', start):
+            elif raw.startswith("    ", start) and (raw[-1] in "^~" or (after_frame and not raw.startswith(_TELLING, start + 4))):
                 # Most lines of a crash are these; the crash tracker looks back at them when it needs them.
+                after_frame = after_frame and raw[-1] in "^~"
+            elif raw.startswith('  File "', start):
                 after_frame = True
                 if tracebacks.wants_top:
                     self._crashes.error(process_of(raw), level, raw[start:], reader.number)
-            elif raw.startswith("    ", start) and (raw[-1] in "^~" or (after_frame and not raw.startswith(_TELLING, start + 4))):
-                after_frame = raw[-1] in "^~" and after_frame
             elif level is not None or "%" not in raw or not self._is_passing(raw, start, lines, position):
                 after_frame = False
                 self._unremarkable(raw, start, level)

@@ -13,6 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import islice
 
 from vllm_operator.startup.framing import plain
 
@@ -69,13 +70,14 @@ class Tracebacks:
         self.recent: deque[str] = deque(maxlen=LINES_KEPT)
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_next = False
-        self._collected: tuple[str, ...] | None = None
+        self._backward: Iterator[str] | None = None
+        self._collected: list[str] = []
         self.wants_top = False
         """Whether the next frame has to be looked at: it tells where the traceback begins."""
 
     def take(self, process: str, text: str, *, raw: bool) -> Part:
         """Say what the line, the latest of the log, is to the tracebacks."""
-        self._collected = None
+        self._backward = None
         if text[:1] == " ":
             if text.startswith('  File "'):
                 self._frame(process, text)
@@ -89,7 +91,7 @@ class Tracebacks:
         if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and self.frames(process)):
+        if _EXCEPTION.match(text) or (_NAME.match(text) and self.frames(process, 1)):
             return Part.EXCEPTION
         return Part.OTHER
 
@@ -97,11 +99,12 @@ class Tracebacks:
         """The traceback that the exception of the process ends, if it was seen to begin."""
         return self._open.pop(process, None)
 
-    def frames(self, process: str) -> tuple[str, ...]:
-        """The frames and source lines that the process wrote right before the latest line, as far as they are kept."""
-        if self._collected is None:
-            self._collected = tuple(self._backwards(process))[::-1]
-        return self._collected
+    def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
+        """The last frames and source lines that the process wrote before the latest line, as far as they are kept."""
+        if self._backward is None:
+            self._backward, self._collected = self._backwards(process), []
+        self._collected += islice(self._backward, max(0, most - len(self._collected)))
+        return tuple(self._collected[:most][::-1])
 
     def forget(self) -> None:
         """What was begun does not matter any more."""
@@ -126,9 +129,13 @@ class Tracebacks:
     def _backwards(self, process: str) -> Iterator[str]:
         lines = reversed(self.recent)
         next(lines, None)
-        source = ""
+        source = head = writer = ""
         for raw in lines:
-            writer, text = plain(raw)
+            if head and raw.startswith(head) and raw.startswith(" ", len(head)):
+                text = raw[len(head) :]
+            else:
+                writer, text = plain(raw)
+                head = raw[: len(raw) - len(text)]
             if writer != process or not text.strip(" ^~"):
                 continue
             if text.startswith(('  File "', "    ")):

@@ -7,29 +7,36 @@ and then nothing else of the spec would be applied. So a wish that cannot come t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.quantities import read_bytes
+from vllm_operator.planning.storage import weights_claim_name
 from vllm_operator.reporting import reading
+from vllm_operator.upkeep.situation import Situation
 
 _CLAIM = "PersistentVolumeClaim"
 _FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
 
 
-def fit_claims(manifests: Sequence[dict[str, Any]], live: Mapping[str, Any] | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Return the manifests with the claim as it can be applied, and what it cannot follow; None if it follows."""
-    if live is None:
-        return list(manifests), None
+def fit_claims(manifests: Sequence[dict[str, Any]], situation: Situation) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the manifests with the claims as they can be applied, and what they cannot follow; None if they follow."""
     result, notes = [], []
     for manifest in manifests:
-        if manifest["kind"] == _CLAIM and manifest["metadata"]["name"] == reading.text(live, "metadata", "name"):
-            spec, note = _fit(manifest["spec"], live)
-            result.append({**manifest, "spec": spec})
+        live = situation.claims.get(manifest["metadata"]["name"]) if manifest["kind"] == _CLAIM else None
+        if live is not None:
+            spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(situation.resource, manifest))
+            manifest = {**manifest, "spec": spec}
             notes.append(note)
-        else:
-            result.append(manifest)
-    return result, next((note for note in notes if note), None)
+        result.append(manifest)
+    return result, " ".join(note for note in notes if note) or None
 
 
-def _fit(wish: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[dict[str, Any], str | None]:
+def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:
+    """Whether the size is the user's wish. A default or an estimate that is less than what there is, is no news."""
+    spec = resource.spec.weights if claim["metadata"]["name"] == weights_claim_name(resource) else resource.spec.cache
+    return spec is not None and spec.volume is not None and spec.volume.size is not None
+
+
+def _fit(wish: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool) -> tuple[dict[str, Any], str | None]:
     name, present = reading.text(live, "metadata", "name"), reading.mapping(live, "spec")
     spec = dict(wish)
     changed = [(field, word) for field, word in _FIXED if field in wish and wish[field] != present.get(field)]
@@ -48,7 +55,7 @@ def _fit(wish: Mapping[str, Any], live: Mapping[str, Any]) -> tuple[dict[str, An
             f"the claim while no Pod uses it (spec.replicas: 0); what it holds is lost."
         )
     if difference < 0:
-        return spec, f"PersistentVolumeClaim {name} has {is_size} and cannot be made smaller; it keeps its size."
+        return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot be made smaller; it keeps its size."
     if difference and not bound:
         return spec, f"PersistentVolumeClaim {name} gets its new size of {size} once it is bound to a volume."
     return spec, None

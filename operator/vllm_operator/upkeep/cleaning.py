@@ -20,7 +20,7 @@ from vllm_operator.api.labels import (
 )
 from vllm_operator.planning.care import Cleaning, CleaningState
 from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
-from vllm_operator.rendering.cleaning import render_cleaning
+from vllm_operator.rendering.cleaning import FREE_PERCENT, render_cleaning
 from vllm_operator.rendering.metadata import Component
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.pods import Phase
@@ -134,6 +134,10 @@ def describe_cleaning(situation: Situation, signatures: frozenset[str]) -> Clean
     if last.result is None:
         return Cleaning(state=CleaningState.FAILED, advice=_advice(situation))
     removed = tuple(str(key) for key in last.result.get("removed") or ())
+    if not removed and _has_room(last.result):
+        weights = situation.weights_claim_name
+        where = f"claim {weights} of the weights" if weights else "the node's disk, where /tmp and the container's own files are"
+        return Cleaning(state=CleaningState.ROOMY, why=where, advice=_advice(situation, weights) if weights else "")
     state = CleaningState.DONE if removed else CleaningState.NOTHING
     return Cleaning(state=state, removed=removed, freed_bytes=reading.integer(last.result, "freedBytes") or 0, advice=_advice(situation))
 
@@ -186,16 +190,22 @@ def _left_behind(situation: Situation, age: timedelta) -> Iterator[str]:
             yield str(name).removeprefix(QUARANTINED_ANNOTATION_PREFIX)
 
 
-def _advice(situation: Situation) -> str:
-    """The command that enlarges the claim to twice its size."""
-    metadata = situation.resource.metadata
-    size = reading.text(situation.claim, "spec", "resources", "requests", "storage")
+def _has_room(result: Mapping[str, Any]) -> bool:
+    free, total = reading.integer(result, "freeBytes"), reading.integer(result, "totalBytes")
+    return free is not None and bool(total) and free * 100 >= (total or 0) * FREE_PERCENT
+
+
+def _advice(situation: Situation, weights: str | None = None) -> str:
+    """The command that enlarges the claim of the caches, or of the weights if that is given, to twice its size."""
+    metadata, spec = situation.resource.metadata, situation.resource.spec
+    live = situation.claims.get(weights) if weights else situation.claim
+    field, kept = ("weights", spec.weights) if weights else ("cache", spec.cache)
+    size = reading.text(live, "spec", "resources", "requests", "storage")
     number = size.rstrip("kKMGTPi")
     larger = f"{int(number) * 2}{size.removeprefix(number)}" if number.isdecimal() else "SIZE"
-    claim = reading.text(situation.claim, "metadata", "name")
-    cache = situation.resource.spec.cache
-    if cache is not None and cache.claim_name:
+    claim = reading.text(live, "metadata", "name")
+    if kept is not None and kept.claim_name:
         patch = json.dumps({"spec": {"resources": {"requests": {"storage": larger}}}}, separators=(",", ":"))
         return f"kubectl patch pvc {claim} -n {metadata.namespace} --type merge -p '{patch}'"
-    patch = json.dumps({"spec": {"cache": {"volume": {"size": larger}}}}, separators=(",", ":"))
+    patch = json.dumps({"spec": {field: {"volume": {"size": larger}}}}, separators=(",", ":"))
     return f"kubectl patch vllm {metadata.name} -n {metadata.namespace} --type merge -p '{patch}'"

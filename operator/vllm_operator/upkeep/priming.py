@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
-from vllm_operator.api.operation import CacheSpec, Priming
+from vllm_operator.api.storage import CacheSpec, Priming
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.care import NO_CARE, CacheCare, PrimingStep
 from vllm_operator.rendering.addresses import CacheAddress, cache_address
@@ -131,8 +131,9 @@ def _ahead_of_rollout(situation: Situation, address: CacheAddress, patience_seco
         return Staffing()  # what is broken is replaced at once; the Deployment begins with it
     because = "The present replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
-    recheck = (min(waits) + timedelta(seconds=patience_seconds) - situation.now).total_seconds() if waits else None
-    return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because, held=True, recheck_seconds=recheck))
+    until = min(waits) + timedelta(seconds=patience_seconds) if waits else None
+    recheck = (until - situation.now).total_seconds() if until is not None else None
+    return Staffing(CacheCare(step=PrimingStep.PRIMER, because=because, held=True, until=until, recheck_seconds=recheck))
 
 
 def _remembered(situation: Situation) -> str | None:
@@ -142,7 +143,7 @@ def _remembered(situation: Situation) -> str | None:
 
 
 def _cannot_prime(situation: Situation) -> str | None:
-    if "ReadWriteOncePod" not in situation.access_modes:
+    if "ReadWriteOncePod" not in (*situation.access_modes, *situation.weights_modes):
         return None
     return "The claim can be mounted by one Pod only (ReadWriteOncePod)."
 

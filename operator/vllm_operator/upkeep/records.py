@@ -3,6 +3,8 @@
     primed.vllm-operator.dev/KEY:       when a Pod with these caches was first seen to be Ready
     priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod fills them at present
     quarantined.vllm-operator.dev/KEY:  when they were left behind because they are damaged
+    vllm-operator.dev/remounted:        when it was mounted anew (`vllm_operator.upkeep.remounting`)
+    image.vllm-operator.dev/KEY:        which image has filled them (`vllm_operator.upkeep.images`)
 
 The claim is the place for it: it lives as long as the caches do, and all who share it can read it.
 """
@@ -60,12 +62,6 @@ def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | Non
             if _annotation(claim, prefix + entry.key):
                 record[prefix + entry.key] = None
     return record
-
-
-def quarantined_keys(claim: Mapping[str, Any] | None) -> tuple[str, ...]:
-    """All keys that were left behind as damaged."""
-    names = (str(name) for name in reading.mapping(claim, "metadata", "annotations"))
-    return tuple(sorted(n.removeprefix(QUARANTINED_ANNOTATION_PREFIX) for n in names if n.startswith(QUARANTINED_ANNOTATION_PREFIX)))
 
 
 def _annotation(claim: Mapping[str, Any] | None, name: str) -> str:

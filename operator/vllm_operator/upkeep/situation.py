@@ -1,7 +1,7 @@
 """What is decided upon: one VLLMDeployment, its plan, its Pods, and the claim of its caches."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -28,6 +28,9 @@ class Situation:
         primer: The Deployment of the primer as it is; None if there is none.
         claim: The claim of the caches; None if it does not exist yet.
         wished_claim: The claim as it is going to be created; None if the user has named one.
+        claims: The claims of caches and weights that exist, by name.
+        weights_claim_name: The claim of the weights, where that is another one.
+        weights_modes: Access modes of the claim of the weights, where that is another one; empty where there is none.
         pods: The Pods of the VLLMDeployment, primers included.
         holder: The VLLMDeployment that the claim names as the one who fills the cache, if that is another one and exists.
         holder_pods: Its Pods.
@@ -42,6 +45,9 @@ class Situation:
     primer: Manifest | None = None
     claim: Manifest | None = None
     wished_claim: Manifest | None = None
+    claims: Mapping[str, Manifest] = field(default_factory=dict)
+    weights_claim_name: str | None = None
+    weights_modes: tuple[str, ...] = ()
     pods: tuple[Manifest, ...] = ()
     holder: Manifest | None = None
     holder_pods: tuple[Manifest, ...] = ()
@@ -59,13 +65,17 @@ class Situation:
     @property
     def access_modes(self) -> tuple[str, ...]:
         """Access modes of the claim; empty where it is not known."""
-        modes = reading.mapping(self.claim if self.claim is not None else self.wished_claim, "spec").get("accessModes")
-        return tuple(str(mode) for mode in modes) if isinstance(modes, list) else ()
+        return reading.access_modes(self.claim if self.claim is not None else self.wished_claim)
 
     @property
     def is_one_node(self) -> bool:
-        """Whether the claim can be mounted on one node only."""
-        return bool(self.access_modes) and set(self.access_modes) <= {"ReadWriteOnce", "ReadWriteOncePod"}
+        """Whether the claim of the caches can be mounted on one node only."""
+        return reading.is_one_node(self.access_modes)
+
+    @property
+    def is_bound_to_node(self) -> bool:
+        """Whether all Pods must be on one node, because of this claim or that of the weights."""
+        return self.is_one_node or reading.is_one_node(self.weights_modes)
 
     def replicas(self) -> list[tuple[CacheAddress | None, PodView]]:
         """The replicas, each with where its caches are."""

@@ -23,7 +23,7 @@ def staff(manifests: Sequence[dict[str, Any]], staffing: Staffing, situation: Si
             result.append(manifest)
             continue
         if staffing.care.step is PrimingStep.PRIMER:
-            beside = situation.is_one_node and staffing.care.held
+            beside = situation.is_bound_to_node and staffing.care.held
             result.append(render_primer(manifest, beside_replicas=beside))
         if not staffing.care.held:
             result.append(_with_replicas(manifest, staffing.replicas))

@@ -5,11 +5,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.catalog.priming import PrimingRule
-from vllm_operator.planning.care import CacheCare
+from vllm_operator.planning.care import CacheCare, Remounting
 from vllm_operator.upkeep.claims import fit_claims
 from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
-from vllm_operator.upkeep.priming import decide
+from vllm_operator.upkeep.images import image_care, image_record
+from vllm_operator.upkeep.priming import Staffing, decide
 from vllm_operator.upkeep.records import Changes, quarantine_record
+from vllm_operator.upkeep.remounting import remounting
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.staffing import held_replicas, staff
 
@@ -36,6 +38,7 @@ def tend(
     rules: Sequence[PrimingRule],
     *,
     full: frozenset[str] = frozenset(),
+    read_only: frozenset[str] = frozenset(),
     patience_seconds: int = PATIENCE_SECONDS,
 ) -> Upkeep:
     """Decide what to do for the caches.
@@ -45,10 +48,16 @@ def tend(
         manifests: Everything as rendered, with all replicas.
         rules: When `priming: Auto` primes.
         full: Signatures of a crash for want of room.
+        read_only: Signatures of a crash for want of a writable volume.
         patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
-    fitted, note = fit_claims(manifests, situation.claim)
+    remount, remounted = remounting(situation, read_only)
+    if remount is Remounting.UNDER_WAY:
+        staffing = Staffing(replicas=0, record=staffing.record)
+    fitted, note = fit_claims(manifests, situation)
     record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
-    care = replace(staffing.care, claim_note=note, cleaning=describe_cleaning(situation, full))
+    record |= image_record(situation) | remounted
+    cleaning = describe_cleaning(situation, full)
+    care = replace(staffing.care, claim_note=note, image=image_care(situation), remounting=remount, cleaning=cleaning)
     return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))

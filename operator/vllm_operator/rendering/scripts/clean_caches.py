@@ -4,11 +4,13 @@
     CLEAN_KEEP     JSON list: directories in use, never touched
     CLEAN_DOOMED   JSON list: directories that go first, and in any case
     CLEAN_SHARE    how much of the volume shall be free afterwards, in percent; 0 removes only what is doomed
+    CLEAN_GRACE    seconds between taking a directory out of use and deleting it
     CLEAN_REPORT   file for the result, one line of JSON
 
 Only directories that look like a cache key are considered, so weights and what others keep on the volume stay. First
 the doomed ones, then older generations of keys in use, then the one that was not used for the longest time. A directory
-used in the last ten minutes stays even if nobody is known to use it.
+used in the last ten minutes stays even if nobody is known to use it; one that is used although it was taken out of use, by a Pod
+that started meanwhile, is put back.
 """
 
 import json
@@ -81,10 +83,15 @@ def last_use(path: str) -> float:
 
 
 def remove(root: str, name: str) -> bool:
-    """Takes a directory out of use at once, then deletes it."""
-    leaving = os.path.join(root, LEAVING + name)
+    """Takes a directory out of use at once, deletes it a little later; False if it is in use after all, or cannot be deleted."""
+    path, leaving = os.path.join(root, name), os.path.join(root, LEAVING + name)
     try:
-        os.rename(os.path.join(root, name), leaving)
+        before = last_use(path)
+        os.rename(path, leaving)
+        time.sleep(float(os.environ.get("CLEAN_GRACE", "10")))
+        if last_use(leaving) > before and not os.path.exists(path):
+            os.rename(leaving, path)
+            return False
         shutil.rmtree(leaving)
     except OSError as error:
         print(f"{name} cannot be removed: {error}", file=sys.stderr)

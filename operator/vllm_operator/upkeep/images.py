@@ -1,0 +1,131 @@
+"""Which image a directory of caches was filled by, where the image was named by a tag.
+
+A tag can come to stand for another image, and what one image has compiled another may not be able to read. But what a tag stands
+for is known only once a Pod has started with it. So the cache key holds the tag until then, and the claim records the digest:
+
+    image.vllm-operator.dev/KEY:  IMAGE@DIGEST of the image that filled the directory, then the latest digest if that is another one
+
+From this record alone follows which directory a start uses, so an object that is deleted and created again finds the same one:
+
+* the tag still stands for the image that filled its directory: that directory; nothing moves because the digest got known;
+* the tag stands for another image now: a directory with the digest in its key;
+* the image is named by its digest: the directory that this image has filled under a tag, if there is one.
+
+What runs is left alone. A directory is exchanged with the image, or when a new plan is asked for.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.labels import CONTAINER, IMAGE_ANNOTATION_PREFIX
+from vllm_operator.api.status import Plan
+from vllm_operator.planning.cache import digest_of, key_with_image
+from vllm_operator.planning.care import ImageCare
+from vllm_operator.rendering.addresses import cache_address
+from vllm_operator.reporting import reading
+from vllm_operator.upkeep.records import Changes
+from vllm_operator.upkeep.situation import Situation
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRecord:
+    """The image, named by a tag, that filled a directory, and what the tag was last seen to stand for."""
+
+    image: str
+    filled_by: str
+    latest: str
+
+    def __str__(self) -> str:
+        return f"{self.image}@{self.filled_by}" + (f" {self.latest}" if self.latest != self.filled_by else "")
+
+
+def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
+    """All records of a claim by directory. A text that is no record counts as none."""
+    found = {}
+    for name, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
+        reference, _, latest = reading.text(value).partition(" ")
+        image, _, digest = reference.rpartition("@")
+        if str(name).startswith(IMAGE_ANNOTATION_PREFIX) and image and digest:
+            found[str(name).removeprefix(IMAGE_ANNOTATION_PREFIX)] = ImageRecord(image, digest, latest or digest)
+    return found
+
+
+def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
+    """The directory that a start with a plan uses, as the records of the claim say."""
+    digest = digest_of(plan.image)
+    if digest is not None:
+        return _filled_by(plan, digest, records)
+    by_tag = key_with_image(plan, plan.image)
+    record = records.get(by_tag)
+    if record is None or record.latest == record.filled_by:
+        return by_tag
+    return _filled_by(plan, record.latest, records)
+
+
+def other_directory(situation: Situation) -> str | None:
+    """The directory to use instead of that of the plan; None if that is the right one."""
+    address, plan, before = situation.address, situation.plan, situation.resource.status.plan
+    if address is None or not plan.cache_key_parts:
+        return None
+    wanted = directory_of(plan, read_records(situation.claim))
+    if before is not None and before.replan_token == plan.replan_token and _is_in_use(situation, before):
+        wanted = before.cache_key
+    return wanted if wanted != plan.cache_key else None
+
+
+def image_care(situation: Situation) -> ImageCare:
+    """What is known of the image of the Pods: its digest, and whether its tag has moved away from the directory in use."""
+    address, plan = situation.address, situation.plan
+    pinned = digest_of(plan.image)
+    if pinned is not None or address is None:
+        return ImageCare(digest=pinned or _seen(situation))
+    record = read_records(situation.claim).get(key_with_image(plan, plan.image))
+    digest = _seen(situation) or (record.latest if record else None)
+    moved = record is not None and digest != record.filled_by and plan.cache_key == key_with_image(plan, plan.image)
+    return ImageCare(digest=digest, moved=moved)
+
+
+def image_record(situation: Situation) -> Changes:
+    """What is to be recorded of the image that the newest Pod was seen to run."""
+    address, plan, seen = situation.address, situation.plan, _seen(situation)
+    if address is None or seen is None or situation.claim is None or digest_of(plan.image) is not None or not plan.cache_key_parts:
+        return {}
+    by_tag = key_with_image(plan, plan.image)
+    record = read_records(situation.claim).get(by_tag)
+    if record is None and address.key != by_tag:
+        return {}
+    now = ImageRecord(plan.image, record.filled_by if record else seen, seen)
+    return {} if now == record else {IMAGE_ANNOTATION_PREFIX + by_tag: str(now)}
+
+
+def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> str:
+    """The directory that an image has filled under a tag, all else being equal; else the one with the digest in its key."""
+    for key, record in records.items():
+        if record.filled_by == digest and key_with_image(plan, record.image) == key:
+            return key
+    return key_with_image(plan, digest)
+
+
+def _is_in_use(situation: Situation, before: Plan) -> bool:
+    """Whether the Deployment runs with the directory of the plan before, and that differs at most in what its tag stood for."""
+    present, address, plan = situation.present_address, situation.address, situation.plan
+    if present is None or address is None or (present.claim, present.key) != (address.claim, before.cache_key):
+        return False
+    return before.image == plan.image and key_with_image(before, plan.image) == key_with_image(plan, plan.image)
+
+
+def _seen(situation: Situation) -> str | None:
+    """The digest of the image that the newest Pod with the directory of the plan runs; None if no Pod tells."""
+    return max(_digests(situation), default=("", None))[1]
+
+
+def _digests(situation: Situation) -> Iterator[tuple[str, str]]:
+    for pod in situation.pods:
+        container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
+        wished = reading.named(pod, CONTAINER, "spec", "containers", key="name")
+        # an image that was loaded into a node without a registry has no digest, only an ID of its own
+        digest = digest_of(reading.text(container, "imageID"))
+        if digest is None or wished.get("image") != situation.plan.image or cache_address(pod.get("spec")) != situation.address:
+            continue
+        yield reading.text(pod, "metadata", "creationTimestamp"), digest

@@ -1,0 +1,160 @@
+"""What is answered from memory, and that it is never older than what has happened."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from support.operators import llama
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.mirror import Mirror
+
+KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
+OF_LLAMA = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: "llama"}
+
+
+def child(kind: Kind = DEPLOYMENT, name: str = "llama", instance: str = "llama", **content: Any) -> dict[str, Any]:
+    marks = {**OF_LLAMA, labels.INSTANCE_LABEL: instance}
+    metadata = {"name": name, "namespace": "default", "labels": marks}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **content}
+
+
+class World:
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.mirror = Mirror(self.cluster)
+
+    async def names(self, kind: Kind = DEPLOYMENT) -> list[str]:
+        return [item["metadata"]["name"] for item in await self.mirror.find(kind, "default", labels=OF_LLAMA)]
+
+    async def load(self, kinds: Sequence[Kind] = KINDS) -> set[tuple[str, str]]:
+        changed: set[tuple[str, str]] = set()
+        await self.mirror.load(kinds, changed=changed.add)
+        return changed
+
+    def calls(self) -> int:
+        return self.cluster.calls["get"] + self.cluster.calls["find"]
+
+
+@pytest.fixture
+async def world() -> World:
+    made = World()
+    made.cluster.put(llama())
+    made.cluster.put(child())
+    await made.load()
+    made.cluster.calls.clear()
+    return made
+
+
+async def test_an_object_and_its_children_are_read_without_a_request(world: World) -> None:
+    assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"] == llama()["spec"]
+    assert await world.names() == ["llama"]
+    assert await world.names(CLAIM) == []
+    assert world.calls() == 0
+
+
+async def test_before_the_first_list_and_without_watches_everything_is_asked_for(world: World) -> None:
+    world.mirror.drop()
+    assert await world.names() == ["llama"]
+    await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")
+    assert world.calls() == 2
+
+
+async def test_what_is_not_watched_or_not_ours_is_asked_for(world: World) -> None:
+    world.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "theirs", "namespace": "default"}})
+    assert await world.names(POD) == []
+    assert (await world.mirror.get(CLAIM, "theirs", "default"))["metadata"]["name"] == "theirs"
+    assert len(await world.mirror.find(DEPLOYMENT, "default")) == 1
+    assert world.calls() == 3
+
+
+async def test_that_an_object_is_gone_is_not_believed_unseen(world: World) -> None:
+    last = await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")
+    world.mirror.note(VLLM_DEPLOYMENT, {**last, "metadata": {**last["metadata"], "resourceVersion": "1000"}}, deleted=True)
+    assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"] == last["spec"]
+    world.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
+    with pytest.raises(NotFound):
+        await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")
+
+
+async def test_who_reads_may_change_what_was_read(world: World) -> None:
+    (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"].clear()
+    assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"] == llama()["spec"]
+
+
+async def test_an_event_is_news_once(world: World) -> None:
+    pushed = world.cluster.put(child(CLAIM, "cache"))
+    assert world.mirror.note(CLAIM, pushed)
+    assert await world.names(CLAIM) == ["cache"]
+    assert not world.mirror.note(CLAIM, pushed)
+
+
+async def test_an_event_that_was_overtaken_changes_nothing(world: World) -> None:
+    old = world.cluster.put(child(spec={"replicas": 1}))
+    new = world.cluster.put(child(spec={"replicas": 2}))
+    assert world.mirror.note(DEPLOYMENT, new)
+    assert not world.mirror.note(DEPLOYMENT, old)
+    [found] = await world.mirror.find(DEPLOYMENT, "default", labels=OF_LLAMA)
+    assert found["spec"] == {"replicas": 2}
+
+
+async def test_a_deleted_object_does_not_come_back_with_an_old_event(world: World) -> None:
+    old = world.cluster.put(child())
+    last = world.cluster.put(child(spec={"replicas": 2}))
+    assert world.mirror.note(DEPLOYMENT, last, deleted=True)
+    assert not world.mirror.note(DEPLOYMENT, old)
+    assert await world.names() == []
+    assert world.mirror.note(DEPLOYMENT, world.cluster.put(child()))
+    assert await world.names() == ["llama"]
+
+
+async def test_what_was_written_is_read_at_once_and_its_event_says_that_there_is_more_to_do(world: World) -> None:
+    made = await world.mirror.apply(child(CLAIM, "cache"), manager="us")
+    assert await world.names(CLAIM) == ["cache"]
+    assert world.mirror.note(CLAIM, made)
+    assert not world.mirror.note(CLAIM, made)
+
+
+async def test_our_own_status_is_no_news(world: World) -> None:
+    written = await world.mirror.apply_status({**llama(), "status": {"replicas": 1}}, manager="us")
+    assert not world.mirror.note(VLLM_DEPLOYMENT, written)
+    assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["status"] == {"replicas": 1}
+
+
+async def test_our_own_status_is_news_if_it_shows_a_change_that_was_not_seen_before(world: World) -> None:
+    edited = world.cluster.put({**llama(), "spec": {**llama()["spec"], "replicas": 5}})
+    written = await world.mirror.apply_status({**llama(), "status": {"replicas": 1}}, manager="us")
+    assert not world.mirror.note(VLLM_DEPLOYMENT, edited)
+    assert world.mirror.note(VLLM_DEPLOYMENT, written)
+    assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"]["replicas"] == 5
+
+
+async def test_listing_anew_finds_what_the_watches_have_missed(world: World) -> None:
+    world.cluster.remove(DEPLOYMENT, "default", "llama")
+    world.cluster.put(child(name="new", instance="other"))
+    world.cluster.put(llama("third"))
+    assert await world.load() == {("default", "llama"), ("default", "other"), ("default", "third")}
+    assert await world.names() == []
+    assert await world.load() == set()
+    assert sorted(await world.mirror.list_keys()) == [("default", "llama"), ("default", "third")]
+
+
+async def test_a_list_that_fails_leaves_what_was_known(world: World) -> None:
+    world.cluster.fail("find", DEPLOYMENT, Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await world.load()
+    assert await world.names() == ["llama"]
+
+
+async def test_a_child_that_changes_hands_is_found_with_its_new_owner_only(world: World) -> None:
+    world.mirror.note(DEPLOYMENT, world.cluster.put(child(instance="other")))
+    assert await world.names() == []
+
+
+async def test_a_kind_that_may_not_be_watched_any_more_is_asked_for(world: World) -> None:
+    await world.load((VLLM_DEPLOYMENT,))
+    world.cluster.calls.clear()
+    assert await world.names() == ["llama"]
+    assert world.calls() == 1

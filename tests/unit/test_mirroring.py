@@ -1,0 +1,105 @@
+"""What becomes of what the watches tell, and how what they do not tell is found."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from support.operators import llama
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.mirror import Mirror
+from vllm_operator.runtime.mirroring import Mirroring
+
+KEY = ("default", "llama")
+KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT)
+
+
+class World:
+    def __init__(self) -> None:
+        self.cluster = FakeCluster()
+        self.cluster.put(llama())
+        self.keys: list[tuple[str, str]] = []
+        self.mirror = Mirror(self.cluster)
+        self.mirroring = Mirroring(self.mirror, self.keys.append, settle_seconds=0.01)
+
+    async def start(self) -> asyncio.Task[None]:
+        await self.mirroring.load(KINDS)
+        return asyncio.create_task(self.mirroring.run(KINDS))
+
+    async def until(self, condition: Callable[[], object]) -> None:
+        async with asyncio.timeout(5):
+            while not condition():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World()
+    running = await made.start()
+    yield made
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def deployment() -> dict[str, object]:
+    marks = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: "llama"}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "llama", "namespace": "default", "labels": marks}}
+
+
+async def test_all_there_is_is_looked_at_first(world: World) -> None:
+    assert world.keys == [KEY]
+
+
+async def test_a_change_of_a_child_is_a_reason_to_look_at_its_owner(world: World) -> None:
+    world.keys.clear()
+    made = world.cluster.put(deployment())
+    world.mirroring.notice(DEPLOYMENT, "ADDED", made)
+    world.mirroring.notice(DEPLOYMENT, "MODIFIED", made)
+    assert world.keys == [KEY]
+
+
+async def test_what_belongs_to_nobody_is_passed_over(world: World) -> None:
+    world.keys.clear()
+    stranger = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "x", "namespace": "default", "resourceVersion": "7"}}
+    world.mirroring.notice(DEPLOYMENT, "ADDED", stranger)
+    assert world.keys == []
+
+
+async def test_watches_that_begin_again_may_have_missed_a_deletion(world: World) -> None:
+    made = world.cluster.put(deployment())
+    world.mirroring.notice(DEPLOYMENT, "ADDED", made)
+    world.cluster.remove(DEPLOYMENT, "default", "llama")
+    world.keys.clear()
+    world.mirroring.notice(VLLM_DEPLOYMENT, None, world.cluster.all(VLLM_DEPLOYMENT)[0])
+    await world.until(lambda: world.keys)
+    assert world.keys == [KEY]
+
+
+async def test_listing_anew_is_tried_again_after_an_outage(world: World) -> None:
+    world.cluster.fail("find", DEPLOYMENT, Unavailable("away"), times=3)
+    world.cluster.put(llama("other"))
+    world.keys.clear()
+    world.mirroring.notice(VLLM_DEPLOYMENT, None, world.cluster.all(VLLM_DEPLOYMENT)[0])
+    made = world.cluster.put(deployment())
+    await world.until(lambda: KEY in world.keys)
+    assert ("default", "other") in world.keys
+    assert not world.mirror.note(DEPLOYMENT, made)
+
+
+async def test_without_watches_nothing_is_answered_from_memory() -> None:
+    world = World()
+    running = await world.start()
+    await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    before = world.cluster.calls["get"]
+    await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")
+    assert world.cluster.calls["get"] == before + 1
+
+
+async def test_where_nothing_may_be_watched_all_is_looked_at_all_the_same() -> None:
+    world = World()
+    await world.mirroring.load(())
+    assert world.keys == [KEY]

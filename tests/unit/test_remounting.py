@@ -1,0 +1,99 @@
+"""A volume that has become read-only is mounted anew: on a cluster in memory, with the real planner and reporter."""
+
+from typing import Any
+
+import pytest
+
+from support.fleet import Fleet
+from support.operators import Bench
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import CLAIM
+from vllm_operator.startup.state import Crash, Stage, StartupState
+
+READ_ONLY = Crash(signature="CacheVolumeReadOnly", cause="It is read-only.", remedy=None, reference=None, line="[Errno 30]")
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
+
+
+def crash(fleet: Fleet, pod: str, *, restarts: int = 0) -> None:
+    """The engine of a Pod dies because it cannot write."""
+    ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}
+    fleet.show(pod, {"type": "Ready", "status": "False"}, state={"terminated": ended}, restarts=restarts)
+    told = StartupState(stage=Stage.TORCH_COMPILE, crash=READ_ONLY, last_line_at=fleet.bench.now)
+    fleet.bench.logs.told[(fleet.uid(pod), restarts)] = told
+
+
+async def crashed(fleet: Fleet) -> str:
+    """A Pod starts, and finds the volume read-only."""
+    pod = fleet.start(created=fleet.bench.now)
+    fleet.bench.pass_time(30)
+    crash(fleet, pod)
+    await fleet.settle()
+    return pod
+
+
+async def test_the_pods_are_taken_away_and_started_again(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    pod = await crashed(fleet)
+    assert fleet.replicas() == 0
+    assert "has become read-only; the Pods are taken away" in bench.condition("CacheWarm").message
+    bench.restart()
+    bench.pass_time(30)
+    await fleet.settle()
+    assert fleet.replicas() == 0, "not before the volume is free, also after a restart of the operator"
+    fleet.gone(pod)
+    await fleet.settle()
+    assert fleet.replicas() == 1
+    fleet.ready(fleet.start(created=bench.now))
+    await fleet.settle()
+    assert bench.condition("Ready").status == "True"
+    assert "read-only" not in bench.condition("CacheWarm").message
+
+
+async def test_what_does_not_help_is_not_done_for_ever(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    for _ in range(2):
+        pod = await crashed(fleet)
+        assert fleet.replicas() == 0
+        fleet.gone(pod)
+        await fleet.settle()
+    await crashed(fleet)
+    assert fleet.replicas() == 1
+    assert "read-only again although it was mounted anew twice" in bench.condition("CacheWarm").message
+    assert len(fleet.annotations()[labels.REMOUNTED_ANNOTATION].split()) == 2
+
+
+async def test_replicas_that_serve_are_left_alone(fleet: Fleet) -> None:
+    await fleet.serve(replicas=2, cache={"priming": "Never"})
+    fleet.ready(fleet.start(created=fleet.bench.now))
+    await crashed(fleet)
+    assert fleet.replicas() == 2
+    assert labels.REMOUNTED_ANNOTATION not in fleet.annotations()
+
+
+async def test_what_the_pod_template_says_is_not_tried_but_told(bench: Bench, fleet: Fleet) -> None:
+    claim = {"claimName": "llama-cache", "readOnly": True}
+    await fleet.serve(podTemplate={"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": claim}]}})
+    await crashed(fleet)
+    assert fleet.replicas() == 1
+    assert "spec.podTemplate mounts the caches or the weights for reading only" in bench.condition("CacheWarm").message
+
+
+@pytest.mark.parametrize("field", ["cache", "weights"])
+async def test_a_claim_that_can_only_be_read_is_told_before_a_pod_starts(bench: Bench, fleet: Fleet, field: str) -> None:
+    spec: dict[str, Any] = {"accessModes": ["ReadOnlyMany"]}
+    metadata = {"name": "golden", "namespace": "default"}
+    bench.cluster.put({"apiVersion": "v1", "kind": CLAIM.kind, "metadata": metadata, "spec": spec, "status": {"phase": "Bound"}})
+    await fleet.serve(**{field: {"claimName": "golden"}})
+    warm = bench.condition("CacheWarm")
+    assert (warm.status, warm.reason) == ("False", "ClaimReadOnly")
+    assert f"spec.{field}.claimName" in warm.message
+    assert bench.condition("Ready").reason == "ClaimReadOnly"

@@ -1,0 +1,195 @@
+"""Where caches and weights are kept: what is planned for what the spec says, and what it comes to on a cluster."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from support.fleet import Fleet
+from support.gpus import real_node
+from support.operators import Bench
+from support.plans import deployment, made
+from vllm_operator.api.status import CacheStatus, Plan, PlannedWeights, VLLMDeploymentStatus
+from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
+from vllm_operator.planning.storage import plan_weights
+
+GIB = 2**30
+WITH_CACHES = PlannedWeights(place="WithCaches")
+
+
+def own(size: str | None = None) -> PlannedWeights:
+    return PlannedWeights(place="OwnVolume", volume_size=size)
+
+
+@dataclass(frozen=True)
+class Case:
+    spec: dict[str, Any]
+    want: PlannedWeights
+    weight_bytes: int | None = 15 * GIB
+    uri: str = "hf://meta-llama/Llama-3.1-8B-Instruct"
+
+
+VOLUME = {"name": "cache", "hostPath": {"path": "/mnt"}}
+CASES = {
+    "nothing said: a claim as large as the weights need": Case({}, own("30Gi")),
+    "a large model": Case({}, own("780Gi"), weight_bytes=641 * GIB),
+    "an unknown model": Case({}, own("100Gi"), weight_bytes=None),
+    "the caches on a claim of a class": Case({"cache": {"volume": {"storageClassName": "fast"}}}, own("30Gi")),
+    "a size given": Case({"weights": {"volume": {"size": "1Ti"}}}, own("1Ti")),
+    "a claim named": Case({"weights": {"claimName": "all-weights"}}, own()),
+    "a directory of the node": Case({"weights": {"hostPath": "/mnt/nvme"}}, own()),
+    "a claim for each replica, for all": Case({"cache": {"storage": "ClaimPerReplica"}}, own("30Gi")),
+    "the caches on the user's claim": Case({"cache": {"claimName": "shared"}}, WITH_CACHES),
+    "the same, but weights apart": Case({"cache": {"claimName": "shared"}, "weights": {}}, own("30Gi")),
+    "the caches on the node": Case({"cache": {"hostPath": "/mnt"}}, WITH_CACHES),
+    "the caches on the Pod": Case({"cache": {"storage": "EmptyDir"}}, WITH_CACHES),
+    "the caches where podTemplate says": Case({"podTemplate": {"spec": {"volumes": [VOLUME]}}}, WITH_CACHES),
+    "a model on a claim": Case({}, WITH_CACHES, uri="pvc://models/llama"),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_where_weights_are_kept(case: Case) -> None:
+    assert plan_weights(deployment(case.uri, **case.spec), case.weight_bytes, None) == case.want
+
+
+@dataclass(frozen=True)
+class Before:
+    """What was the case before a change of the spec; by default an object that an operator made which knew of no claim for weights."""
+
+    want: PlannedWeights
+    model: str = "meta-llama/Llama-3.1-8B-Instruct"
+    weights: PlannedWeights | None = None
+    claim: str = "demo-cache"
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+BEFORE = {
+    "weights that were downloaded beside the caches stay there": Before(WITH_CACHES),
+    "and stay there at the next change": Before(WITH_CACHES, weights=WITH_CACHES),
+    "another model has to be downloaded anyway": Before(own("30Gi"), model="Qwen/Qwen3-8B"),
+    "they were on another claim": Before(own("30Gi"), weights=WITH_CACHES, claim="shared"),
+    "the spec says otherwise now": Before(own("30Gi"), spec={"weights": {}}),
+    "they had a claim of their own": Before(own("30Gi"), weights=own("30Gi")),
+}
+
+
+@pytest.mark.parametrize("case", BEFORE.values(), ids=BEFORE)
+def test_nothing_is_downloaded_again_because_the_spec_changed(case: Before) -> None:
+    resource = deployment(**case.spec)
+    status = VLLMDeploymentStatus(cache=CacheStatus(claim_name=case.claim))
+    pinned = made(deployment(), real_node("h100-sxm")).model_copy(update={"model": case.model, "weights": case.weights})
+    assert plan_weights(resource.model_copy(update={"status": status}), 15 * GIB, pinned) == case.want
+
+
+def plan_of(**spec: Any) -> Plan:
+    return made(deployment("hf://nobody/knows-it", **spec), real_node("h100-sxm"))
+
+
+def test_a_guessed_size_is_told() -> None:
+    assert any("their claim gets 100Gi. Set model.facts.weightSize" in note for note in plan_of().notes)
+    assert not any("their claim gets" in note for note in plan_of(weights={"volume": {"size": "300Gi"}}).notes)
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
+
+
+def sizes(bench: Bench) -> dict[str, str]:
+    return {claim["metadata"]["name"]: claim["spec"]["resources"]["requests"]["storage"] for claim in bench.cluster.all(CLAIM)}
+
+
+async def test_caches_and_weights_have_a_claim_each(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(cache={"onDelete": "Delete"})
+    assert sizes(bench) == {"llama-cache": "20Gi", "llama-weights": "30Gi"}
+    owners = {claim["metadata"]["name"]: bool(claim["metadata"].get("ownerReferences")) for claim in bench.cluster.all(CLAIM)}
+    assert owners == {"llama-cache": True, "llama-weights": False}, "each goes, or stays, as its own part of the spec says"
+    cache = bench.status().cache
+    assert cache is not None
+    assert (cache.claim_name, cache.weights_claim_name) == ("llama-cache", "llama-weights")
+
+
+async def test_the_claim_of_the_weights_grows_with_the_model_and_does_not_complain_of_a_smaller_one(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    await fleet.change(model={"uri": "hf://nobody/knows-it", "facts": {"weightSize": "50Gi"}})
+    assert sizes(bench)["llama-weights"] == "70Gi"
+    await fleet.change(model={"uri": "hf://nobody/knows-it", "facts": {"weightSize": "5Gi"}})
+    assert sizes(bench)["llama-weights"] == "70Gi"
+    assert "cannot be made smaller" not in bench.condition("CacheWarm").message
+    await fleet.change(weights={"volume": {"size": "10Gi"}})
+    assert "llama-weights has 70Gi and cannot be made smaller" in bench.condition("CacheWarm").message
+
+
+async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights={"claimName": "all-weights"})
+    warm = bench.condition("CacheWarm")
+    assert (warm.status, warm.reason) == ("False", "ClaimMissing")
+    assert "all-weights named in spec.weights.claimName does not exist" in warm.message
+
+
+PLACES = {
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("/mnt/nvme on the node holds",)),
+    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own claim", "a new Pod starts cold")),
+    "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "a new Pod starts cold")),
+}
+
+
+@pytest.mark.parametrize(("spec", "words"), PLACES.values(), ids=PLACES)
+async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Fleet, spec: dict[str, Any], words: tuple[str, ...]) -> None:
+    await fleet.serve(replicas=3, **spec)
+    assert bench.cluster.all(CLAIM) == []
+    assert fleet.replicas() == 3, "nothing is shared, so nobody waits"
+    said = bench.condition("CacheWarm").message
+    assert all(word in said for word in words), said
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "of the 9 wanted, the others"), id="too many"),
+        pytest.param({"replicas": 8}, ("all 8 replicas must fit there",), id="just enough"),
+        pytest.param(
+            {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteMany"}}, "weights": {}},
+            ("Claim llama-weights can be mounted on one node only", "set spec.weights.storage to HostPath or ClaimPerReplica"),
+            id="only the weights",
+        ),
+    ],
+)
+async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fleet, spec: dict[str, Any], words: tuple[str, ...]) -> None:
+    if "weights" in spec:
+        bench.cluster.put(
+            {
+                "apiVersion": "v1",
+                "kind": CLAIM.kind,
+                "metadata": {"name": "llama-weights", "namespace": "default"},
+                "spec": {"accessModes": ["ReadWriteOnce"]},
+            }
+        )
+        spec = {**spec, "weights": {"claimName": "llama-weights"}}
+    await fleet.serve(**spec)
+    said = bench.condition("CacheWarm").message
+    assert all(word in said for word in words), said
+
+
+async def test_an_object_of_an_older_operator_is_left_as_it_is(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    status = bench.resource()["status"]
+    old = {**status, "plan": {name: value for name, value in status["plan"].items() if name not in ("weights", "resourcePerNode")}}
+    bench.cluster.remove(CLAIM, "default", "llama-weights")
+    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", old)
+    bench.restart()
+    await fleet.settle()
+    [volume] = [v for v in (fleet.deployment() or {})["spec"]["template"]["spec"]["volumes"] if "persistentVolumeClaim" in v]
+    assert volume["persistentVolumeClaim"]["claimName"] == "llama-cache"
+    before = fleet.deployment()
+    await fleet.change(replicas=2)
+    after = fleet.deployment()
+    assert before is not None
+    assert after is not None
+    assert after["spec"]["template"] == before["spec"]["template"], "scaling moves no weights"
