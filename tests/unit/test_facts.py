@@ -29,7 +29,7 @@ MODELS = load_models()
         ("openai/gpt-oss-20b", "gpt-oss", "GQA", 32, "MXFP4"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", "GQA", 8, "BF16"),
         ("google/gemma-3-27b-it", "gemma-3-multimodal", "GQA", 0, "BF16"),
-        ("nvidia/Gemma-4-31B-IT-NVFP4", "gemma-4", "GQA", None, "NVFP4"),
+        ("nvidia/Gemma-4-31B-IT-NVFP4", "gemma-4", "GQA", 0, "NVFP4"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "nemotron-3-nano", "Hybrid", 128, "FP8"),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nemotron-3-super", "Hybrid", 512, "NVFP4"),
         ("MiniMaxAI/MiniMax-M2", "minimax-m2", "GQA", 256, "FP8Block"),
