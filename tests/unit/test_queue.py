@@ -226,3 +226,24 @@ async def test_a_key_rests_as_long_as_it_took(clock: Clock) -> None:
     assert len(queue) == 0
     clock.now += 0.3
     assert await queue.get() == "a"
+
+
+async def test_one_key_wakes_one_worker_and_a_cancelled_one_passes_its_turn_on(queue: WorkQueue[str]) -> None:
+    first, second = (asyncio.create_task(queue.get()) for _ in range(2))
+    await asyncio.sleep(0)
+    queue.add("a")
+    first.cancel()
+    async with asyncio.timeout(5):
+        assert await second == "a"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+
+
+async def test_a_delayed_key_wakes_a_worker_that_waits_already() -> None:
+    queue: WorkQueue[str] = WorkQueue()
+    waiting = asyncio.create_task(queue.get())
+    await asyncio.sleep(0)
+    queue.add_after("later", 60)
+    queue.add_after("soon", 0.01)
+    async with asyncio.timeout(5):
+        assert await waiting == "soon"

@@ -9,8 +9,8 @@ A child of the same name that is not ours is never taken over: the first apply i
 
 import asyncio
 import hashlib
-import json
 import logging
+import marshal
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,6 +43,8 @@ CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
 MAX_SETTLED = 20_000
+_WITHOUT_REFERENCES = 2
+"""The last version of marshal's format whose bytes depend on nothing but the value."""
 SCALER = "kube-controller-manager"
 """Writes `replicas` through the scale subresource on behalf of a HorizontalPodAutoscaler."""
 
@@ -329,8 +331,9 @@ def _mark(wish: Manifest, child: Manifest) -> str:
     metadata = child["metadata"]
     version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
     seen = [metadata.get("labels"), metadata.get("annotations"), metadata.get("ownerReferences")]
-    return f"{version} {_digest(wish)} {hash(json.dumps(seen, sort_keys=True))}"
+    return f"{version} {_digest(wish)} {hash(marshal.dumps(seen, _WITHOUT_REFERENCES))}"
 
 
 def _digest(wish: Manifest) -> str:
-    return hashlib.sha256(json.dumps(wish, sort_keys=True).encode()).hexdigest()
+    """Changes with the wish. It is taken of every child at every look: marshal takes a tenth of the time of sorted JSON."""
+    return hashlib.sha256(marshal.dumps(wish, _WITHOUT_REFERENCES)).hexdigest()

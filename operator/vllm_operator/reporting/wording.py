@@ -6,6 +6,7 @@ are removed, secrets are masked, lengths are bounded.
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from vllm_operator.startup.redaction import redact
 
@@ -19,7 +20,13 @@ _SPACES = re.compile(r"\s+")
 
 def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
     """Make foreign text one line without control characters and secrets, of at most `limit` characters."""
-    text = _ESCAPES.sub("", text[: 16 * limit])
+    return _clean(text[: 16 * limit], limit)
+
+
+@lru_cache(maxsize=512)
+def _clean(text: str, limit: int) -> str:
+    """One object says the same at nearly every look, and looking for secrets takes time."""
+    text = _ESCAPES.sub("", text)
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
     return shorten(_SPACES.sub(" ", redact(text)).strip(), limit)

@@ -58,7 +58,9 @@ class WorkQueue(Generic[Key]):
         self._due: dict[Key, float] = {}
         self._failures: dict[Key, int] = {}
         self._number = itertools.count()
-        self._wake = asyncio.Event()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_due = 0.0
         self._closed = False
 
     def __len__(self) -> int:
@@ -77,7 +79,7 @@ class WorkQueue(Generic[Key]):
         self._due.pop(key, None)
         if key not in self._processing:
             self._ready.append(key)
-            self._wake.set()
+            self._wake_one()
 
     def add_after(self, key: Key, seconds: float) -> None:
         """Add a key later. Of several times for one key the earliest counts."""
@@ -91,7 +93,7 @@ class WorkQueue(Generic[Key]):
             return
         self._due[key] = due
         heapq.heappush(self._delayed, (due, next(self._number), key))
-        self._wake.set()
+        self._arm()
 
     def add_rate_limited(self, key: Key, *, at_least: float = 0.0, at_most: float | None = None) -> float:
         """Add a key after a failure; return the wait in seconds, twice as long with each failure in a row."""
@@ -126,12 +128,43 @@ class WorkQueue(Generic[Key]):
                 del self._dirty[key]
                 self._processing[key] = self._clock()
                 return key
-            self._wake.clear()
-            try:
-                async with asyncio.timeout(self._next_wait()):
-                    await self._wake.wait()
-            except TimeoutError:
-                pass  # a delayed key is due
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """Wait until there may be a key. One waiter is woken for each: not all of them, to find nothing."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        self._arm()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+            elif not waiter.cancelled():
+                self._wake_one()  # it was this one's turn
+            raise
+
+    def _wake_one(self) -> None:
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    def _arm(self) -> None:
+        """Set the timer for the next delayed key, if somebody waits for it."""
+        due = self._next_due()
+        if not self._waiters or due is None or (self._timer is not None and self._timer_due <= due):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_due = due
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, due - self._clock()), self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        self._promote()
+        self._arm()
 
     def done(self, key: Key) -> None:
         """A worker has finished with a key; it is handed out again if it was added meanwhile."""
@@ -140,7 +173,7 @@ class WorkQueue(Generic[Key]):
             self._begin_rest(key, max(self._rest, min(took, REST_LIMIT_SECONDS)))
         if key in self._dirty and not self._rest:
             self._ready.append(key)
-            self._wake.set()
+            self._wake_one()
         elif self._dirty.pop(key, None) is not None:
             self._delay(key, self._rested[key])
 
@@ -154,7 +187,8 @@ class WorkQueue(Generic[Key]):
     def close(self) -> None:
         """Hand out nothing more."""
         self._closed = True
-        self._wake.set()
+        while self._waiters:
+            self._wake_one()
 
     def oldest_seconds(self) -> float:
         """For how long the oldest key has waited or been worked on; what a liveness probe wants to know."""
@@ -177,7 +211,7 @@ class WorkQueue(Generic[Key]):
                 self._rested.pop(key, None)
                 self.add(key)
 
-    def _next_wait(self) -> float | None:
+    def _next_due(self) -> float | None:
         while self._delayed and self._due.get(self._delayed[0][2]) != self._delayed[0][0]:
             heapq.heappop(self._delayed)
-        return max(0.0, self._delayed[0][0] - self._clock()) if self._delayed else None
+        return self._delayed[0][0] if self._delayed else None

@@ -65,7 +65,8 @@ _LEVEL_WORDS = {
 }
 
 
-_LEVEL_STARTS = ("INFO ", "ERROR ", "WARNING ", "DEBUG ", "CRITICAL ")
+_RECORD = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-")
+"""What each record has at its beginning: cheaper to look for than its whole header."""
 
 
 def locate(raw: str) -> tuple[int, int | None]:
@@ -83,7 +84,8 @@ def locate(raw: str) -> tuple[int, int | None]:
     if known is None:
         first = raw[start : start + 1]
         # After the name of a process, or before a space, there is nothing that could be a wrapping.
-        return (start, None) if first == " " or (start and first.isalpha()) else (-1, None)
+        plain = first == " " or (first.isalpha() if start else _is_prose(raw))
+        return (start, None) if plain else (-1, None)
     level, length = known
     date = start + length
     if length == 10:
@@ -108,14 +110,15 @@ def time_of(raw: str) -> str | None:
     return found[0] if found is not None else None
 
 
-def _has_level(raw: str, start: int, end: int) -> bool:
-    """Whether a record may begin in this part of a line: cheaper than to search for its whole header everywhere."""
-    return any(raw.find(level, start, end) >= 0 for level in _LEVEL_STARTS)
+def _is_prose(raw: str) -> bool:
+    """Whether a line begins with a word such as `Loading` or `socket`: no wrapping does, but for the names of containers."""
+    begins = raw[:3].isalpha() and raw[1:3].islower() and raw[3:4] != " "
+    return begins and raw.find("| ", 3, 104) < 0 and _RECORD.search(raw, 3, 300) is None
 
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if not _has_level(raw, 80, len(raw)):
+    if _RECORD.search(raw, 80) is None:
         return [raw]
     starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
     bounds = [0, *starts, len(raw)]
@@ -223,7 +226,7 @@ class LineReader:
                     return
             wrapped = _WRAPPED.match(raw)
             if wrapped is None:
-                inside = _INSIDE.search(raw, 1, 300) if _has_level(raw, 1, 300) else None
+                inside = _INSIDE.search(raw, 1, 300) if _RECORD.search(raw, 1, 300) else None
                 if inside is not None:
                     raw = raw[inside.start() :]
                     break

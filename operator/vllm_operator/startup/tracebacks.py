@@ -24,7 +24,7 @@ _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
 )
-_NAME = re.compile(r"[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
+_NAME = re.compile(r"(?=[\w.]{0,240}[A-Z.])[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))?(?:: |:?$)")
 _TOP_FRAME = re.compile(
     r"in <module>|multiprocessing/(?:process|spawn|popen_\w+)\.py|in _run_module_as_main|in run_engine_core|in worker_main"
 )
@@ -102,7 +102,7 @@ class Tracebacks:
     def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
         """The last frames and source lines that the process wrote before the latest line, as far as they are kept."""
         if self._backward is None:
-            self._backward, self._collected = self._backwards(process), []
+            self._backward, self._collected = _backwards(self.recent, process), []
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
 
@@ -126,30 +126,32 @@ class Tracebacks:
             traceback.uncaught = traceback.raw and _TOP_FRAME.search(text) is not None
             self.wants_top = any(not each.has_top for each in self._open.values())
 
-    def _backwards(self, process: str) -> Iterator[str]:
-        lines = reversed(self.recent)
-        next(lines, None)
-        source = head = writer = ""
-        for raw in lines:
-            if head and raw.startswith(head) and raw.startswith(" ", len(head)):
-                text = raw[len(head) :]
-            else:
-                writer, text = plain(raw)
-                head = raw[: len(raw) - len(text)]
-            if writer != process or not text.strip(" ^~"):
-                continue
-            if text.startswith(('  File "', "    ")):
-                if source:
-                    return
-                yield text
-            elif text.startswith('File "'):
-                # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read.
-                if not source:
-                    return
-                yield f"    {source}"
-                yield f"  {text}"
-                source = ""
-            elif source:
+
+def _backwards(recent: deque[str], process: str) -> Iterator[str]:
+    """Frames and source lines of a process, the latest first. The latest line of all is not one of them."""
+    lines = reversed(recent)
+    next(lines, None)
+    source = head = writer = ""
+    for raw in lines:
+        if head and raw.startswith(head) and raw.startswith(" ", len(head)):
+            text = raw[len(head) :]
+        else:
+            writer, text = plain(raw)
+            head = raw[: len(raw) - len(text)]
+        if writer != process or not text.strip(" ^~"):
+            continue
+        if text.startswith(('  File "', "    ")):
+            if source:
                 return
-            else:
-                source = text
+            yield text
+        elif text.startswith('File "'):
+            # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read.
+            if not source:
+                return
+            yield f"    {source}"
+            yield f"  {text}"
+            source = ""
+        elif source:
+            return
+        else:
+            source = text
