@@ -110,7 +110,7 @@ async def wait_for_a_volume(cluster: Cluster) -> None:
     await cluster.wait_for("VLLMDeployment", "waits", has("Ready", "False", "ClaimNotBound"), within=60)
     await cluster.wait_for("VLLMDeployment", "waits", lambda it: "there-is-none" in condition(it, "Ready")["message"], within=60)
     await cluster.delete("VLLMDeployment", "waits")
-    await cluster.wait_until_gone("Deployment", "waits")
+    await cluster.wait_until_gone("Deployment", "waits", within=60)
 
 
 async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
@@ -128,7 +128,7 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
     )
     await cluster.wait_for("VLLMDeployment", "full", lambda it: (it["status"].get("lastCrash") or {}).get("restarts", 0) >= 2, within=60)
     await cluster.delete("VLLMDeployment", "full")
-    await cluster.wait_until_gone("Deployment", "full")
+    await cluster.wait_until_gone("Deployment", "full", within=60)
     await sim.script(path="ok", crash_after=None, backoff=None)
 
 
@@ -141,7 +141,7 @@ async def stall(cluster: Cluster, sim: Simulator) -> None:
     log.write(RUNNING + LOADING + b"INFO:     Application startup complete.\n", at=datetime.now(UTC) - timedelta(seconds=60))
     await cluster.wait_until_gone("Pod", pod, within=90)
     await cluster.delete("VLLMDeployment", "stalls")
-    await cluster.wait_until_gone("Deployment", "stalls")
+    await cluster.wait_until_gone("Deployment", "stalls", within=60)
     await sim.script(load="0")
 
 
