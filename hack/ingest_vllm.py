@@ -27,7 +27,7 @@ DATA = Path(__file__).resolve().parent.parent / "operator/vllm_operator/catalog/
 REGISTRIES = ("vllm/v1/attention/backends/registry.py", "vllm/attention/backends/registry.py")
 ATTENTION_ENUMS = ("AttentionBackendEnum", "_AttentionBackendEnum", "_Backend")
 PREFILL_REGISTRY = "vllm/v1/attention/backends/mla/prefill/registry.py"
-NOT_NVIDIA = re.compile(r"^(ROCM|XPU|CPU|ZEN_CPU|PALLAS|IPEX|HPU|TORCH_XLA|AITER)", re.IGNORECASE)
+NOT_NVIDIA = re.compile(r"^(ROCM|XPU|CPU|ZEN_CPU|PALLAS|IPEX|HPU|TORCH_XLA|AITER|FLYDSL|MORI|RDNA)", re.IGNORECASE)
 CONFIGS = {
     "attention-config": ("vllm/config/attention.py", "AttentionConfig"),
     "kernel-config": ("vllm/config/kernel.py", "KernelConfig"),

@@ -12,7 +12,7 @@ from pathlib import Path
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.startup.parser import StartupParser
 
-CORPUS = Path(__file__).parent.parent.parent / "tests" / "corpus"
+CORPUS = Path(__file__).parent.parent.parent / "tests" / "corpus" / "h200"
 SECONDS = 1.0
 CHUNK = 64 * 1024
 

@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -40,9 +40,9 @@ from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Key, Reconciler
-from vllm_operator.runtime.rooms import load_rooms
+from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
-from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, UserData, place_of
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, place_of
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
@@ -61,14 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the operator until it is told to stop; return the exit status."""
     try:
-        settings = Settings.from_environment()
+        settings = _with_places(Settings.from_environment())
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
-        return 2
-    try:
-        settings = _with_places(settings)
-    except SettingsError as error:
-        print(error, file=sys.stderr)  # noqa: T201
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
     try:
@@ -124,43 +119,16 @@ class Operator:
         self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         rooms = load_rooms(known, crashes, priming_patience_seconds=settings.priming_patience_seconds)
-        self.followers = Followers(
-            client,
-            make_parser=rooms.make_parser,
-            changed=self.queue.add,
-            streams=settings.log_streams,
-            settings=FollowerSettings(
-                line_bytes=settings.log_line_bytes,
-                replay_bytes=settings.log_replay_bytes,
-                turn_seconds=settings.log_turn_seconds,
-                interval_seconds=settings.status_interval_seconds,
-                step_percent=settings.status_step_percent,
-            ),
-        )
+        self.followers = self._make_followers(rooms)
+        self.configs = self._make_configs()
         inventory = InventoryCache(client, rooms.read_inventory, seconds=settings.node_cache_seconds)
-        self.configs = (
-            ModelConfigs(client, HttpHub(settings.hub_endpoint), wait_seconds=settings.hub_wait_seconds, changed=self.queue.add)
-            if settings.hub_endpoint
-            else None
-        )
         reconciler = Reconciler(mirror, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
-        self.user_data = tuple(
-            UserData(
-                client,
-                use,
-                what=what,
-                config_map=config_map,
-                seconds=settings.rules_seconds,
-                metrics=self.metrics,
-                changed=self.mirroring.add_all,
-            )
-            for use, what, config_map in (
-                (known.use, "rules", settings.rules_config_map),
-                (crashes.use, "signatures", settings.signatures_config_map),
-            )
+        self.user_data = (
+            self._make_user_data(known.use, "rules", settings.rules_config_map),
+            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map),
         )
         self.supervisor = Supervisor(
             Parts(
@@ -174,11 +142,39 @@ class Operator:
             )
         )
         client.forbidden = self.supervisor.doubt_permissions
-        # what was loaded so far lives for ever: the collector need not look at it again
-        gc.collect()
-        gc.freeze()
-        # what a reconciliation makes is dropped at once: looking for circles in it every 700 objects finds none
-        gc.set_threshold(20_000, 20, 20)
+        _spare_the_collector()
+
+    def _make_followers(self, rooms: Rooms) -> Followers:
+        settings = self._settings
+        return Followers(
+            self._client,
+            make_parser=rooms.make_parser,
+            changed=self.queue.add,
+            streams=settings.log_streams,
+            settings=FollowerSettings(
+                line_bytes=settings.log_line_bytes,
+                replay_bytes=settings.log_replay_bytes,
+                turn_seconds=settings.log_turn_seconds,
+                interval_seconds=settings.status_interval_seconds,
+                step_percent=settings.status_step_percent,
+            ),
+        )
+
+    def _make_configs(self) -> ModelConfigs | None:
+        """None where no hub is to be asked."""
+        endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
+        return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
+
+    def _make_user_data(self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str) -> UserData:
+        return UserData(
+            self._client,
+            use,
+            what=what,
+            config_map=config_map,
+            seconds=self._settings.rules_seconds,
+            metrics=self.metrics,
+            changed=self.mirroring.add_all,
+        )
 
     async def run(self, stop: asyncio.Event) -> int:
         """Run until told to stop; return the exit status."""
@@ -235,6 +231,15 @@ class Operator:
         if seconds > self._settings.stuck_seconds:
             return f"a reconciliation has been going on for {seconds:.0f} s"
         return self.workers.dead()
+
+
+def _spare_the_collector() -> None:
+    """Let Python's collector of circles look at less; it was a part of the latency that could be measured."""
+    # what was loaded so far lives for ever: the collector need not look at it again
+    gc.collect()
+    gc.freeze()
+    # what a reconciliation makes is dropped at once: looking for circles in it every 700 objects finds none
+    gc.set_threshold(20_000, 20, 20)
 
 
 def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:

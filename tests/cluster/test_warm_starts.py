@@ -148,6 +148,21 @@ async def test_a_kept_claim_is_warm_for_the_next_object(served: Cluster, sim: Si
     assert again["status"]["cache"]["state"] == "Warm"
 
 
+async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "image"))
+    [(directory, image)] = annotations(claim, "image").items()
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["cache"].get("imageDigest"))
+    assert image.endswith("@" + told["status"]["cache"]["imageDigest"])
+    assert told["status"]["cache"]["key"] == directory
+    assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"image": image}}})
+    pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["plan"]["image"] == image)
+    assert pinned["status"]["plan"]["cacheKey"] == directory, "what the tag has filled is found by the digest, too"
+    assert not await served.exists("Deployment", "llama-primer")
+
+
 async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="0")
     await served.create(llama(served.namespace, cache=MANY))

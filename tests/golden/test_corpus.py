@@ -8,7 +8,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Stage
 
-CORPUS = Path(__file__).parent.parent / "corpus"
+CORPUS = Path(__file__).parent.parent / "corpus" / "h200"
 KNOWLEDGE = load_startup()
 COLD = CacheEvidence(misses=1)
 WARM = CacheEvidence(hits=2)

@@ -50,8 +50,8 @@ async def test_what_others_have_taken_is_missed_by_name(
 async def test_what_no_node_offers_is_said_with_what_there_is(cluster: Cluster, wanted: dict[str, Any]) -> None:
     await cluster.create(model(cluster, spec=wanted))
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Planned", "False", "NoMatchingGPU"), within=60)
-    assert "8x NVIDIA H100" in condition(told, "Ready")["message"]
-    assert "2x NVIDIA H100 80GB (sm_90) MIG slices 1g.10gb" in condition(told, "Ready")["message"]
+    message = condition(told, "Ready")["message"]
+    assert all(words in message for words in ("8x NVIDIA H100", "2x 1g.10gb")), message
 
 
 @pytest.fixture

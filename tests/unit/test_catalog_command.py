@@ -1,8 +1,11 @@
 """`vllm-operator catalog`: what is known, for people and for programs."""
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from support.plans import known
 from vllm_operator.__main__ import main
@@ -43,6 +46,43 @@ def test_every_entry_of_a_list_can_be_asked_for(capsys: pytest.CaptureFixture[st
 
 def test_every_rule_is_listed_once_and_in_order_of_precedence(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(json.loads(run(capsys, "rules", "-o", "json")[1])) == [rule.id for rule in known().rules.rules]
+
+
+OWN = [
+    {
+        "id": "our-experts",
+        "component": "MoE",
+        "kind": "choice",
+        "when": {"versions": ">=0.20"},
+        "backend": "TRITON",
+        "because": "It is.",
+        "source": "us",
+    },
+    {"id": "broken", "component": "Nothing", "kind": "choice", "because": "-", "source": "-"},
+]
+
+
+@pytest.mark.parametrize("form", ["a ConfigMap", "a list of rules"])
+def test_the_rules_of_the_cluster_are_listed_where_they_stand_and_broken_ones_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, form: str
+) -> None:
+    content: Any = OWN
+    if form == "a ConfigMap":
+        content = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules"}, "data": {"rules.yaml": yaml.safe_dump(OWN)}}
+    file = tmp_path / "rules.yaml"
+    file.write_text(yaml.safe_dump(content))
+    status, out, err = run(capsys, "rules", "--rules", str(file))
+    first_choice = next(line for line in out.splitlines() if " choice " in line)
+    assert status == 0
+    assert first_choice.split()[:4] == ["our-experts", "cluster", "MoE", "choice"]
+    assert "rule broken" in err
+    assert json.loads(run(capsys, "rules", "our-experts", "--rules", str(file), "-o", "json")[1])["because"] == "It is."
+
+
+def test_a_file_without_rules_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    file = tmp_path / "pod.yaml"
+    file.write_text("{apiVersion: v1, kind: Pod}")
+    assert run(capsys, "rules", "--rules", str(file)) == (2, "", f"Error: {file} holds neither a ConfigMap nor a list of rules\n")
 
 
 def test_a_version_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:

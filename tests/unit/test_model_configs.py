@@ -240,6 +240,17 @@ async def test_a_permission_that_is_missing_is_said_and_stops_nothing(operator: 
     assert any("may not get the Secret hub in default" in note for note in plan.notes)
 
 
+async def test_a_bug_in_the_reader_costs_no_plan_and_is_logged(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.hub.answers = None  # nothing can be read from it
+    operator.cluster.put(unknown())
+    await operator.plan_it()
+    plan = operator.status().plan
+    assert plan is not None
+    assert any("could not be asked (AttributeError)" in note for note in plan.notes)
+    assert "reading the config.json of someone/unheard-of failed" in caplog.text
+    assert "Traceback" in caplog.text
+
+
 async def test_closing_ends_what_is_asked(operator: Operator) -> None:
     operator.hub.wait = asyncio.Event()
     assert operator.configs.ask(VLLMDeployment.parse(unknown())) is None

@@ -43,17 +43,42 @@ WORKER_GONE_WHILE_SERVING = """\
 """
 """https://github.com/vllm-project/vllm/issues/40756"""
 
+SYMMETRIC_MEMORY_IN_ONE_LINE = """\
+RuntimeError: CUDA driver error: invalid device ordinal (EngineCore_DP0 pid=11546) ERROR [symm_mem.py:88] handle = symm_mem.rendezvous
+"""
+"""https://github.com/vllm-project/vllm/pull/33274: the driver says the same of a device that does not exist."""
+
+HUB_IS_DOWN = (
+    "huggingface_hub.utils._errors.HfHubHTTPError: 504 Server Error: Gateway Time-out for url: https://huggingface.co/api/models/x\n"
+)
+"""https://github.com/runpod-workers/worker-vllm/issues/46"""
+
+CACHE_OF_ANOTHER_USER = "error: failed to create directory `/.cache/uv`: Permission denied (os error 13)\n"
+"""https://github.com/llama-farm/llamafarm/issues/268"""
+
 
 @pytest.mark.parametrize(
     ("log", "signature"),
     [
+        (SYMMETRIC_MEMORY_IN_ONE_LINE, "TorchSymmMemMulticastFailed"),
+        (HUB_IS_DOWN, "HfOfflineOrUnreachable"),
+        (CACHE_OF_ANOTHER_USER, "CacheDirNotWritable"),
         (SURVIVED_BY_A_NEIGHBOUR, "WeightNameOrShapeMismatch"),
         (WRAPPED_MESSAGE, "GpuMemoryInUse"),
         (INDENTATION_LOST, "TorchSymmMemMulticastFailed"),
         (INDENTATION_LOST.replace("\n", " "), "TorchSymmMemMulticastFailed"),
         (WORKER_GONE_WHILE_SERVING, "WorkerProcInitFailed"),
     ],
-    ids=["another process goes on", "a message over two lines", "no indentation", "no line ends", "a worker is gone"],
+    ids=[
+        "symmetric memory",
+        "the hub is down",
+        "a folder of another user",
+        "another process goes on",
+        "a message over two lines",
+        "no indentation",
+        "no line ends",
+        "a worker is gone",
+    ],
 )
 def test_a_log_as_people_paste_it(log: str, signature: str) -> None:
     assert named(log) == signature

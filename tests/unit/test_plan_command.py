@@ -111,7 +111,7 @@ def test_rules_of_the_cluster_are_followed_and_broken_ones_named(files: Any, cap
     moe = next(choice for choice in json.loads(out)["plan"]["backends"] if choice["component"] == "MoE")
     assert (status, moe["backend"], moe["source"]) == (0, "DEEPGEMM", "ours: us")
     assert err == "Warning: rule half: component is missing. The rule is ignored.\n"
-    assert "holds no ConfigMap" in run(capsys, *arguments, "--rules", files("none.yaml", manifest()))[2]
+    assert "neither a ConfigMap nor a list of rules" in run(capsys, *arguments, "--rules", files("none.yaml", manifest()))[2]
 
 
 def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -165,6 +165,43 @@ def test_names_that_the_version_does_not_know_are_noted() -> None:
     assert "does not know the flag --no-such-flag" in notes
 
 
+@pytest.mark.parametrize(
+    ("version", "engine", "said"),
+    [
+        ("0.24.0", {"env": [{"name": "VLLM_ATTENTION_BACKEND", "value": "FLASHINFER"}]}, "Use spec.backends.attention instead."),
+        ("0.33.0", {"env": [{"name": "VLLM_USE_FLASHINFER_MOE_FP8", "value": "1"}]}, "Use spec.backends.moe instead."),
+        (
+            "0.22.0",
+            {"args": [{"name": "attention-config", "value": '{"use_cudnn_prefill": true}'}]},
+            "Use spec.backends.mlaPrefill instead.",
+        ),
+        ("0.20.1", {"args": [{"name": "attention-config", "value": '{"no_such": [1]}'}]}, "the flag --attention-config.no_such"),
+    ],
+)
+def test_what_is_gone_is_noted_with_what_took_its_place(version: str, engine: dict[str, Any], said: str) -> None:
+    assert said in " ".join(made(deployment(engine={"version": version, **engine}), real_node("b200")).notes)
+
+
+@pytest.mark.parametrize("value", ["", "{", "[1]", "{1: 2}", "9" * 5000, "{" * 5000])
+def test_json_that_is_none_is_left_to_vllm(value: str) -> None:
+    engine = {"version": "0.24.0", "args": [{"name": "attention-config", "value": value}]}
+    assert not any("attention-config" in note for note in made(deployment(engine=engine), real_node("b200")).notes)
+
+
+def test_what_is_not_known_of_a_model_is_said_with_how_to_give_it() -> None:
+    notes = made(deployment("hf://someone/something"), real_node("b200")).notes
+    assert any("are not known" in note and "spec.model.facts.quantization" in note for note in notes)
+    assert not any("are not known" in note for note in made(deployment("hf://Qwen/Qwen3-8B"), real_node("b200")).notes)
+
+
+def test_a_replacement_is_named_only_for_what_some_version_does_not_know() -> None:
+    tables = known().versions.tables
+    for name in known().replacements:
+        knows = [table.knows_flag(name) if name.startswith("--") else table.knows_variable(name) for table in tables]
+        assert any(knows), f"{name} was never known"
+        assert not all(knows), f"{name} is still known"
+
+
 def test_a_forced_backend_is_the_users_choice() -> None:
     got = made(deployment("hf://Qwen/Qwen3-30B-A3B", backends={"moe": "TRITON"}, engine={"version": "0.24.0"}), real_node("h200"))
     moe = next(choice for choice in got.backends if choice.component == "MoE")

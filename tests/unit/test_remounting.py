@@ -1,5 +1,6 @@
 """A volume that has become read-only is mounted anew: on a cluster in memory, with the real planner and reporter."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,8 @@ from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM
 from vllm_operator.startup.state import Crash, Stage, StartupState
 
-READ_ONLY = Crash(signature="CacheVolumeReadOnly", cause="It is read-only.", remedy=None, reference=None, line="[Errno 30]")
+TOLD = "OSError: [Errno 30] Read-only file system: '/cache/vllm'"
+READ_ONLY = Crash(signature="CacheDirNotWritable", cause="It is read-only.", remedy=None, reference=None, line=TOLD, excerpt=TOLD)
 
 
 @pytest.fixture
@@ -23,11 +25,11 @@ def fleet(bench: Bench) -> Fleet:
     return Fleet(bench)
 
 
-def crash(fleet: Fleet, pod: str, *, restarts: int = 0) -> None:
+def crash(fleet: Fleet, pod: str, *, restarts: int = 0, why: Crash = READ_ONLY) -> None:
     """The engine of a Pod dies because it cannot write."""
     ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}
     fleet.show(pod, {"type": "Ready", "status": "False"}, state={"terminated": ended}, restarts=restarts)
-    told = StartupState(stage=Stage.TORCH_COMPILE, crash=READ_ONLY, last_line_at=fleet.bench.now)
+    told = StartupState(stage=Stage.TORCH_COMPILE, crash=why, last_line_at=fleet.bench.now)
     fleet.bench.logs.told[(fleet.uid(pod), restarts)] = told
 
 
@@ -76,6 +78,16 @@ async def test_replicas_that_serve_are_left_alone(fleet: Fleet) -> None:
     fleet.ready(fleet.start(created=fleet.bench.now))
     await crashed(fleet)
     assert fleet.replicas() == 2
+    assert labels.REMOUNTED_ANNOTATION not in fleet.annotations()
+
+
+async def test_another_folder_that_is_read_only_is_not_mounted_anew(fleet: Fleet) -> None:
+    await fleet.serve()
+    pod = fleet.start(created=fleet.bench.now)
+    fleet.bench.pass_time(30)
+    crash(fleet, pod, why=replace(READ_ONLY, excerpt="OSError: [Errno 30] Read-only file system: '/home/vllm/.cache'"))
+    await fleet.settle()
+    assert fleet.replicas() == 1
     assert labels.REMOUNTED_ANNOTATION not in fleet.annotations()
 
 

@@ -16,7 +16,7 @@ from vllm_operator.startup.redaction import present, redact
 from vllm_operator.startup.state import Stage, StartupState
 
 KNOWLEDGE = load_startup()
-CORPUS = Path(__file__).parent.parent / "corpus"
+CORPUS = Path(__file__).parent.parent / "corpus" / "h200"
 MEMORY_LIMIT = 256 * 1024
 LINES = (HEALTHY_START + READY + engine_failure("RuntimeError: CUDA error: out of memory")).splitlines()
 LINES += [sample.text for sample in load_signature_samples()] + [sample for line in KNOWLEDGE.stages.lines for sample in line.samples]

@@ -216,7 +216,7 @@ def test_a_log_of_a_start_reads_the_same_with_them() -> None:
     states: list[StartupState] = []
     for known in (SHIPPED, knowledge):
         parser = StartupParser(known)
-        parser.feed(Path("tests/corpus/llama-bf16-warm.log").read_bytes())
+        parser.feed(Path("tests/corpus/h200/llama-bf16-warm.log").read_bytes())
         parser.end()
         states.append(parser.final_state)
     assert states[0] == states[1]

@@ -59,7 +59,7 @@ class Reason:
     MISS = "Miss"
     """Artifacts were built: the first start with this key."""
     NOT_SEEN_YET = "NotSeenYet"
-    """No start has come far enough to tell."""
+    """The log of no start has shown yet whether artifacts were loaded or built."""
     CLAIM_NOT_BOUND = "ClaimNotBound"
     """The claim of the caches is not bound to a volume; the message says why."""
     CLAIM_MISSING = "ClaimMissing"

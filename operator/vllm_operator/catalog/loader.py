@@ -2,8 +2,9 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from typing import Any
 
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, load_caches
@@ -14,7 +15,7 @@ from vllm_operator.catalog.priming import PrimingRule, load_priming_rules
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.user_rules import UserRules, add_user_rules, read_documents
-from vllm_operator.catalog.versions import Versions, load_versions
+from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,8 @@ class Catalog:
     """What is known of GPUs, images, vLLM versions, models, caches and the choice of backends.
 
     `version` is that of the package with a digest of the data, and another one of the rules that the cluster's owner
-    added: equal versions decide alike.
+    added: equal versions decide alike. `own_rules` are these by their id, as they were written.
+    `replacements` say what to use instead of variables and flags that are gone.
     """
 
     version: str
@@ -33,6 +35,8 @@ class Catalog:
     models: Models
     caches: Caches
     priming: tuple[PrimingRule, ...] = ()
+    replacements: Mapping[str, str] = field(default_factory=dict)
+    own_rules: Mapping[str, Any] = field(default_factory=dict)
 
 
 @cache
@@ -47,6 +51,7 @@ def load_catalog() -> Catalog:
         models=load_models(),
         caches=load_caches(),
         priming=load_priming_rules(),
+        replacements=load_replacements(),
     )
 
 
@@ -63,4 +68,4 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
     if not read.added:
         return catalog, read
     digest = hashlib.sha256(repr(sorted(texts.items())).encode()).hexdigest()[:8]
-    return replace(catalog, version=f"{catalog.version}.{digest}", rules=read.rules), read
+    return replace(catalog, version=f"{catalog.version}.{digest}", rules=read.rules, own_rules=read.written), read

@@ -17,7 +17,8 @@ class LineMeaning:
 
     `stage` is entered; `banner` and `engine` say that a server process or an engine begins; `cache` is "hit",
     "miss" or "failure"; `component` is what the captured `backend` was chosen for; `loaded`: the weights are in
-    GPU memory; `shutdown`: the engine was told to stop; `progress` labels captured `completed` and `total`.
+    GPU memory; `shutdown`: "engine" was told to stop, "server" was told to or has
+    lost its engine; `progress` labels captured `completed` and `total`.
     """
 
     id: str
@@ -32,7 +33,7 @@ class LineMeaning:
     cache: str | None = None
     component: str | None = None
     loaded: bool = False
-    shutdown: bool = False
+    shutdown: str | None = None
     progress: str | None = None
 
 

@@ -5,7 +5,7 @@ broken one is left out and named; it never keeps the others, or the operator, fr
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import yaml
@@ -22,10 +22,14 @@ RULES_LIMIT = 256
 
 @dataclass(frozen=True, slots=True)
 class UserRules:
-    """All rules with those of the user that can be used; `added` names these, `problems` says what is wrong with the others."""
+    """All rules with those of the user that can be used.
+
+    `added` names these, `written` is how they were written; `problems` says what is wrong with the others.
+    """
 
     rules: Rules
     added: tuple[str, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
     problems: tuple[str, ...] = ()
 
 
@@ -64,6 +68,7 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
     """
     taken = {rule.id for rule in rules.rules}
     added: list[Rule] = []
+    written: dict[str, Any] = {}
     problems: list[str] = []
     for document in documents:
         try:
@@ -77,8 +82,9 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
             continue
         taken.add(rule.id)
         added.append(rule)
+        written[rule.id] = document
     everything = build_rules([*added, *rules.rules], rules.invocations, rules.kernels) if added else rules
-    return UserRules(everything, tuple(rule.id for rule in added), tuple(problems))
+    return UserRules(everything, tuple(written), written, tuple(problems))
 
 
 def _read(document: Any, versions: Versions | None) -> Rule:

@@ -174,6 +174,13 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
 
 
 @cache
+def load_replacements() -> Mapping[str, str]:
+    """Read what to use instead of variables and flags that newer versions do not know any more."""
+    replacements: Mapping[str, str] = read_data("replacements.yaml")["replacements"]
+    return replacements
+
+
+@cache
 def load_versions() -> Versions:
     """Read the tables that ship with the operator."""
     return build_versions(parse_table(read_data(name)) for name in list_data("versions"))

@@ -1,6 +1,7 @@
 """`vllm-operator catalog`: what the operator knows of vLLM versions, GPUs, models and rules.
 
-Without an ID a table of all, with an ID everything about one. Exit status: 0, or 2 if nothing has that ID.
+Without an ID a table of all, with an ID everything about one. Exit status: 0, or 2 if nothing has that ID or the
+rules of the cluster cannot be read.
 """
 
 import argparse
@@ -12,8 +13,11 @@ from typing import Any
 
 import yaml
 
-from vllm_operator.catalog.loader import Catalog, load_catalog
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import catalog_gpus, catalog_models, catalog_rules, catalog_versions
+from vllm_operator.cli.documents import InputError
+from vllm_operator.cli.own_rules import HELP as RULES_HELP
+from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.tables import table
 
 FOUND_STATUS, NOT_FOUND_STATUS = 0, 2
@@ -71,12 +75,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("section", choices=tuple(SECTIONS), help="what to list")
     parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this one")
+    parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print a part of the catalog; return the exit status."""
-    section, catalog = SECTIONS[arguments.section], load_catalog()
+    section = SECTIONS[arguments.section]
+    try:
+        catalog = catalog_with(arguments.rules)
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return NOT_FOUND_STATUS
     if arguments.id is not None:
         found = section.find(catalog, arguments.id)
         if found is None:

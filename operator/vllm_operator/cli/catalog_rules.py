@@ -5,12 +5,14 @@ from typing import Any
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.resources import list_data, read_data
 
-HEADER = ("RULE", "COMPONENT", "KIND", "VERSIONS", "GPUS", "WHAT FOLLOWS")
+CLUSTER = "cluster"
+HEADER = ("RULE", "OF", "COMPONENT", "KIND", "VERSIONS", "GPUS", "WHAT FOLLOWS")
 
 
 def entries(catalog: Catalog) -> dict[str, Any]:
-    """Every rule as it is written, in order of precedence."""
+    """Every rule as it is written, in order of precedence; those of the cluster's owner say so."""
     written = {rule["id"]: rule for name in list_data("rules") for rule in read_data(name)}
+    written |= {name: {"of": CLUSTER, **rule} for name, rule in catalog.own_rules.items()}
     return {rule.id: written[rule.id] for rule in catalog.rules.rules if rule.id in written}
 
 
@@ -20,6 +22,7 @@ def row(name: str, entry: Any) -> tuple[str, ...]:
     architectures = when.get("architectures", [])
     return (
         name,
+        entry.get("of", "operator"),
         entry["component"],
         entry["kind"],
         when.get("versions", "all"),

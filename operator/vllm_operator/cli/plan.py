@@ -20,9 +20,11 @@ from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.api.validation import violations
-from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
+from vllm_operator.cli.own_rules import HELP as RULES_HELP
+from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.plan_page import write_page
 from vllm_operator.planning.facts import ModelFiles
 from vllm_operator.planning.inventory import read_inventory
@@ -47,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model-config", metavar="FILE", help="the model's config.json, for facts about it; the operator reads it from the hub"
     )
-    parser.add_argument("--rules", metavar="FILE", help="file with the ConfigMap that holds the cluster's own rules")
+    parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
     parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
@@ -60,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     name = arguments.name
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
-        catalog = _catalog(arguments.rules)
+        catalog = catalog_with(arguments.rules)
         files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
         resource = VLLMDeployment.parse(manifest)
         pinned = resource.status.plan
@@ -93,20 +95,6 @@ def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog:
     else:
         difference_page.write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
     return SAME_STATUS if fresh.plan and not difference_page.differences_of(pinned, fresh) else DIFFERENT_STATUS
-
-
-def _catalog(rules: str | None) -> Catalog:
-    """What is known, with the rules of the cluster's owner; what is broken in them is named, as the operator does."""
-    if rules is None:
-        return load_catalog()
-    maps = _of_kind(read_objects(rules), "ConfigMap")
-    if not maps:
-        raise InputError(f"{rules} holds no ConfigMap")
-    texts = {f"{_name(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
-    catalog, read = with_user_rules(load_catalog(), texts)
-    for problem in read.problems:
-        print(f"Warning: {problem}", file=sys.stderr)
-    return catalog
 
 
 def _read_config(path: str) -> dict[str, Any]:

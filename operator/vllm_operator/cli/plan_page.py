@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, Plan
+from vllm_operator.api.status import ConditionStatus, ModelFact, Plan
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.pools import Inventory
-from vllm_operator.planning.shortage import describe
+from vllm_operator.planning.shortage import kinds_of_nodes
 
 
 def write_page(
@@ -28,7 +28,7 @@ def write_page(
     else:
         lines += _plan(outcome.plan, catalog)
         lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
-    lines += _section("Nodes", [describe(inventory.pools, catalog.gpus)] if inventory.pools else [])
+    lines += _section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
     lines += _section("About the nodes", list(inventory.notes))
     out.write("\n".join(lines).rstrip() + "\n")
 
@@ -42,15 +42,16 @@ def _plan(made: Plan, catalog: Catalog) -> list[str]:
         ("Catalog", made.catalog_version),
     ]
     lines = [line for name, value in rows for line in _labelled(name, value)]
+    lines += _section("Notes", made.notes)
     lines += [""]
     lines += _backends(made)
-    lines += _section("Known of the model", [f"{fact.name} = {fact.value}  ({fact.source})" for fact in made.model_facts])
+    lines += _section("Known of the model", [f"{fact.name} = {_shown(fact)}  ({fact.source})" for fact in made.model_facts])
     lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
     kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
     lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
-    lines += _section("Variables that keep what is compiled and downloaded", [f"{v.name}={v.value}" for v in made.env if v.name in kept])
+    keeping = ", ".join(f"{v.name}={v.value}" for v in made.env if v.name in kept)
+    lines += _section("Variables that keep what is compiled and downloaded", [keeping] if keeping else [])
     lines += _section("The cache key is made of", [_setting(part.name, part.value, " = ", part.reason) for part in made.cache_key_parts])
-    lines += _section("Notes", made.notes)
     return lines
 
 
@@ -69,6 +70,11 @@ def _backends(made: Plan) -> list[str]:
         lines += [row, *wrap(choice.reason, "    ")]
         lines += wrap(f"Source: {choice.source}", "    ") if choice.source else []
     return lines
+
+
+def _shown(fact: ModelFact) -> str:
+    """A fact as people read it: sizes in gigabytes, everything else as it is."""
+    return f"{int(fact.value) / 1e9:.3g} GB" if fact.name == "weightBytes" and fact.value.isdecimal() else fact.value
 
 
 def _section(title: str, entries: Sequence[str]) -> list[str]:

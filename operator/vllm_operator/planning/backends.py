@@ -178,7 +178,9 @@ class _Choosing:
         setting = self._setting(backend, ways)
         if setting is None:
             offered = sorted({name for way in ways for name in way.backends(self.table)} - {"AUTO"})
-            known = f"it takes {', '.join(offered)}" if offered else "it has no way to choose one"
+            working = self.rules.kernels.working(component, self.situation, self.chosen)
+            fitting = [name for name in offered if name in working] or offered
+            known = f"it takes {', '.join(fitting)}{' here' if fitting != offered else ''}" if offered else "it has no way to choose one"
             self.refusals.append(
                 f"{component.value} backend {backend} cannot be asked of vLLM {self.version.version}: {known}. Choose one of these or Auto."
             )
@@ -188,10 +190,17 @@ class _Choosing:
 
     def _user(self, component: Component, backend: str, how: str, ways: tuple[Invocation, ...]) -> None:
         self._check_kernel(component, backend, ways)
+        reason = f"It is {how}.{self._otherwise(component, backend)}"[:1024]
         self.chosen[component] = self.by_user[component] = backend
-        self.choices.append(
-            BackendChoice(component=component, backend=backend[:128], chosen_by=ChosenBy.USER, reason=f"It is {how}."[:1024])
-        )
+        self.choices.append(BackendChoice(component=component, backend=backend[:128], chosen_by=ChosenBy.USER, reason=reason))
+
+    def _otherwise(self, component: Component, backend: str) -> str:
+        """What would be taken if the user left it open, as far as that is known."""
+        rule = next((rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)), None)
+        if rule is None:
+            return ""
+        who = "vLLM" if rule.kind is Kind.ENGINE else "the operator"
+        return f" Without that {who} would take {'the same' if rule.backend == backend else rule.backend}."
 
     def _check_kernel(self, component: Component, backend: str, ways: tuple[Invocation, ...]) -> None:
         """Note that a backend of the user's choice does not work here, as far as that is known."""

@@ -1,5 +1,6 @@
 """What the user sets on the engine directly, and how it meets the plan: the user's value wins, and the plan says so."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -83,23 +84,43 @@ def drop_overridden(
     return kept_env, kept_args, notes
 
 
-def check_names(overrides: Overrides, table: VersionTable | None) -> list[str]:
-    """Name variables and flags of the user that this version of vLLM does not know, or that do not reach it."""
+def check_names(overrides: Overrides, table: VersionTable | None, replacements: Mapping[str, str]) -> list[str]:
+    """Name variables and flags of the user that this version of vLLM does not know, or that do not reach it.
+
+    Args:
+        overrides: What the user sets.
+        table: What the version knows; None if that is not known.
+        replacements: What to use instead of those that are gone.
+    """
     if overrides.replaces_arguments:
         return ["spec.podTemplate replaces the command line of the engine: none of the flags of this plan is passed."]
     if table is None:
         return []
     variables = [
-        f"vLLM {table.version} does not know the variable {name}: it has no effect."
+        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements)}"
         for name in overrides.variables
         if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
     ]
-    flags = [
+    flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag)]
+    flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
+    return variables + [
         f"vLLM {table.version} does not know the flag {flag}: it refuses to start, unless a plugin of the image adds the flag."
-        for flag in overrides.arguments
-        if flag.startswith("--") and not table.knows_flag(flag)
+        f"{_instead(flag, replacements)}"
+        for flag in flags
     ]
-    return variables + flags
+
+
+def _fields(flag: str, value: str | None) -> list[str]:
+    """The fields of a flag that takes JSON, each as the flag of its own that it could be."""
+    try:
+        content = json.loads(value) if value and value.lstrip().startswith("{") else None
+    except (ValueError, RecursionError):
+        return []  # vLLM will say so
+    return [f"{flag}.{name}" for name in content] if isinstance(content, dict) else []
+
+
+def _instead(name: str, replacements: Mapping[str, str]) -> str:
+    return f" Use {replacements[name]} instead." if name in replacements else ""
 
 
 def subject_of(flag: str) -> str:

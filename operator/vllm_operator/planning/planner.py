@@ -182,7 +182,7 @@ class _Planner:
             *target.notes,
             *self.translated,
             *decision.notes,
-            *check_names(overrides, version.table),
+            *check_names(overrides, version.table, self.catalog.replacements),
             *overridden,
             *per_pod_notes((self.resource.spec.engine and self.resource.spec.engine.env) or (), self.catalog.caches),
             *shape.notes,

@@ -34,13 +34,16 @@ def recall_facts(plan: Plan) -> Facts:
 
 
 def about_unknown_facts(facts: Facts, trouble: str | None) -> list[str]:
-    """Say what is not known of the model, where its config.json should have told."""
+    """Say what is not known of the model, and why where its files should have told."""
     unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
-    if not unknown or trouble is None:
+    if not unknown:
         return []
     given = ", ".join(f"spec.model.facts.{name}" for name in unknown)
     listed = " and ".join(filter(None, (", ".join(unknown[:-1]), unknown[-1])))
-    return [f"{trouble} So {listed} of the model {'is' if len(unknown) == 1 else 'are'} not known; give {given}."]
+    verb = "is" if len(unknown) == 1 else "are"
+    if trouble is not None:
+        return [f"{trouble} So {listed} of the model {verb} not known; give {given}."]
+    return [f"{listed.capitalize()} of the model {verb} not known, so the kernels that depend on that are left to vLLM; give {given}."]
 
 
 def _spell(name: str) -> str:

@@ -57,9 +57,16 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
 
 
 def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
-    """List kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
+    """List kinds of nodes in one sentence, a bounded number of them."""
+    kinds = kinds_of_nodes(pools, gpus, nearest)
+    more = len(kinds) - KINDS_LIMIT
+    return ", ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
 
-    The kind of `nearest` comes first, then the most frequent; a bounded number. The slices of a node are one kind.
+
+def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> list[str]:
+    """Name kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
+
+    The kind of `nearest` comes first, then the most frequent. All slices of a node are one kind.
     """
     nodes: dict[str, set[str]] = {}
     for names, kinds in _by_nodes(pools, gpus).items():
@@ -67,10 +74,7 @@ def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> 
             nodes.setdefault(kind, set()).update(names)
     mine = set(nearest.nodes) if nearest else set()
     ordered = sorted(nodes.items(), key=lambda item: (not mine & item[1], -len(item[1]), item[0]))
-    listed = [f"{_nodes(len(names))} with {kind}" for kind, names in ordered[:KINDS_LIMIT]]
-    if len(ordered) > KINDS_LIMIT:
-        listed.append(f"{len(ordered) - KINDS_LIMIT} more kinds of nodes")
-    return ", ".join(listed)
+    return [f"{_nodes(len(names))} with {kind}" for kind, names in ordered]
 
 
 def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:

@@ -62,8 +62,6 @@ def render_cleaning(
         doomed: Directories that go in any case.
         is_full: Whether room must be made.
     """
-    engine = next(iter(template["containers"]))
-    metadata = metadata_of(resource, cleaning_name(resource.metadata.name, occasion), Component.CLEANING)
     variables = {
         "CLEAN_ROOT": ROOT,
         "CLEAN_KEEP": json.dumps(sorted(keep)),
@@ -71,34 +69,38 @@ def render_cleaning(
         "CLEAN_SHARE": str(FREE_PERCENT if is_full else 0),
         "CLEAN_REPORT": _PRINT,
     }
-    spec: dict[str, Any] = {name: copy.deepcopy(template[name]) for name in _INHERITED if name in template}
-    spec |= {
-        "restartPolicy": "Never",
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "containers": [
-            {
-                "name": CONTAINER,
-                "image": engine["image"],
-                "command": ["python3", "-c", cleaning_script()],
-                "env": [{"name": name, "value": value} for name, value in variables.items()],
-                "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
-                "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
-                "volumeMounts": [{"name": "claim", "mountPath": ROOT}],
-            }
-        ],
-        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
-    }
+    spec = _pod_spec(template, claim, variables)
     if node:
         spec["nodeName"] = node
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": metadata,
+        "metadata": metadata_of(resource, cleaning_name(resource.metadata.name, occasion), Component.CLEANING),
         "spec": {
             "backoffLimit": ATTEMPTS,
             "activeDeadlineSeconds": DEADLINE_SECONDS,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
             "template": {"metadata": {"labels": labels_of(resource, Component.CLEANING)}, "spec": spec},
         },
+    }
+
+
+def _pod_spec(template: Mapping[str, Any], claim: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    engine = next(iter(template["containers"]))
+    container = {
+        "name": CONTAINER,
+        "image": engine["image"],
+        "command": ["python3", "-c", cleaning_script()],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": "claim", "mountPath": ROOT}],
+    }
+    return {
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
     }

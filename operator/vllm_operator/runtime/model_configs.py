@@ -9,6 +9,7 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -20,6 +21,8 @@ from vllm_operator.api.spec import SecretKeyReference
 from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, NotFound
 from vllm_operator.cluster.hub import HubAnswer, ModelHub
 from vllm_operator.planning.pinning import is_in_force
+
+log = logging.getLogger(__name__)
 
 Key: TypeAlias = tuple[str, str]
 Question: TypeAlias = tuple[str, str, str | None, str | None, str | None]
@@ -111,6 +114,7 @@ class ModelConfigs:
         except TimeoutError:
             return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=asked)
         except Exception as error:  # a plan without these facts is better than none
+            log.exception("reading the config.json of %s failed", question[0])
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
     async def _read(self, question: Question) -> HubAnswer:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
-from vllm_operator.startup.framing import WARNING
+from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
@@ -28,6 +28,14 @@ EXCERPT_LIMIT = 800
 EXCERPT_FRAMES = 6
 UNKNOWN = "Unknown"
 """The signature of a crash that no signature matches."""
+_UNKNOWN_CAUSE = "The engine failed with an error that is not known by name"
+_UNKNOWN_REMEDY = (
+    "Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues."
+)
+_REFUSED_CAUSE = "vLLM refused its configuration with an error that is not known by name"
+_REFUSED_REMEDY = (
+    "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
+)
 _TERMINATED = "TerminatedDuringStartup"
 _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
@@ -36,7 +44,16 @@ _RECORDS_AFTER = 12
 _WRAPS = 3
 """Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
-_PYDANTIC = re.compile(r"  (?:Value error|Assertion failed), ")
+_PYDANTIC = re.compile(
+    r" {2,4}(?:(?:Value error|Assertion failed), |(?:Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,300}\[type=)"
+)
+"""What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
+_FIELD = re.compile(r"[a-z_][\w.]{0,80}")
+_REFUSED = re.compile(
+    r"(?:ValueError: |[\w.]{1,81} - )?"
+    r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
+)
+"""The message of a failure that the user's configuration caused."""
 _REQUEST = "[serving"
 _HEADER = 200
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
@@ -174,7 +191,13 @@ class CrashTracker:
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
-            self._exception(process, text, number, known=known, uncaught=traceback is not None and traceback.uncaught)
+            self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
+
+    def _with_field(self, text: str) -> str:
+        # Before what is wrong with a field of the configuration stands its name, on a line of its own.
+        recent = self.tracebacks.recent
+        before = plain(recent[-2])[1].strip() if text.startswith("  ") and len(recent) > 1 else ""
+        return f"{before} - {text.strip()}" if _FIELD.fullmatch(before) else text
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or a browser may have wrapped the message of an exception.
@@ -334,10 +357,11 @@ def to_crash(evidence: Evidence) -> Crash:
     line = present(evidence.text.strip(), LINE_LIMIT)
     excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
     if signature is None:
+        refused = _REFUSED.match(line) is not None
         return Crash(
             signature=UNKNOWN,
-            cause=f"The engine failed with an error that is not known by name: {line}",
-            remedy="Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues.",
+            cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
+            remedy=_REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
             reference=None,
             line=line,
             line_number=evidence.number,

@@ -248,6 +248,8 @@ class StartupParser:
             self._restart()
         if meaning.stage is not None:
             self._enter(_STAGES[meaning.stage])
+        if self._time is None and (seconds := found.groupdict().get("took")):
+            self._timeline.took(int(seconds), self._now())
         if meaning.banner or meaning.engine:
             self._timeline.version = (found.groupdict().get("version") or self._timeline.version or "")[:40] or None
         if meaning.cache is not None:
@@ -256,7 +258,7 @@ class StartupParser:
             self._timeline.observe(meaning.component, backend)
         if meaning.loaded:
             self._timeline.loaded = True
-        if meaning.shutdown:
+        if meaning.shutdown is not None and not (meaning.shutdown == "server" and self._crashes.failed):
             self._crashes.stopping(self._reader.number)
         if meaning.progress is not None:
             completed, total = int(found["completed"][:9]), int(found["total"][:9])

@@ -1,7 +1,7 @@
 """Where a start is: its stage, the progress of what counts, the backends it chose, what its caches did."""
 
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from vllm_operator.startup.progress import Rate
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage
@@ -40,6 +40,12 @@ class Timeline:
         self.progress = None
         self.entered.append((stage, time))
         return True
+
+    def took(self, seconds: int, time: datetime | None) -> None:
+        """The present stage is over and took so long. A bar that entered it has no time, and what came before may have been silent."""
+        stage, begun = self.entered[-1]
+        if time is not None and begun is not None and (real := time - timedelta(seconds=seconds)) > begun:
+            self.entered[-1] = (stage, real)
 
     def count(self, stage: Stage, progress: Progress, time: datetime | None) -> None:
         """A bar of this stage moved."""

@@ -35,7 +35,8 @@ def read_time(text: str | None, before: datetime | None = None) -> datetime | No
         found = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
         if before is not None and before - found > timedelta(days=180):
             found = found.replace(year=year + 1)
-        return found
+        # A line before may have told the same second more precisely.
+        return before if before is not None and before.replace(microsecond=0) == found else found
     except ValueError:
         return None
 

@@ -8,6 +8,7 @@ That is recorded on the claim before it is done, so an operator that ends in bet
 of the replicas serves, and at most `MOST` times within `WINDOW`; then a person must look at the disk.
 """
 
+import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
@@ -23,6 +24,8 @@ from vllm_operator.upkeep.situation import Situation
 
 MOST = 2
 WINDOW = timedelta(hours=24)
+_OURS = re.compile(rf"Read-only file system: ?['\"]?(?:{CACHE_ROOT}|{WEIGHTS_ROOT})/")
+"""The error of a volume that the operator mounts; other folders are read-only for other reasons."""
 _KEPT = 8
 """Times that are recorded at most."""
 
@@ -66,5 +69,7 @@ def _suffers(situation: Situation, views: list[PodView], signatures: frozenset[s
     """Whether a Pod that is still there died for want of a writable volume, and none serves."""
     crash = situation.resource.status.last_crash
     if crash is None or crash.signature not in signatures or any(view.phase is Phase.READY for view in views):
+        return False
+    if _OURS.search(crash.excerpt or "") is None:
         return False
     return any(view.name == crash.pod and view.phase is Phase.CRASHED for view in views)

@@ -1,0 +1,66 @@
+"""Real starts that were broken on purpose, one way each, and some that were not: each by its name, no alarm where there is none."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Stage
+
+INDUCED = Path(__file__).parent.parent / "corpus" / "induced"
+LABELS: dict[str, dict[str, Any]] = yaml.safe_load((INDUCED / "labels.yaml").read_text("utf-8"))
+KNOWLEDGE = load_startup()
+SERVED = sorted(name for name, label in LABELS.items() if name.startswith("good-") and label["stage"] == "Ready")
+
+
+def read(name: str) -> StartupParser:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed((INDUCED / f"{name}.log").read_bytes())
+    parser.end()
+    return parser
+
+
+def test_every_recording_has_a_label() -> None:
+    assert {path.stem for path in INDUCED.glob("*.log")} == set(LABELS)
+
+
+@pytest.mark.parametrize("name", sorted(LABELS))
+def test_a_broken_start_is_named_by_what_broke_it(name: str) -> None:
+    state = read(name).final_state
+
+    assert (state.crash and state.crash.signature) == LABELS[name]["signature"]
+    assert state.stage == LABELS[name]["stage"]
+
+
+@pytest.mark.parametrize("name", sorted(name for name, label in LABELS.items() if label["signature"] is None))
+def test_a_good_start_raises_no_alarm_on_its_way(name: str) -> None:
+    parser = StartupParser(KNOWLEDGE)
+    for line in (INDUCED / f"{name}.log").read_bytes().splitlines(keepends=True):
+        parser.feed(line)
+        assert parser.state.crash is None
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_the_stages_of_a_good_start_follow_each_other(name: str) -> None:
+    state = read(name).final_state
+
+    stages = [stage for stage, _ in state.entered]
+    times = [time for _, time in state.entered if time is not None]
+    assert stages == sorted(stages, key=list(Stage).index)
+    assert times == sorted(times)
+    assert {Stage.CONFIGURATION, Stage.WEIGHT_LOAD, Stage.SERVER_START} <= set(stages)
+    assert state.engine_version == "0.20.1"
+    assert {component for component, _ in state.observed_backends} & {"Attention", "MLADecode", "LinearAttention"}
+
+
+def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_capture() -> None:
+    # The bar of the capture has no time of its own; the engine says afterwards how long it took.
+    entered = dict(read("good-flashinfer").final_state.entered)
+
+    begun, over = entered[Stage.CUDA_GRAPH_CAPTURE], entered[Stage.SERVER_START]
+    assert begun is not None
+    assert over is not None
+    assert (over - begun).total_seconds() == 1

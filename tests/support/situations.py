@@ -1,0 +1,217 @@
+"""Situations of a VLLMDeployment and the condition that each leads to; here those of Pods that ended."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from support import observations as o
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.startup.state import Stage, StartupState
+
+X1 = ("vllm-a-x1", 0)
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is observed; the condition and its status and reason; words in its message."""
+
+    observation: Observation
+    condition: str
+    status: str
+    reason: str
+    words: tuple[str, ...] = ()
+
+
+def crashed_state(**more: Any) -> StartupState:
+    return StartupState(stage=Stage.CONFIGURATION, crash=o.DEEP_GEMM_CRASH, **more)
+
+
+CRASHES = {
+    "a known crash": Situation(
+        o.observe(o.crashed_pod(restarts=2), states={("vllm-a-x1", 2): crashed_state()}),
+        "Crashed",
+        "True",
+        "MigUuidNotInteger",
+        ("crashed 3 times", "exit code 1", "MIG UUID", "What to do: remove CUDA_VISIBLE_DEVICES", "issues/41849"),
+    ),
+    "a known crash is the summary": Situation(
+        o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Ready", "False", "MigUuidNotInteger", ("What to do",)
+    ),
+    "a crash stays in force while the next start runs": Situation(
+        o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
+    ),
+    "a start after a crash is a start": Situation(
+        o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}),
+        "Starting",
+        "True",
+        "Progressing",
+        ("after 1 restart",),
+    ),
+    "an unknown crash quotes the innermost error": Situation(
+        o.observe(o.crashed_pod(message="Traceback (most recent call last):\nRuntimeError: NVLS init failed\nrank 0 exits")),
+        "Crashed",
+        "True",
+        "UnknownCrash",
+        ("RuntimeError: NVLS init failed", "kubectl logs vllm-a-x1 --previous"),
+    ),
+    "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
+    "a crash whose log is still being read": Situation(
+        o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "being read")
+    ),
+    "killed for memory": Situation(
+        o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)),
+        "Crashed",
+        "True",
+        "OomKilledNoLog",
+        ("resources.limits.memory",),
+    ),
+    "a child killed for memory, and nothing in the log but echoes": Situation(
+        o.observe(o.crashed_pod(code=1, reason="OOMKilled")), "Crashed", "True", "OomKilledNoLog"
+    ),
+    "a log that explains itself is believed although memory ran out as well": Situation(
+        o.observe(o.crashed_pod(code=1, reason="OOMKilled"), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
+    ),
+    "a crash that the log shows while its container hangs": Situation(
+        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-11))}), "Crashed", "True", "MigUuidNotInteger"
+    ),
+    "a crash that the log shows a moment before the container ends": Situation(
+        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-2))}), "Crashed", "False", "NoCrash"
+    ),
+    "ended without an error": Situation(
+        o.observe(o.crashed_pod(code=0, reason="Completed")), "Crashed", "True", "EndedWithoutError", ("spec.podTemplate",)
+    ),
+    "ended by its startup probe": Situation(
+        o.observe(
+            o.crashed_pod(code=137), pod_events=(o.event("Killing", "Container vllm failed startup probe, will be restarted", seconds=-60),)
+        ),
+        "Crashed",
+        "True",
+        "StartupProbeFailed",
+        ("deadlineSeconds",),
+    ),
+    "ended by its startup probe, which it took for a wish": Situation(
+        o.observe(
+            o.crashed_pod(code=0, reason="Completed"),
+            pod_events=(o.event("Killing", "Container vllm failed startup probe, will be restarted", seconds=-60),),
+        ),
+        "Crashed",
+        "True",
+        "StartupProbeFailed",
+        ("deadlineSeconds",),
+    ),
+    "killed by nobody knows whom": Situation(o.observe(o.crashed_pod(code=137)), "Crashed", "True", "UnknownCrash", ("signal 9",)),
+    "evicted": Situation(
+        o.observe(o.pod(phase="Failed", reason="Evicted", message="The node was low on resource: memory.")),
+        "Crashed",
+        "True",
+        "Evicted",
+        ("Pod vllm-a-x1 failed.", "gpu-node-1", "low on resource: memory"),
+    ),
+    "refused by the kubelet": Situation(
+        o.observe(o.pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed: no healthy devices")),
+        "Ready",
+        "False",
+        "UnexpectedAdmissionError",
+        ("no healthy devices", "device plugin"),
+    ),
+    "refused by the driver of the device": Situation(
+        o.observe(
+            o.pending_pod("ContainerCreating"),
+            pod_events=(o.event("FailedPrepareDynamicResources", "NodePrepareResources failed for ResourceClaim models/vllm-a-gpu"),),
+        ),
+        "Starting",
+        "False",
+        "ContainerConfigFailed",
+        ("NodePrepareResources failed", "GPU's DRA driver on node gpu-node-1"),
+    ),
+    "the kubelet cannot make a sandbox": Situation(
+        o.observe(
+            o.pending_pod("ContainerCreating"),
+            pod_events=(o.event("FailedCreatePodSandBox", 'no runtime for "nvidia" is configured'),),
+        ),
+        "Starting",
+        "True",
+        "Progressing",
+        ('no runtime for "nvidia" is configured', "container runtime"),
+    ),
+    "a runtime that does not know the GPU": Situation(
+        o.observe(o.pending_pod("RunContainerError", "nvidia-container-cli: device error: unknown device")),
+        "Starting",
+        "False",
+        "ContainerConfigFailed",
+        ("RunContainerError", "unknown device"),
+    ),
+    "no device for the claims": Situation(
+        o.observe(
+            o.unschedulable_pod(
+                message="0/3 nodes are available: 3 cannot allocate all claims. still not schedulable, "
+                "preemption: 0/3 nodes are available: 3 Preemption is not helpful for scheduling."
+            )
+        ),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("No node takes Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Free", "spec.accelerator"),
+    ),
+    "a node without room": Situation(
+        o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),
+        "Crashed",
+        "True",
+        "OutOfResource",
+        ("requested: 1, used: 8", "gpu-node-1"),
+    ),
+    "its node was shut down": Situation(
+        o.observe(o.pod(phase="Failed", reason="Terminated", message="Pod was terminated in response to imminent node shutdown.")),
+        "Crashed",
+        "True",
+        "NodeShutdown",
+        ("Node gpu-node-1 was shut down",),
+    ),
+    "a more important Pod took its place": Situation(
+        o.observe(o.pod(phase="Failed", reason="Preempting", message="Preempted in order to admit critical pod")),
+        "Crashed",
+        "True",
+        "Preempted",
+        ("priorityClassName",),
+    ),
+    "an image for another CPU": Situation(
+        o.observe(o.crashed_pod(code=255, message="exec /usr/local/bin/vllm: exec format error")),
+        "Crashed",
+        "True",
+        "ExecFormatError",
+        ("kubernetes.io/arch",),
+    ),
+    "the termination message explains it where the log is gone": Situation(
+        o.observe(o.crashed_pod(message="ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000)")),
+        "Crashed",
+        "True",
+        "PortInUse",
+        ("Pod vllm-a-x1 crashed with exit code 1",),
+    ),
+    "a signal that says what happened": Situation(
+        o.observe(o.crashed_pod(code=135)), "Crashed", "True", "BusErrorSharedMemory", ("/dev/shm",)
+    ),
+    "ended in a way without a rule": Situation(
+        o.observe(o.pod(phase="Failed", reason="TopologyAffinityError", message="Resources cannot be aligned")),
+        "Crashed",
+        "True",
+        "PodFailed",
+        ("TopologyAffinityError",),
+    ),
+    "the corpse of an evicted Pod beside its replacement that serves": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.ready_pod()), "Crashed", "False", "Recovered"
+    ),
+    "one replica of four crashed": Situation(
+        o.observe(*(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3, 4)), o.crashed_pod(), replicas=4, states={X1: crashed_state()}),
+        "Ready",
+        "False",
+        "MigUuidNotInteger",
+        ("3 of 4 replicas serve.", "Pod vllm-a-x1 crashed"),
+    ),
+    "the known crash is told before the unknown one": Situation(
+        o.observe(o.crashed_pod(), o.crashed_pod("vllm-a-x2", seconds=-15), replicas=2, states={X1: crashed_state()}),
+        "Crashed",
+        "True",
+        "MigUuidNotInteger",
+        ("1 other Pod crashed as well",),
+    ),
+}
