@@ -78,16 +78,6 @@ def test_what_is_no_record_counts_as_none(text: str) -> None:
     assert read_records({"metadata": {"annotations": {labels.IMAGE_ANNOTATION_PREFIX + BY_TAG: text}}}) == {}
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 def runs(fleet: Fleet, pod: str, digest: str) -> None:
     """The kubelet says which image a Pod runs."""
     [status] = next(item for item in fleet.bench.cluster.all(POD) if item["metadata"]["name"] == pod)["status"]["containerStatuses"]

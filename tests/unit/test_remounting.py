@@ -15,16 +15,6 @@ TOLD = "OSError: [Errno 30] Read-only file system: '/cache/vllm'"
 READ_ONLY = Crash(signature="CacheDirNotWritable", cause="It is read-only.", remedy=None, reference=None, line=TOLD, excerpt=TOLD)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 def crash(fleet: Fleet, pod: str, *, restarts: int = 0, why: Crash = READ_ONLY) -> None:
     """The engine of a Pod dies because it cannot write."""
     ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}

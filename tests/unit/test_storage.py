@@ -91,16 +91,6 @@ def test_a_guessed_size_is_told() -> None:
     assert not any("their claim gets" in note for note in plan_of(weights={"volume": {"size": "300Gi"}}).notes)
 
 
-@pytest.fixture
-def bench() -> Bench:
-    return Bench()
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
-
-
 def sizes(bench: Bench) -> dict[str, str]:
     return {claim["metadata"]["name"]: claim["spec"]["resources"]["requests"]["storage"] for claim in bench.cluster.all(CLAIM)}
 

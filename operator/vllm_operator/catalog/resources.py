@@ -9,6 +9,9 @@ from typing import Any
 
 import yaml
 
+YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Reads YAML and makes no objects of its own; the one in C reads a megabyte in a tenth of the time of the other."""
+
 
 def read_data(name: str) -> Any:
     """Read `catalog/data/<name>` as YAML or JSON, by its suffix.
@@ -17,8 +20,7 @@ def read_data(name: str) -> Any:
         FileNotFoundError: There is no such file.
     """
     text = resources.files("vllm_operator.catalog").joinpath("data", *name.split("/")).read_text("utf-8")
-    # CSafeLoader reads a megabyte in a tenth of the time of the Python loader.
-    return json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    return json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=YAML_LOADER)
 
 
 def list_data(folder: str) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from vllm_operator.catalog.resources import YAML_LOADER
 from vllm_operator.catalog.rule_checks import complaint
 from vllm_operator.catalog.rules import Rule, RuleError, Rules, build_rules, find_conflicts, parse_rule
 from vllm_operator.catalog.versions import Versions
@@ -43,7 +44,7 @@ def read_documents(texts: Mapping[str, str], what: str = "rules") -> tuple[list[
     problems: list[str] = []
     for name in sorted(texts):
         try:
-            content = yaml.load(texts[name], Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            content = yaml.load(texts[name], Loader=YAML_LOADER)
         except (yaml.YAMLError, ValueError, RecursionError) as error:
             problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All {what} in it are ignored.")
             continue

@@ -7,6 +7,8 @@ from typing import Any
 
 import yaml
 
+from vllm_operator.catalog.resources import YAML_LOADER
+
 STANDARD_INPUT = "-"
 SIZE_LIMIT = 256 * 1024 * 1024
 """Bytes; the nodes of a very large cluster fit, a wrong file that never ends does not."""
@@ -24,7 +26,7 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     """
     name = "standard input" if path == STANDARD_INPUT else path
     try:
-        documents = list(yaml.load_all(_read_text(path, name), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
+        documents = list(yaml.load_all(_read_text(path, name), Loader=YAML_LOADER))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
