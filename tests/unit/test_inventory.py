@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import KINDS, bare_node, device, inventory_of, known_gpus, real_node, resource_slice
-from vllm_operator.planning.inventory import read_inventory
-from vllm_operator.planning.pools import Pool, Source
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.inventory.pools import Pool, Source
 
 GFD, CLOUD = Source.GFD, Source.CLOUD
 

@@ -10,7 +10,7 @@ from support.gpus import inventory_of, real_node
 from support.plans import deployment, known
 from vllm_operator.catalog.loader import with_user_rules
 from vllm_operator.catalog.user_rules import add_user_rules
-from vllm_operator.planning.backends import choose_backends
+from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
 OURS = knowledge()[2]
