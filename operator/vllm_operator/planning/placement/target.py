@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus, NodeRequirement
-from vllm_operator.catalog.gpus import GPUs, Version, product_key
+from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.images import Images
 from vllm_operator.planning.foreign import MEBIBYTE
 from vllm_operator.planning.inventory.node_labels import SLICES, split_product
@@ -83,11 +83,6 @@ class Target:
     def architecture(self) -> str | None:
         """`sm_90`, or None if nothing tells."""
         return self.pool.architecture
-
-    @property
-    def capability(self) -> Version | None:
-        """Compute capability, or None if nothing tells."""
-        return self.pool.capability
 
 
 def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
