@@ -5,7 +5,7 @@ from typing import Any
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.remediation import in_words
+from vllm_operator.planning.remediation.in_force import in_words
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.conditions import FALSE, TRUE
