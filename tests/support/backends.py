@@ -7,10 +7,10 @@ from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.catalog.versions import Versions, load_versions
-from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.facts import resolve_facts
-from vllm_operator.planning.situation import describe_situation
-from vllm_operator.planning.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.situation import describe_situation
+from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.model.facts import resolve_facts
 
 
 def knowledge() -> tuple[Versions, Models, Rules]:

@@ -4,7 +4,7 @@ import pytest
 
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.models import load_models, parse_models, read_billions
-from vllm_operator.planning.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
+from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
 
 MODELS = load_models()
 

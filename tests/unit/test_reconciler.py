@@ -28,7 +28,7 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.fake import Write
 from vllm_operator.cluster.hub import HubAnswer
-from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.startup.state import Stage, StartupState

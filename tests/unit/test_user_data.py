@@ -3,12 +3,11 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from support.operators import Bench, llama
+from support.own_knowledge import ATTENTION_RULE, config_map
 from support.plans import known
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
@@ -16,20 +15,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.user_data import KnownCatalog, UserData, place_of
 
-FLASHINFER = {
-    "id": "our-attention",
-    "component": "Attention",
-    "kind": "choice",
-    "when": {"versions": ">=0.17", "attention": "GQA"},
-    "backend": "FLASHINFER",
-    "because": "We have measured it.",
-    "source": "our benchmark",
-}
-
-
-def config_map(*rules: Any, **texts: str) -> dict[str, Any]:
-    data = {"rules.yaml": yaml.safe_dump(list(rules)), **texts}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules", "namespace": "operators"}, "data": data}
+PLACE = ("rules", "operators")
 
 
 class Operator(Bench):
@@ -68,7 +54,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operato
     operator.cluster.put(llama())
     await operator.settle()
     before = operator.deployment()
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     assert await operator.source.load()
     await operator.settle()
     assert operator.deployment() == before
@@ -85,7 +71,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operato
 
 
 async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
-    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}, other="a: b: c"))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE, {"id": "half"}, other="a: b: c"))
     with caplog.at_level(logging.WARNING):
         assert await operator.source.load()
     assert "rule half: component is missing" in caplog.text
@@ -101,7 +87,7 @@ async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Opera
 
 
 async def test_the_same_rules_are_read_once(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE, {"id": "half"}))
     assert await operator.source.load()
     before = list(operator.cluster.writes)
     assert not await operator.source.load()
@@ -109,7 +95,7 @@ async def test_the_same_rules_are_read_once(operator: Operator) -> None:
 
 
 async def test_rules_that_are_taken_away_are_gone(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     await operator.source.load()
     await operator.cluster.delete(CONFIG_MAP, "rules", "operators")
     assert await operator.source.load()
@@ -117,7 +103,7 @@ async def test_rules_that_are_taken_away_are_gone(operator: Operator) -> None:
 
 
 async def test_an_api_server_that_does_not_answer_leaves_the_rules_as_they_are(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     await operator.source.load()
     version = operator.catalog.current.version
     operator.cluster.fail("get", CONFIG_MAP, Unavailable("away"))
@@ -137,7 +123,7 @@ async def test_a_missing_permission_is_said_once_and_waits_for_nobody(operator: 
 async def test_a_change_is_noticed_while_running(operator: Operator) -> None:
     running = asyncio.create_task(operator.source.run())
     try:
-        operator.cluster.put(config_map(FLASHINFER))
+        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
         async with asyncio.timeout(5):
             await operator.changed.wait()
     finally:

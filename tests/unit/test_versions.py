@@ -5,8 +5,8 @@ import pytest
 
 from vllm_operator.api.spec import Distribution, EngineSpec
 from vllm_operator.catalog.versions import build_versions, load_versions, normalize_flag, parse_table
+from vllm_operator.planning.engine.version import resolve_version
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.version import resolve_version
 
 VERSIONS = load_versions()
 TABLES = {table.version: table for table in VERSIONS.tables}

@@ -13,8 +13,8 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.planning.care import NO_CARE, CacheCare
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.storage.care import NO_CARE, CacheCare
 from vllm_operator.startup.state import StartupState
 
 Manifest = Mapping[str, Any]

@@ -2,9 +2,9 @@
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
-from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.remediation import current
+from vllm_operator.planning.remediation.in_force import current
+from vllm_operator.planning.storage.care import PrimingStep
 from vllm_operator.reporting import rollout
 from vllm_operator.reporting.conditions import FALSE, TRUE
 from vllm_operator.reporting.pods import Phase, PodView

@@ -39,9 +39,9 @@ from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
-from vllm_operator.planning.care import CacheCare
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome, Verdict
-from vllm_operator.planning.pools import Inventory
+from vllm_operator.planning.storage.care import CacheCare
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
 from vllm_operator.runtime.cpu_use import CpuUse

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from vllm_operator.catalog.gpus import Version, capability_of
+from vllm_operator.catalog.gpus import Version
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
@@ -70,11 +70,6 @@ class Pool:
     problems: tuple[str, ...]
     uuids: tuple[str, ...]
     nodes: tuple[str, ...]
-
-    @property
-    def capability(self) -> Version | None:
-        """Compute capability, None if the architecture is not known."""
-        return capability_of(self.architecture) if self.architecture else None
 
 
 @dataclass(frozen=True, slots=True)

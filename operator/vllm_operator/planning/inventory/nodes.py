@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.devices import Device, read_slices
-from vllm_operator.planning.node_labels import INVALID, PREFIX, Told, read_labels
-from vllm_operator.planning.pools import (
+from vllm_operator.planning.foreign import mapping, read_integer, sequence, text
+from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, Told, read_labels
+from vllm_operator.planning.inventory.pools import (
     GPU_DEVICE_CLASS,
     GPU_RESOURCE,
     MIG_DEVICE_CLASS,
@@ -23,7 +23,7 @@ from vllm_operator.planning.pools import (
     Pool,
     Source,
 )
-from vllm_operator.planning.quantities import mapping, read_integer, sequence, text
+from vllm_operator.planning.inventory.resource_slices import Device, read_slices
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
