@@ -177,8 +177,9 @@ class CrashTracker:
         part = self.tracebacks.take(process, text, raw=level is None)
         if part is Part.FRAME or self._stopping:
             return
+        harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if traceback is not None and traceback.harmless:
+        if harmless and self._failures.find(text) is None:
             return
         if level is None and _BULK.search(text):
             return
