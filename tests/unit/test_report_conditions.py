@@ -152,6 +152,20 @@ SITUATIONS = {
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
+    "one serves, the next Pod is not there yet": Situation(
+        o.observe(o.ready_pod(), replicas=2, deployment=o.deployment(1)),
+        "Starting",
+        "True",
+        "Progressing",
+        ("1 of 2 replicas serves; the other Pod is about to be created.",),
+    ),
+    "one serves, the next Pods are not there yet: the summary": Situation(
+        o.observe(o.ready_pod(), replicas=3, deployment=o.deployment(1)),
+        "Ready",
+        "False",
+        "ReplicasNotReady",
+        ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
+    ),
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",

@@ -43,7 +43,9 @@ def starting(scene: Scene, block: StartupStatus | None, remediation: Remediation
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.care.holder))
     if failure := rollout.creation_failure(scene):
         return Verdict(FALSE, Reason.NOT_STARTED, say("starting.refused", message=failure))
-    if scene.pods and scene.serving == 0:
+    if scene.serving > 0:
+        return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=scene.serving, wanted=observation.wanted))
+    if scene.pods:
         return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=scene.pods[0]))
     name = "starting.not_planned" if observation.outcome.plan is None else "starting.no_pod"
     return Verdict(FALSE, Reason.NOT_STARTED, say(name))
