@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
@@ -33,6 +34,7 @@ from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.startup.state import Stage, StartupState
 
+TEAM = {"key": "dedicated", "value": "team-a", "effect": "NoSchedule"}
 POD_STATUS: dict[str, Any] = {
     "phase": "Running",
     "conditions": [{"type": "Ready", "status": "False"}],
@@ -232,7 +234,7 @@ async def test_what_the_api_server_refuses_is_said_in_its_words_and_the_rest_is_
     bench.cluster.put(llama())
     result = await bench.reconciler.reconcile(KEY)
     assert result.name == "refused"
-    assert "spec.ports[0].port: Invalid value" in bench.condition("Ready").message
+    assert "spec.ports[0].port: Invalid value" in bench.condition("Starting").message
     assert bench.cluster.all(DEPLOYMENT)
     bench.cluster.heal()
     await bench.settle()
@@ -303,7 +305,7 @@ async def test_a_spec_that_no_schema_has_checked_ends_in_a_condition(bench: Benc
     bench.cluster.put(llama(replicas="many"))
     assert (await bench.reconciler.reconcile(KEY)).name == "refused"
     assert bench.condition("Ready").reason == "InvalidSpec"
-    assert "spec.replicas" in bench.condition("Ready").message
+    assert "spec.replicas" in bench.condition("Starting").message
     writes = len(bench.cluster.writes)
     await bench.reconciler.reconcile(KEY)
     assert len(bench.cluster.writes) == writes
@@ -342,7 +344,7 @@ async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: p
     await workers._reconcile(KEY)
     queue.done(KEY)
     assert bench.condition("Ready").reason == "OperatorFailed"
-    assert "ZeroDivisionError: a bug" in bench.condition("Ready").message
+    assert "ZeroDivisionError: a bug" in bench.condition("Starting").message
     assert "Traceback" in caplog.text
     assert (queue.failures(KEY), queue.delayed()) == (1, 1)
     bench.rooms = good
@@ -376,3 +378,17 @@ async def test_what_cannot_lie_beside_the_wish_is_replaced_first(bench: Bench) -
     await bench.settle()
     assert bench.cluster.all(SERVICE)[0]["spec"] == before["spec"]
     assert bench.condition("Ready").reason != "ApplyFailed"
+
+
+async def test_the_taint_of_a_node_with_the_gpu_is_named_while_a_pod_waits_for_it() -> None:
+    node = real_node("h100-sxm", "gpu-1")
+    node["spec"] = {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, TEAM]}
+    bench = Bench(node)
+    bench.cluster.put(llama())
+    await bench.settle()
+    says = "0/1 nodes are available: 1 node(s) had untolerated taint(s)."
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
+    pod = bench.add_pod(phase="Pending", conditions=[waits])
+    bench.cluster.put({**pod, "spec": bench.deployment()["spec"]["template"]["spec"]})
+    await bench.settle()
+    assert "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add {key: dedicated," in bench.condition("Starting").message
