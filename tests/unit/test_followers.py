@@ -207,6 +207,29 @@ async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_
     assert present.stage is Stage.READY
 
 
+async def test_a_crash_is_read_to_its_end_although_the_restart_serves_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.runtime.follower.LINGER_SECONDS", 0.05)
+    world = World(retry_seconds=(0.2,))
+    world.cluster.script_log("default", "p", [line(1, "a")], [Unavailable("500")], [line(1, "a"), line(2, "crash Boom")])
+    world.show(pod(state=RUNNING))
+    await world.until(world.texts)
+    world.show(pod(state=RUNNING, restarts=1, last=TERMINATED, ready=True))
+    await world.until(lambda: (state := world.state(0)) and state.crash)
+    assert world.texts() == ["a", "crash Boom"]
+    await world.followers.close()
+
+
+async def test_a_restart_that_served_at_once_is_read_once_too(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "crash Boom")], [line(5, "stage TorchCompile"), line(6, "stage Ready"), FOREVER])
+    world.show(pod(state=TERMINATED))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    serving = pod(state=RUNNING, restarts=1, last=TERMINATED, ready=True)
+    world.cluster.put(serving)
+    world.followers.sync(KEY, (serving,), starting={"p"})
+    await world.until(lambda: (state := world.state(1)) and state.stage is Stage.READY)
+    await world.until(lambda: world.followers.streams() == (0, 0))
+
+
 async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))

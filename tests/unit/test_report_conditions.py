@@ -143,6 +143,13 @@ SITUATIONS = {
         "Recovered",
         ("MigUuidNotInteger", "Its restart serves."),
     ),
+    "recovered before its log was read": Situation(
+        o.observe(o.ready_pod(restarts=1, ready=-1, last=o.terminated(seconds=-3))),
+        "Crashed",
+        "False",
+        "Recovered",
+        ("Pod vllm-a-x1 ended with exit code 1; its log is being read. Its restart serves.",),
+    ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
     "the namespace demands a setting that the Pod lacks": Situation(

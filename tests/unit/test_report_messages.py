@@ -13,6 +13,7 @@ from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.reporting import wording
+from vllm_operator.reporting.estimates import Estimate
 from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.messages import compile_messages, load_messages
 from vllm_operator.reporting.pods import read_pod
@@ -26,13 +27,12 @@ FACTS: dict[str, Any] = {
     "since": o.NOW,
     "time": o.NOW,
     "until": o.NOW,
-    "measured": (35, "with a small model"),
+    "usual": Estimate(35, "with a small model", o.NOW),
 }
 NUMBERS = (
     "completed",
     "total",
     "eta",
-    "usual",
     "limit_seconds",
     "others",
     "attempts",

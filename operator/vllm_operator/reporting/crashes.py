@@ -65,6 +65,11 @@ class Crashes:
         return max(settled, key=_telling, default=None)
 
     @property
+    def being_read(self) -> Finding | None:
+        """The latest one that is not named yet and that a later start has made good already."""
+        return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
+
+    @property
     def in_force(self) -> tuple[Finding, ...]:
         """Those that no later start has made good."""
         return tuple(finding for finding in self.findings if finding.in_force)
