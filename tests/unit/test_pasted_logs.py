@@ -57,9 +57,27 @@ CACHE_OF_ANOTHER_USER = "error: failed to create directory `/.cache/uv`: Permiss
 """https://github.com/llama-farm/llamafarm/issues/268"""
 
 
+UNKNOWN_BEFORE_A_NEIGHBOUR = """\
+(RayWorkerWrapper pid=335, ip=10.1.0.67) ERROR 01-29 07:44:33 worker_base.py:467] RuntimeError: the fabric sulks
+(RayWorkerWrapper pid=336, ip=10.1.0.67) INFO 01-29 07:44:27 pynccl.py:69] vLLM is using nccl==2.21.5 [repeated 14x across cluster]
+(RayWorkerWrapper pid=994) ERROR 01-29 07:44:33 worker_base.py:467] Error executing method init_device. \
+This might cause deadlock in distributed execution.
+"""
+"""Ray delivers what other workers wrote earlier after the error (https://github.com/NVIDIA/nccl/issues/1591)."""
+
+RAY_GUESSES = """\
+(EngineCore pid=1879) (raylet) Worker exit detail: Some common causes include: \
+(1) the process was killed by the OOM killer due to high memory usage.
+(EngineCore pid=1879) ERROR 03-29 12:59:53 [core.py:1099] EngineCore failed to start.
+"""
+"""What it was is not said (https://github.com/vllm-project/vllm/pull/38529: a segmentation fault)."""
+
+
 @pytest.mark.parametrize(
     ("log", "signature"),
     [
+        (UNKNOWN_BEFORE_A_NEIGHBOUR, "Unknown"),
+        (RAY_GUESSES, "EngineCoreInitFailed"),
         (SYMMETRIC_MEMORY_IN_ONE_LINE, "TorchSymmMemMulticastFailed"),
         (HUB_IS_DOWN, "HfOfflineOrUnreachable"),
         (CACHE_OF_ANOTHER_USER, "CacheDirNotWritable"),
@@ -67,9 +85,11 @@ CACHE_OF_ANOTHER_USER = "error: failed to create directory `/.cache/uv`: Permiss
         (WRAPPED_MESSAGE, "GpuMemoryInUse"),
         (INDENTATION_LOST, "TorchSymmMemMulticastFailed"),
         (INDENTATION_LOST.replace("\n", " "), "TorchSymmMemMulticastFailed"),
-        (WORKER_GONE_WHILE_SERVING, "WorkerProcInitFailed"),
+        (WORKER_GONE_WHILE_SERVING, "EngineDead"),
     ],
     ids=[
+        "unknown before a neighbour goes on",
+        "what Ray guesses",
         "symmetric memory",
         "the hub is down",
         "a folder of another user",
