@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 def attention(resource: Manifest) -> str:
     backends = resource["status"]["plan"]["backends"]
-    return next(choice["backend"] for choice in backends if choice["component"] == "Attention")
+    return next(str(choice["backend"]) for choice in backends if choice["component"] == "Attention")
 
 
 async def running(cluster: Cluster) -> Manifest:

@@ -218,6 +218,10 @@ async def pin_a_device(cluster: Cluster) -> None:
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
 
 
+def another_than(old: Manifest) -> Callable[[Manifest], bool]:
+    return lambda seen: seen["metadata"]["uid"] != old["metadata"]["uid"]
+
+
 async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
     plane = cluster.environment.control_plane
     left = [(kind, await cluster.get(kind, "pinned")) for kind in ("Deployment", "Service")]
@@ -230,6 +234,6 @@ async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
         await cluster.wait_until_gone("VLLMDeployment", "pinned")
         await cluster.create({key: value for key, value in again.items() if key != "status"})
         for kind, old in left:
-            await cluster.wait_for(kind, "pinned", lambda it, uid=old["metadata"]["uid"]: it["metadata"]["uid"] != uid)
+            await cluster.wait_for(kind, "pinned", another_than(old))
     finally:
         plane.start_component("kube-controller-manager")

@@ -40,3 +40,14 @@ def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad:
     """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
     resolved, situation, backends = describe(uri, version, architecture, **spec)
     return choose_backends(resolved, situation, knowledge()[2], backends, allow_known_bad=allow_known_bad)
+
+
+def chosen(decision: BackendDecision) -> dict[str, tuple[str, str]]:
+    """The backend of each component, and who chose it."""
+    return {choice.component: (choice.backend, choice.chosen_by.value) for choice in decision.choices}
+
+
+def emitted(decision: BackendDecision) -> dict[str, str | None]:
+    """The variables and flags that are set."""
+    variables = {variable.name: variable.value for variable in decision.env}
+    return {**variables, **{argument.name: argument.value for argument in decision.args}}

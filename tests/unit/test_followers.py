@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
-from vllm_operator.cluster.client import POD, Forbidden, Invalid, NotFound, Unavailable
+from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.runtime.follower import FollowerSettings, is_worth_a_look
 from vllm_operator.runtime.followers import Followers, runs_to_follow
@@ -145,7 +145,7 @@ async def test_after_a_restart_of_the_operator_the_crashed_run_and_the_present_o
 
 
 @pytest.mark.parametrize("error", [Invalid("is waiting to start: ContainerCreating"), NotFound("( pods/log p)"), Unavailable("500")])
-async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: Exception) -> None:
+async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: ClusterError) -> None:
     world.cluster.script_log("default", "p", [error], [error], [line(1, "at last"), FOREVER])
     world.show(pod(state=RUNNING))
     await world.until(lambda: world.texts() == ["at last"])
@@ -243,7 +243,7 @@ async def test_more_logs_than_places_take_turns() -> None:
     world = World(streams=2, turn_seconds=0.05)
     names = [f"p{number}" for number in range(6)]
     for name in names:
-        world.cluster.script_log("default", name, *[[line(1, name), FOREVER]] * 50)
+        world.cluster.script_log("default", name, *[(line(1, name), FOREVER)] * 50)
     world.show(*(pod(name, state=RUNNING) for name in names))
     await world.until(lambda: sum(bool(parser.texts) for parser in world.parsers) == 6)
     assert world.followers.streams()[0] <= 2

@@ -204,7 +204,7 @@ def test_remedies_lie_on_top_of_the_plan_and_leave_it_as_it_is() -> None:
 
 
 def test_a_hopeless_crash_frees_the_gpus_if_the_policy_says_so() -> None:
-    policy = {"remediation": {"onHopelessCrash": "ScaleToZero"}}
+    policy: dict[str, Any] = {"remediation": {"onHopelessCrash": "ScaleToZero"}}
     hopeless = case("MigUuidNotInteger", captures={}, restarts=4, during_start=False)
     stopped = decide(hopeless, **policy)
     assert stopped.state is RemediationState.STOPPED
@@ -282,8 +282,7 @@ def test_a_change_is_written_as_a_patch_of_lists(name: str) -> None:
 
 
 def test_what_is_in_force_already_is_no_change() -> None:
-    spec = {"engine": {"args": [{"name": "--max-model-len", "value": "5568"}]}}
-    engine = Engine.of(resource(**spec).spec, o.plan(), load_versions())
+    engine = Engine.of(resource(engine={"args": [{"name": "--max-model-len", "value": "5568"}]}).spec, o.plan(), load_versions())
     assert exact_changes(engine, SIGNATURES["MaxModelLenExceedsKvCache"], TOO_LONG) == ()
 
 

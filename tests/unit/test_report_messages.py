@@ -126,7 +126,7 @@ def test_estimates_are_rounded(seconds: int, want: int) -> None:
 
 def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     crash = CrashStatus(signature="SomeCrash", cause="x", pod="vllm-a-x1", exit_code=1)
-    facts = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
+    facts: dict[str, Any] = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
     said = load_messages().fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
     assert said.endswith("What to do: Do this. (SomeCrash, see https://example.org/1)")

@@ -40,7 +40,7 @@ def crash(knowledge: StartupKnowledge, text: str) -> str | None:
     parser.feed(FAILED + text)
     parser.end()
     found = parser.final_state.crash
-    return found and found.signature
+    return found.signature if found else None
 
 
 def test_a_signature_of_the_user_names_a_crash_that_was_unknown() -> None:
