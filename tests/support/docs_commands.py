@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "charts/vllm-operator/README.md", "hack/testenv/README.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "charts/vllm-operator/README.md", "hack/testenv/README.md")
+]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", "trivy", ".venv/bin/vllm-operator")
