@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from testenv.nodes import gpu_node
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import load_catalog
-from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 
 MACHINES = (

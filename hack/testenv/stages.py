@@ -29,12 +29,17 @@ from typing import Any
 import yaml
 
 from testenv import podstatus
-from testenv.podstatus import ANNOTATION_PREFIX
+from testenv.podstatus import ANNOTATION_PREFIX, containers
 
 __all__ = ["ANNOTATION_PREFIX", "load_stages"]
 
 _DATA = Path(__file__).parent / "data" / "stages"
+_DELETED = ".metadata.deletionTimestamp"
 _CONTAINER = ".status.containerStatuses[0]"
+_RESTARTS = f"{_CONTAINER}.restartCount | tostring"
+_HAS_ENDED = {"key": f"{_CONTAINER}.state.terminated.exitCode", "operator": "Exists"}
+_STARTED = {"event": {"type": "Normal", "reason": "Started", "message": "Container started"}}
+_AT_ONCE = {"durationMilliseconds": 300}
 
 
 def load_stages() -> list[dict[str, Any]]:
@@ -44,146 +49,116 @@ def load_stages() -> list[dict[str, Any]]:
 
 
 def _pod_stages() -> list[dict[str, Any]]:
-    loading = _choice("crash-phase", "loading")
+    return [*_first_steps(), *_becoming_ready(), *_crashes(), *_restarts(), *_ends()]
+
+
+def _first_steps() -> list[dict[str, Any]]:
+    is_creating = _is(f"{_CONTAINER}.state.waiting.reason", "ContainerCreating")
+    running = containers(podstatus.RUNNING_SINCE_NOW, ready=True, others="running")
     return [
         _stage(
             "pod-ready-at-once",
-            [_alive(), _without("path"), _absent(".status.podIP")],
-            [
-                _status(
-                    podstatus.created("Running"),
-                    podstatus.first_conditions("True"),
-                    podstatus.containers(podstatus.RUNNING_SINCE_NOW, ready=True, others="running"),
-                )
-            ],
+            [_without("path"), _absent(".status.podIP")],
+            [_status(podstatus.created("Running"), podstatus.first_conditions("True"), running)],
         ),
         _stage(
             "pod-create",
-            [_alive(), _with("path"), _absent(".status.podIP")],
+            [_with("path"), _absent(".status.podIP")],
             [
                 _event("Normal", "Pulling", "Pulling image"),
-                _status(
-                    podstatus.created(), podstatus.first_conditions("False"), podstatus.containers(podstatus.CREATING, others="waiting")
-                ),
+                _status(podstatus.created(), podstatus.first_conditions("False"), containers(podstatus.CREATING, others="waiting")),
             ],
         ),
         _stage(
             "pod-start",
-            [_alive(), _with("path", "ok", "crash", "oom"), _is(f"{_CONTAINER}.state.waiting.reason", "ContainerCreating")],
-            [
-                _event("Normal", "Started", "Container started"),
-                _status("phase: Running", podstatus.containers(podstatus.RUNNING_SINCE_NOW, others="running")),
-            ],
+            [_with("path", "ok", "crash", "oom"), is_creating],
+            [_STARTED, _status("phase: Running", containers(podstatus.RUNNING_SINCE_NOW, others="running"))],
             delay=_seconds("pull", "1", since=".status.startTime"),
         ),
         _stage(
             "pod-cannot-start",
-            [_alive(), _with("path", "imagepull", "waiting"), _is(f"{_CONTAINER}.state.waiting.reason", "ContainerCreating")],
+            [_with("path", "imagepull", "waiting"), is_creating],
             [
                 _event("Warning", "Failed", "Error: the container cannot start"),
-                _status(podstatus.containers(podstatus.cannot_start(), others="waiting")),
+                _status(containers(podstatus.cannot_start(), others="waiting")),
             ],
             delay=_seconds("pull", "1", since=".status.startTime"),
         ),
+    ]
+
+
+def _becoming_ready() -> list[dict[str, Any]]:
+    goes_on = containers(podstatus.STILL_RUNNING, ready=True, run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running")
+    return [
         _stage(
             "pod-become-ready",
             [
-                _alive(),
                 *_is_running(started=False),
                 _with("path", "ok", "crash", "oom"),
                 _not("load", "hold"),
-                _is(f"{_will_crash()} and {loading}", "false"),
+                _is(f"{_will_crash()} and {_crashes_while_loading()}", "false"),
             ],
-            [
-                _status(
-                    podstatus.ready_conditions("True"),
-                    podstatus.containers(
-                        podstatus.STILL_RUNNING, ready=True, run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running"
-                    ),
-                )
-            ],
+            [_status(podstatus.ready_conditions("True"), goes_on)],
             delay=_seconds("load", "5", since=f"{_CONTAINER}.state.running.startedAt"),
-        ),
+        )
+    ]
+
+
+def _crashes() -> list[dict[str, Any]]:
+    ended = containers(podstatus.terminated(), run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running")
+    backs_off = containers(podstatus.backing_off(), run=podstatus.SAME_RUN, last=podstatus.STATE_BECOMES_LAST, others="running")
+    return [
         _stage(
             "pod-crash",
             [
-                _alive(),
                 *_is_running(),
                 _with("path", "crash", "oom"),
                 _not("crash-after", "hold"),
-                _is(f"{_will_crash()} and (({loading} | not) == {_CONTAINER}.started)", "true"),
+                _is(f"{_will_crash()} and (({_crashes_while_loading()} | not) == {_CONTAINER}.started)", "true"),
             ],
-            [
-                _status(
-                    podstatus.no_longer_ready(),
-                    podstatus.containers(podstatus.terminated(), run=podstatus.SAME_RUN, last=podstatus.SAME_LAST_STATE, others="running"),
-                )
-            ],
+            [_status(podstatus.no_longer_ready(), ended)],
             delay=_seconds("crash-after", "3", since=f"{_CONTAINER}.state.running.startedAt", relative_if=f"{_CONTAINER}.started"),
         ),
         _stage(
-            "pod-restart-at-once",
-            [
-                _alive(),
-                _with("path"),
-                _exists(f"{_CONTAINER}.state.terminated.exitCode"),
-                _is(f"{_CONTAINER}.restartCount | tostring", "0"),
-            ],
-            [
-                _event("Normal", "Started", "Container started"),
-                _status(
-                    podstatus.containers(
-                        podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.STATE_BECOMES_LAST, others="running"
-                    )
-                ),
-            ],
-            delay={"durationMilliseconds": 300},
-        ),
-        _stage(
             "pod-back-off",
-            [
-                _alive(),
-                _with("path"),
-                _exists(f"{_CONTAINER}.state.terminated.exitCode"),
-                _not_value(f"{_CONTAINER}.restartCount | tostring", "0"),
-            ],
-            [
-                _event("Warning", "BackOff", "Back-off restarting failed container"),
-                _status(
-                    podstatus.containers(
-                        podstatus.backing_off(), run=podstatus.SAME_RUN, last=podstatus.STATE_BECOMES_LAST, others="running"
-                    )
-                ),
-            ],
-            delay={"durationMilliseconds": 300},
+            [_with("path"), _HAS_ENDED, _not_value(_RESTARTS, "0")],
+            [_event("Warning", "BackOff", "Back-off restarting failed container"), _status(backs_off)],
+            delay=_AT_ONCE,
+        ),
+    ]
+
+
+def _restarts() -> list[dict[str, Any]]:
+    """The first at once, later ones after a back-off."""
+    after_crash = containers(podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.STATE_BECOMES_LAST, others="running")
+    after_back_off = containers(podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.SAME_LAST_STATE, others="running")
+    return [
+        _stage(
+            "pod-restart-at-once",
+            [_with("path"), _HAS_ENDED, _is(_RESTARTS, "0")],
+            [_STARTED, _status(after_crash)],
+            delay=_AT_ONCE,
         ),
         _stage(
             "pod-restart",
-            [_alive(), _with("path"), _is(f"{_CONTAINER}.state.waiting.reason", "CrashLoopBackOff")],
-            [
-                _event("Normal", "Started", "Container started"),
-                _status(
-                    podstatus.containers(
-                        podstatus.RUNNING_SINCE_NOW, run=podstatus.NEXT_RUN, last=podstatus.SAME_LAST_STATE, others="running"
-                    )
-                ),
-            ],
+            [_with("path"), _is(f"{_CONTAINER}.state.waiting.reason", "CrashLoopBackOff")],
+            [_STARTED, _status(after_back_off)],
             delay=_back_off_delay(),
         ),
+    ]
+
+
+def _ends() -> list[dict[str, Any]]:
+    completed = containers(podstatus.completed(), run=podstatus.SAME_RUN, others="running")
+    return [
         _stage(
             "pod-complete",
-            [_alive(), *_is_running(started=True), _is(".metadata.ownerReferences.[].kind", "Job")],
-            [
-                _status(
-                    "phase: Succeeded",
-                    podstatus.ready_conditions("False", "PodCompleted"),
-                    podstatus.containers(podstatus.completed(), run=podstatus.SAME_RUN, others="running"),
-                )
-            ],
+            [*_is_running(started=True), _is(".metadata.ownerReferences.[].kind", "Job")],
+            [_status("phase: Succeeded", podstatus.ready_conditions("False", "PodCompleted"), completed)],
         ),
         _stage(
             "pod-delete",
-            [_exists(".metadata.deletionTimestamp")],
+            [_exists(_DELETED)],
             [{"delete": True}],
             delay={"durationMilliseconds": 0, "durationFrom": {"jq": {"expression": f'{_annotation("term", "0")} + "s"'}}},
         ),
@@ -193,7 +168,9 @@ def _pod_stages() -> list[dict[str, Any]]:
 def _stage(
     name: str, conditions: list[dict[str, Any]], steps: list[dict[str, Any]], *, delay: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    spec: dict[str, Any] = {"resourceRef": {"apiGroup": "v1", "kind": "Pod"}, "selector": {"matchExpressions": conditions}, "steps": steps}
+    """A stage of Pods; of those that are not being deleted, unless it is about these."""
+    expressions = conditions if _exists(_DELETED) in conditions else [_absent(_DELETED), *conditions]
+    spec: dict[str, Any] = {"resourceRef": {"apiGroup": "v1", "kind": "Pod"}, "selector": {"matchExpressions": expressions}, "steps": steps}
     if delay:
         spec["delay"] = delay
     return {"apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "Stage", "metadata": {"name": name}, "spec": spec}
@@ -226,10 +203,6 @@ def _absent(key: str) -> dict[str, Any]:
     return {"key": key, "operator": "DoesNotExist"}
 
 
-def _alive() -> dict[str, Any]:
-    return _absent(".metadata.deletionTimestamp")
-
-
 def _with(annotation: str, *values: str) -> dict[str, Any]:
     return _is(_path(annotation), *values) if values else _exists(_path(annotation))
 
@@ -247,8 +220,8 @@ def _is_running(*, started: bool | None = None) -> list[dict[str, Any]]:
     return [running] if started is None else [running, _is(f"{_CONTAINER}.started", str(started).lower())]
 
 
-def _choice(annotation: str, value: str) -> str:
-    return f'({_annotation(annotation, value)} == "{value}")'
+def _crashes_while_loading() -> str:
+    return f'({_annotation("crash-phase", "loading")} == "loading")'
 
 
 def _will_crash() -> str:

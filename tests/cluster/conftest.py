@@ -57,7 +57,7 @@ async def gpu_nodes(cluster: Cluster) -> AsyncIterator[Callable[..., list[str]]]
     created: list[str] = []
 
     def create(*kinds: str) -> list[str]:
-        names: list[str] = cluster.environment.add_nodes(*kinds)
+        names = cluster.simulated.add_nodes(*kinds)
         created.extend(names)
         return names
 

@@ -49,7 +49,8 @@ async def kubectl(cluster: Cluster, *arguments: str) -> str:
     """What kubectl prints in the namespace of the test."""
     command = [str(ensure_binaries(["kubectl"])["kubectl"]), "--namespace", cluster.namespace, *arguments]
     # what kubectl remembers of a cluster goes into the environment's folder
-    variables = os.environ | {"KUBECONFIG": str(cluster.kubeconfig), "KUBECACHEDIR": str(cluster.environment.folder / "kubectl")}
+    memory = cluster.environment.control_plane.folder / "kubectl"
+    variables = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig), "KUBECACHEDIR": str(memory)}
     process = await asyncio.create_subprocess_exec(*command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     output, errors = await process.communicate()
     assert process.returncode == 0, errors.decode()
@@ -58,7 +59,7 @@ async def kubectl(cluster: Cluster, *arguments: str) -> str:
 
 @pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.name)
 async def test_a_bad_spec_is_refused_with_words_that_help(api: Cluster, case: Refusal) -> None:
-    bad = manifest("bad", case.spec, {"namespace": api.namespace} | case.metadata)
+    bad = manifest("bad", case.spec, {"namespace": api.namespace, **case.metadata})
     method = "POST"
     if case.before is not None:
         stored = await send(api, "POST", manifest("bad", case.before, {"namespace": api.namespace}))

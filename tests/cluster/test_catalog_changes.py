@@ -3,36 +3,20 @@
 import asyncio
 import os
 import sys
-from typing import Any
 
 import pytest
-import yaml
 
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.own_knowledge import ATTENTION_RULE, config_map
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
-RULE = {
-    "id": "our-attention",
-    "component": "Attention",
-    "kind": "choice",
-    "when": {"versions": ">=0.17", "attention": "GQA"},
-    "backend": "FLASHINFER",
-    "because": "We have measured it.",
-    "source": "our benchmark",
-}
-
-
-def rules(cluster: Cluster, *documents: Any) -> Manifest:
-    metadata = {"name": "rules", "namespace": cluster.namespace}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rules.yaml": yaml.safe_dump(list(documents))}}
-
 
 def attention(resource: Manifest) -> str:
     backends = resource["status"]["plan"]["backends"]
-    return next(choice["backend"] for choice in backends if choice["component"] == "Attention")
+    return next(str(choice["backend"]) for choice in backends if choice["component"] == "Attention")
 
 
 async def running(cluster: Cluster) -> Manifest:
@@ -63,7 +47,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert await operator.stop() == 0
     before = await running(served)
 
-    await served.create(rules(served, RULE))
+    await served.create(config_map("rules", served.namespace, ATTENTION_RULE))
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
         await operator.until_ready(within=60)
         resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
@@ -99,7 +83,9 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
         await served.create(llama(served.namespace))
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
         before = await running(served)
-        await served.create(rules(served, {**RULE, "when": {"moon": "full"}}, RULE | {"id": "second"}))
+        await served.create(
+            config_map("rules", served.namespace, {**ATTENTION_RULE, "when": {"moon": "full"}}, ATTENTION_RULE | {"id": "second"})
+        )
         await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
         await operator.until_says("rule our-attention: unknown condition moon", within=60)
         assert await running(served) == before

@@ -11,10 +11,11 @@ import pytest
 import yaml
 
 from support import helm
-from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
+from support.chart_ways import WAYS
 from support.cluster import Cluster, Manifest, RefusedError
 from support.gpus import machines_of_the_examples
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from testenv import Environment
 from testenv.binaries import find_binary
 
@@ -170,7 +171,7 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
 
 
 async def test_rules_among_the_values_are_read_and_broken_ones_are_said(release: Release, cluster: Cluster, tmp_path: Path) -> None:
-    await release.install({"namespaces": ["NAMESPACE"], "extraRules": [OWN_RULE, {"id": "broken"}]})
+    await release.install({"namespaces": ["NAMESPACE"], "extraRules": [EXPERTS_RULE, {"id": "broken"}]})
     kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
     async with OperatorProcess(kubeconfig, cluster.namespace, rules_config_map=f"{cluster.namespace}/{NAME}-rules") as operator:
         await operator.until_says("1 rules of")
@@ -189,7 +190,7 @@ async def test_secrets_and_config_maps_are_read_where_a_value_says_so_and_no_oth
     await release.install({"namespaces": ["NAMESPACE"]})
     assert not await reads("secrets", "hub")
     assert not await reads("configmaps", f"{NAME}-rules")
-    await release.install({"namespaces": ["NAMESPACE"], "rbac": {"readTokens": True}, "extraSignatures": [OWN_SIGNATURE]})
+    await release.install({"namespaces": ["NAMESPACE"], "rbac": {"readTokens": True}, "extraSignatures": [LICENCE_SIGNATURE]})
     await until(lambda: reads("secrets", "hub"))
     await until(lambda: reads("configmaps", f"{NAME}-signatures"))
     assert not await reads("configmaps", "another")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from support.audit import AuditTrail
-from support.cluster import Cluster, RefusedError, Simulator, is_ready, simulated
+from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready, simulated
 from testenv import ControlPlane, ControlPlaneError
 from testenv.api import ApiError, client_of
 
@@ -193,7 +193,7 @@ async def test_cel_rules_of_a_definition_refuse_what_they_should(cluster: Cluste
     }
     names = {"plural": "ranges", "singular": "range", "kind": "Range"}
     version = {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-    definition = {
+    definition: Manifest = {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
         "metadata": {"name": "ranges.test.vllm-operator.dev"},
@@ -260,5 +260,5 @@ def test_a_second_control_plane_runs_beside_the_first_and_ends_neither_it_nor_a_
 
 def test_a_folder_in_use_is_refused(cluster: Cluster) -> None:
     with pytest.raises(ControlPlaneError, match="already runs from"):
-        ControlPlane(cluster.environment.folder).start()
+        ControlPlane(cluster.environment.control_plane.folder).start()
     assert cluster.environment.control_plane.is_ready()

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
-import yaml
 
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.own_knowledge import LICENCE_SIGNATURE, config_map
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -59,16 +59,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
 
 
 async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_says(served: Cluster, sim: Simulator) -> None:
-    signature = {
-        "id": "LicenceServerAway",
-        "severity": "fatal",
-        "priority": 90,
-        "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
-        "cause": "The licence server {{ host }} did not answer.",
-        "remedy": "Start it.",
-    }
-    texts = {"ours.yaml": yaml.safe_dump([{"id": "Broken"}, signature])}
-    await served.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "crashes"}, "data": texts})
+    await served.create(config_map("crashes", served.namespace, {"id": "Broken"}, LICENCE_SIGNATURE))
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
     async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
         await operator.until_ready(within=60)
@@ -78,7 +69,8 @@ async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_s
         await sim.change(pod, crash_after="0")
         await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=60)
         page = await story(served)
-        assert in_order(page, "The licence server lic-7 did not answer. What to do: Start it.", "Warning LicenceServerAway x1")
+        told = "The licence server lic-7 did not answer. What to do: Start it, or set OUR_LICENCE_HOST."
+        assert in_order(page, told, "Warning LicenceServerAway x1")
         [event] = await served.events(name="crashes")
         assert (event["reason"], "signature Broken: severity is missing" in event["message"]) == ("SignatureIgnored", True)
         assert "Traceback" not in operator.log, operator.log

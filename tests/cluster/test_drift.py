@@ -79,7 +79,7 @@ async def test_what_others_own_stays(served: Cluster, operator: OperatorProcess)
     await served.create(llama(served.namespace))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     annotations = {"kubectl.kubernetes.io/restartedAt": "2026-11-21T12:00:00Z"}
-    theirs = {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}, "spec": {"paused": True}}
+    theirs: Manifest = {"metadata": {"labels": {"team": "a"}, "annotations": {"note": "b"}}, "spec": {"paused": True}}
     theirs["spec"]["template"] = {"metadata": {"annotations": annotations}}
     await served.patch("Deployment", "llama", theirs)
     await served.patch("Service", "llama", {"metadata": {"annotations": {"cloud.example.com/class": "internal"}}})

@@ -9,9 +9,9 @@ import yaml
 
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
-from support.chart_ways import OWN_RULE
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -221,13 +221,14 @@ async def pin_a_device(cluster: Cluster) -> None:
 
 
 async def take_a_rule_of_the_owner(cluster: Cluster, operator: OperatorProcess) -> None:
-    metadata = {"name": "rules", "namespace": cluster.namespace}
-    await cluster.create(
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"rules.yaml": yaml.safe_dump([OWN_RULE])}}
-    )
+    await cluster.create(config_map("rules", cluster.namespace, ATTENTION_RULE))
     await operator.until_says("rules of the cluster's owner in use: 1", within=10)
     await cluster.delete("ConfigMap", "rules")
     await operator.until_says("rules of the cluster's owner in use: 0", within=10)
+
+
+def another_than(old: Manifest) -> Callable[[Manifest], bool]:
+    return lambda seen: seen["metadata"]["uid"] != old["metadata"]["uid"]
 
 
 async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
@@ -242,6 +243,6 @@ async def replace_what_an_earlier_object_left(cluster: Cluster) -> None:
         await cluster.wait_until_gone("VLLMDeployment", "pinned")
         await cluster.create({key: value for key, value in again.items() if key != "status"})
         for kind, old in left:
-            await cluster.wait_for(kind, "pinned", lambda it, uid=old["metadata"]["uid"]: it["metadata"]["uid"] != uid)
+            await cluster.wait_for(kind, "pinned", another_than(old))
     finally:
         plane.start_component("kube-controller-manager")

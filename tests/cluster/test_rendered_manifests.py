@@ -90,11 +90,11 @@ async def test_a_change_can_be_made_and_taken_back(cluster: Cluster, change: dic
 @pytest.fixture
 async def dra_node(cluster: Cluster) -> AsyncIterator[str]:
     """A node with two slices of one profile, and one that no selector may stumble over: it has hardly any attribute."""
-    [node] = cluster.environment.add_nodes("h100-sxm")
+    [node] = cluster.simulated.add_nodes("h100-sxm")
     slices = [mig_device("gpu-0-mig-a", "MIG-aaaa"), mig_device("gpu-0-mig-b", "MIG-4d806f22-346a-5a1d-ac01-86b505cdf485")]
     bare = {"name": "gpu-1-mig-c", "attributes": {"type": {"string": "mig"}}}
     selector = f"device.driver == '{DRIVER}' && device.attributes['{DRIVER}'].type == 'mig'"
-    manifests = [
+    manifests: list[Manifest] = [
         {
             "apiVersion": "resource.k8s.io/v1",
             "kind": "DeviceClass",

@@ -92,7 +92,7 @@ async def test_an_eviction_while_one_fills_the_cache(served: Cluster, sim: Simul
 
 
 async def test_the_node_goes_away_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
-    [spare] = served.environment.create_nodes([gpu_node("h100-sxm", "gpu-h100-sxm-spare")])
+    [spare] = served.simulated.create_nodes([gpu_node("h100-sxm", "gpu-h100-sxm-spare")])
     first = await priming(served, sim)
     node = (await served.wait_for("Pod", first, lambda pod: pod["spec"].get("nodeName")))["spec"]["nodeName"]
     await served.patch("Node", node, {"metadata": {"annotations": simulated(node="down")}})

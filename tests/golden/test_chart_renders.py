@@ -13,7 +13,8 @@ import yaml
 import generate_chart
 import generate_crds
 from support import helm
-from support.chart_ways import OWN_RULE, OWN_SIGNATURE, WAYS
+from support.chart_ways import WAYS
+from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from testenv.binaries import find_binary
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER
@@ -70,9 +71,9 @@ def test_rules_and_signatures_among_the_values_reach_the_operator_as_they_are() 
     manifests = helm.template(WAYS["own-rules-and-signatures"].values)
     data = {it["metadata"]["name"]: it["data"] for it in manifests if it["kind"] == "ConfigMap"}
     _, rules = with_user_rules(load_catalog(), data["vllm-operator-rules"])
-    assert (rules.added, rules.problems) == ((OWN_RULE["id"],), ()), rules.problems
+    assert (rules.added, rules.problems) == ((EXPERTS_RULE["id"],), ()), rules.problems
     _, signatures = with_user_signatures(load_startup(), data["vllm-operator-signatures"])
-    assert (signatures.added, signatures.problems) == ((OWN_SIGNATURE["id"],), ()), signatures.problems
+    assert (signatures.added, signatures.problems) == ((LICENCE_SIGNATURE["id"],), ()), signatures.problems
 
 
 def all_metrics() -> Metrics:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -10,7 +10,8 @@ import pytest
 from support import observations as o
 from support.describe import describe
 from support.engine_logs import engine_failure
-from vllm_operator.api.status import ConditionStatus
+from testenv.replay import SERVING, read_recording
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting.observation import EventDraft, Observation
@@ -19,6 +20,7 @@ from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
 
 FOLDER = Path(__file__).parent / "reports"
+INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
 X1 = ("vllm-a-x1", 0)
 NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 (sm_90). Add sm_90 to spec.accelerator.architectures."
 
@@ -36,7 +38,7 @@ MIG = from_log("ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba
 
 
 DEEP = (("MoE", "DEEPGEMM"),)
-FLASHINFER = (("Attention", "FLASHINFER_MLA"),)
+ATTENTION = BackendChoice(component="Attention", backend="FLASHINFER", chosen_by=ChosenBy.USER, reason="spec.backends.attention says so.")
 ENTERED = (
     (Stage.PROCESS_START, o.at(0)),
     (Stage.WEIGHT_LOAD, o.at(20)),
@@ -62,6 +64,26 @@ def at_work(stage: Stage, *, seconds: float, since: float, progress: Progress | 
     return o.observe(o.starting_pod(since=0), states={X1: state}, now=o.at(seconds))
 
 
+def recorded(name: str, *, until: bytes = SERVING) -> StartupState:
+    """What a recorded start has told when a line of it came, or once it served; its first line was written at `o.at(0)`."""
+    parser, untimed, outputs = StartupParser(load_startup()), b"", read_recording(INDUCED / f"{name}.log", until=until)
+    for output in outputs:
+        untimed += output.data
+        if b" 11-21 " in output.data or output is outputs[-1]:  # a bar has no time of its own: it is over when the next line comes
+            parser.feed(untimed, o.at(output.seconds))
+            untimed = b""
+    return parser.state
+
+
+def at_the_end_of(state: StartupState, *, after_seconds: float) -> Observation:
+    """Some seconds after the last line of a recorded start."""
+    assert state.last_line_at is not None
+    now = state.last_line_at + timedelta(seconds=after_seconds)
+    seconds = (now - o.NOW).total_seconds()
+    pod = o.ready_pod(since=0, ready=seconds) if state.stage is Stage.READY else o.starting_pod(since=0)
+    return o.observe(pod, states={X1: state}, now=now, outcome=FLASHINFER_PLAN)
+
+
 def serving(seconds: float, cache: CacheEvidence, entered: tuple[tuple[Stage, datetime], ...] = ENTERED) -> Observation:
     state = StartupState(stage=Stage.READY, stage_since=o.at(seconds), cache=cache, observed_backends=DEEP, entered=entered)
     return o.observe(o.ready_pod(since=0, ready=seconds), states={X1: state}, now=o.at(seconds))
@@ -77,9 +99,11 @@ PULLING = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pul
 WEIGHTS = at_work(Stage.WEIGHT_LOAD, seconds=40, since=20, progress=Progress(12, 163, "Loading weights", 240))
 DEEP_GEMM = at_work(Stage.KERNEL_WARMUP, seconds=330, since=90, progress=Progress(1436, 1735, "DeepGEMM warm-up", 52))
 GRAPHS = at_work(Stage.CUDA_GRAPH_CAPTURE, seconds=400, since=382, progress=Progress(12, 35, "CUDA graph capture", 20))
-SILENT = StartupState(
-    stage=Stage.KERNEL_WARMUP, stage_since=o.at(-130), last_line_at=o.at(-120), observed_backends=(("MoE", "FLASHINFER_CUTLASS"),)
+FLASHINFER_PLAN = o.outcome(
+    plan=o.plan(backends=[ATTENTION], model="meta-llama/Llama-3.1-8B", count=1),
+    planned=Verdict(ConditionStatus.TRUE, "Resolved", "1 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; attention FLASHINFER."),
 )
+COMPILING_BEGINS, COMPILING_ENDS = recorded("good-flashinfer", until=b"Warming up FlashInfer attention"), recorded("good-flashinfer")
 HUNG = replace(at_work(Stage.DISTRIBUTED_INIT, seconds=30, since=28), now=o.at(700))
 
 STORIES: dict[str, tuple[Observation, ...]] = {
@@ -87,10 +111,13 @@ STORIES: dict[str, tuple[Observation, ...]] = {
     "first-start-serves": (o.observe(), WEIGHTS, DEEP_GEMM, GRAPHS, serving(459, CacheEvidence(misses=31))),
     "second-start-serves": (o.observe(), serving(35, CacheEvidence(hits=31), WARM)),
     "silent-jit": (
-        o.observe(
-            o.starting_pod(since=-200),
-            states={X1: SILENT},
-        ),
+        at_the_end_of(COMPILING_BEGINS, after_seconds=0),
+        at_the_end_of(COMPILING_BEGINS, after_seconds=21),
+    ),
+    "silent-jit-over": (
+        at_the_end_of(COMPILING_BEGINS, after_seconds=0),
+        at_the_end_of(COMPILING_BEGINS, after_seconds=100),
+        at_the_end_of(COMPILING_ENDS, after_seconds=1),
     ),
     "stalled": (o.observe(), HUNG),
     "crash-loop": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(3))),

@@ -121,7 +121,7 @@ def test_every_setting_that_differs_has_a_reason_in_the_plan_that_has_it(name: s
     for before, after in zip(plans(name), plans(name)[1:], strict=False):
         old, new = rows(before), rows(after)
         for key in old.keys() ^ new.keys():
-            assert old.get(key, new.get(key))[1], key
+            assert (old | new)[key][1], key
 
 
 @pytest.mark.parametrize("name", SPECS)

@@ -12,7 +12,7 @@ from support.operator_process import condition, has
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 # name: how the engine ends, the reason that must be told, the exit code
-CRASHES: dict[str, tuple[dict[str, str], str, int]] = {
+CRASHES: dict[str, tuple[dict[str, Any], str, int]] = {
     "it finds no compiler": ({"crash": "no-c-compiler"}, "TritonLauncherCompileFailed", 1),
     "it may not download the model": ({"crash": "HfGatedRepo"}, "HfGatedRepo", 1),
     "it ends without a word": ({"crash": "exit:3"}, "UnknownCrash", 3),

@@ -1,6 +1,7 @@
 """Starts on a real node: containers, logs and probes of a kubelet; the operator from its image, installed by the chart."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -117,8 +118,8 @@ async def test_a_log_that_is_rotated_in_the_middle_of_a_start_loses_nothing(clus
 async def test_a_crash_after_a_rotation_is_told_by_name_although_the_operator_was_away(
     cluster: Cluster, environment: NodeEnvironment
 ) -> None:
-    settings = {"crash": "NcclUnhandledSystemError", "crash_at": "Graph capturing finished", "chatter": CHATTER, "speed": "20"}
-    await cluster.create(model(cluster, **settings))
+    crash: dict[str, Any] = {"crash": "NcclUnhandledSystemError", "crash_at": "Graph capturing finished"}
+    await cluster.create(model(cluster, chatter=CHATTER, speed="20", **crash))
     await until_rotated(cluster, environment)
     await kill_operator(cluster)
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "NcclUnhandledSystemError"), within=120)

@@ -7,10 +7,10 @@ from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.catalog.versions import Versions, load_versions
-from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.facts import resolve_facts
-from vllm_operator.planning.situation import describe_situation
-from vllm_operator.planning.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.situation import describe_situation
+from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.model.facts import resolve_facts
 
 
 def knowledge() -> tuple[Versions, Models, Rules]:
@@ -40,3 +40,14 @@ def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad:
     """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
     resolved, situation, backends = describe(uri, version, architecture, **spec)
     return choose_backends(resolved, situation, knowledge()[2], backends, allow_known_bad=allow_known_bad)
+
+
+def chosen(decision: BackendDecision) -> dict[str, tuple[str, str]]:
+    """The backend of each component, and who chose it."""
+    return {choice.component: (choice.backend, choice.chosen_by.value) for choice in decision.choices}
+
+
+def emitted(decision: BackendDecision) -> dict[str, str | None]:
+    """The variables and flags that are set."""
+    variables = {variable.name: variable.value for variable in decision.env}
+    return {**variables, **{argument.name: argument.value for argument in decision.args}}

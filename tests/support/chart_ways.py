@@ -3,27 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
+
 MONITORING = "monitoring.coreos.com/v1"
 MONITORS = tuple(f"{MONITORING}/{kind}" for kind in ("PodMonitor", "ServiceMonitor", "PrometheusRule"))
-
-OWN_RULE = {
-    "id": "our-experts-on-b200",
-    "component": "MoE",
-    "kind": "choice",
-    "when": {"versions": ">=0.20", "architectures": "sm_100", "quantizations": "FP8Block", "mixtureOfExperts": True},
-    "backend": "TRITON",
-    "because": "We have tuned it for our shapes.",
-    "source": "our benchmark of November",
-}
-OWN_SIGNATURE = {
-    "id": "LicenceServerAway",
-    "severity": "fatal",
-    "priority": 90,
-    "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
-    "cause": "The licence server {{ host or 'of the plugin' }} did not answer.",
-    "remedy": "Start it, or set OUR_LICENCE_HOST.",
-    "references": ["https://wiki.example.com/licences"],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +51,8 @@ WAYS: dict[str, Way] = {
     "own-mirror-of-the-hub": Way(
         {"hub": {"endpoint": "https://hub.example.com/mirror"}, "authorities": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
     ),
-    "own-rules-and-signatures": Way({"extraRules": [OWN_RULE], "extraSignatures": [OWN_SIGNATURE]}),
-    "own-rules-for-two-namespaces": Way({"extraRules": [OWN_RULE], "namespaces": ["team-a", "team-b"]}),
+    "own-rules-and-signatures": Way({"extraRules": [EXPERTS_RULE], "extraSignatures": [LICENCE_SIGNATURE]}),
+    "own-rules-for-two-namespaces": Way({"extraRules": [EXPERTS_RULE], "namespaces": ["team-a", "team-b"]}),
     "rules-of-another-namespace": Way({"settings": {"rules_config_map": "platform/vllm-rules"}, "namespaces": ["team-a"]}),
     "placed-and-tuned": Way(
         {

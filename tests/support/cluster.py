@@ -79,6 +79,12 @@ class Cluster:
         self._session = session
         self._ssl = ssl.create_default_context(cafile=str(environment.control_plane.authority))
 
+    @property
+    def simulated(self) -> Environment:
+        """The environment, where its nodes are simulated."""
+        assert isinstance(self.environment, Environment), "these nodes are real"
+        return self.environment
+
     async def get(self, kind: str, name: str, *, namespace: str | None = None) -> Manifest:
         answer: Manifest = await self.request("GET", self._path(kind, name, namespace))
         return answer
@@ -239,7 +245,7 @@ class Simulator:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    async def script(self, **annotations: str) -> None:
+    async def script(self, **annotations: str | None) -> None:
         """Says how Pods that are created in the namespace from now on behave: `path="crash", crash_after="0.5"`."""
         await self._cluster.annotate("Namespace", self._cluster.namespace, **annotations)
 
@@ -262,8 +268,7 @@ class Simulator:
         path.write_text(fault)
 
     def _folder(self, pod: str, container: str) -> Path:
-        assert isinstance(self._cluster.environment, Environment), "only the simulated nodes keep their logs in a folder of ours"
-        return self._cluster.environment.log_root / self._cluster.namespace / pod / container
+        return self._cluster.simulated.log_root / self._cluster.namespace / pod / container
 
 
 def simulated(**annotations: str | None) -> dict[str, str | None]:

@@ -8,8 +8,9 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.caches import load_caches
-from vllm_operator.planning.cache import CachePlan, ParallelShape, plan_cache
+from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.pod_template import run_as_user
+from vllm_operator.planning.storage.cache_key import CachePlan, plan_cache
 
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden" / "manifests").glob("*/input.yaml"))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.gpus import real_node
 from vllm_operator.api import labels
-from vllm_operator.api.status import Condition, VLLMDeploymentStatus
+from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
 from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.inventory import InventoryCache
@@ -90,8 +90,18 @@ class Bench:
     def condition(self, type: str, name: str = "llama") -> Condition:
         return next(condition for condition in self.status(name).conditions if condition.type == type)
 
+    def cache(self) -> CacheStatus:
+        found = self.status().cache
+        assert found is not None
+        return found
+
     def deployment(self) -> Manifest:
         return self.cluster.all(DEPLOYMENT)[0]
+
+    def container(self) -> Manifest:
+        """Our container in the template of the Deployment."""
+        [container] = self.deployment()["spec"]["template"]["spec"]["containers"]
+        return dict(container)
 
     def add_pod(self, name: str = "llama-1", **status: Any) -> Manifest:
         deployment = self.deployment()

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.backends import decide, describe, knowledge
 from vllm_operator.catalog.situations import Situation
-from vllm_operator.planning.backends import BackendDecision
+from vllm_operator.planning.engine.backends import BackendDecision
 
 ARCHITECTURES = (
     "sm_70 sm_75 sm_80 sm_86 sm_87 sm_89 sm_90 sm_100 sm_103 sm_110 sm_120 sm_121".split()  # noqa: SIM905  # reads better

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.backends import decide
+from support.backends import chosen, decide, emitted
 
 DEEPSEEK = "hf://deepseek-ai/DeepSeek-R1"
 NEMOTRON = "hf://nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
@@ -12,32 +12,24 @@ LLAMA = "hf://meta-llama/Llama-3.1-8B-Instruct"
 MINIMAX = "hf://MiniMaxAI/MiniMax-M2.5"
 
 
-def chosen(decision: Any) -> dict[str, tuple[str, str]]:
-    return {choice.component: (choice.backend, choice.chosen_by.value) for choice in decision.choices}
-
-
-def settings(decision: Any) -> dict[str, str | None]:
-    return {entry.name: entry.value for entry in (*decision.env, *decision.args)}
-
-
 @pytest.mark.parametrize("version", ["0.16.0", "0.19.0", "0.20.1", "0.24.0", "0.33.0"])
-def test_fp8_mla_experts_on_hopper_are_left_to_the_engine(version):
+def test_fp8_mla_experts_on_hopper_are_left_to_the_engine(version: str) -> None:
     decision = decide(DEEPSEEK, version, "sm_90", parallelism={"tensor": 8})
     assert chosen(decision)["MLADecode"] == ("FLASH_ATTN_MLA", "Engine")
     assert chosen(decision)["MoE"] == ("FLASHINFER_CUTLASS" if version == "0.16.0" else "TRITON", "Engine")
-    assert settings(decision) == {}
+    assert emitted(decision) == {}
 
 
 @pytest.mark.parametrize("version", ["0.16.0", "0.19.0", "0.20.1", "0.24.0", "0.33.0"])
-def test_fp8_mla_experts_on_blackwell_are_left_to_the_engine(version):
+def test_fp8_mla_experts_on_blackwell_are_left_to_the_engine(version: str) -> None:
     decision = decide(DEEPSEEK, version, "sm_100", parallelism={"tensor": 8})
     assert chosen(decision)["MLADecode"] == ("FLASHINFER_MLA", "Engine")
     assert chosen(decision)["MoE"] == ("FLASHINFER_TRTLLM", "Engine")
 
 
-def test_flashinfer_mla_is_asked_for_where_the_engine_would_take_a_slower_one():
-    assert settings(decide(DEEPSEEK, "0.14.0", "sm_100"))["--attention-backend"] == "FLASHINFER_MLA"
-    assert settings(decide(DEEPSEEK, "0.12.0", "sm_100"))["VLLM_ATTENTION_BACKEND"] == "FLASHINFER_MLA"
+def test_flashinfer_mla_is_asked_for_where_the_engine_would_take_a_slower_one() -> None:
+    assert emitted(decide(DEEPSEEK, "0.14.0", "sm_100"))["--attention-backend"] == "FLASHINFER_MLA"
+    assert emitted(decide(DEEPSEEK, "0.12.0", "sm_100"))["VLLM_ATTENTION_BACKEND"] == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
@@ -50,13 +42,13 @@ def test_flashinfer_mla_is_asked_for_where_the_engine_would_take_a_slower_one():
         ("0.16.0", "Latency", "FLASHINFER_CUTLASS", "Engine", {}),
     ],
 )
-def test_nvfp4_experts_on_sm120_trade_memory_for_latency(version, goal, backend, by, want):
+def test_nvfp4_experts_on_sm120_trade_memory_for_latency(version: str, goal: str, backend: str, by: str, want: dict[str, str]) -> None:
     decision = decide(NEMOTRON, version, "sm_120", backends={"optimizeFor": goal})
     assert chosen(decision)["MoE"] == (backend, by)
-    assert settings(decision) == want
+    assert emitted(decision) == want
 
 
-def test_a_version_that_cannot_be_asked_for_the_better_backend_says_so():
+def test_a_version_that_cannot_be_asked_for_the_better_backend_says_so() -> None:
     decision = decide(NEMOTRON, "0.16.0", "sm_120", backends={"optimizeFor": "Latency"})
     assert any("MARLIN would be better here, but vLLM 0.16.0 cannot be asked for it" in note for note in decision.notes)
 
@@ -72,19 +64,21 @@ def test_a_version_that_cannot_be_asked_for_the_better_backend_says_so():
         ("0.24.0", "sm_90", {}),
     ],
 )
-def test_the_deep_gemm_warm_up_is_turned_off_for_unquantized_models_where_it_dies(version, architecture, want):
+def test_the_deep_gemm_warm_up_is_turned_off_for_unquantized_models_where_it_dies(
+    version: str, architecture: str, want: dict[str, str]
+) -> None:
     decision = decide(LLAMA, version, architecture)
-    assert settings(decision) == want
+    assert emitted(decision) == want
     assert all("vllm#41849" not in (variable.reason or "") for variable in decision.env)
 
 
-def test_the_user_beats_a_quirk_and_the_plan_says_so():
+def test_the_user_beats_a_quirk_and_the_plan_says_so() -> None:
     decision = decide(LLAMA, "0.20.1", "sm_90", engine={"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "1"}]})
-    assert settings(decision) == {}
+    assert emitted(decision) == {}
     assert any("VLLM_USE_DEEP_GEMM stays 1" in note for note in decision.notes)
 
 
-def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where_it_does_not():
+def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where_it_does_not() -> None:
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"}]}
     refused = decide(LLAMA, "0.20.1", "sm_90", engine=engine)
     assert refused.refusal is not None
@@ -93,17 +87,17 @@ def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where
     assert decide(LLAMA, "0.24.0", "sm_90", engine=engine).refusal is None
 
 
-def test_a_refused_combination_is_planned_and_noted_if_the_user_insists():
+def test_a_refused_combination_is_planned_and_noted_if_the_user_insists() -> None:
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049"}]}
     decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_known_bad=True)
     assert decision.refusal is None
     assert any("known to fail" in note for note in decision.notes)
 
 
-def test_models_without_expert_groups_avoid_the_kernel_that_dies_of_them():
-    assert settings(decide(MINIMAX, "0.16.0", "sm_100"))["VLLM_USE_FLASHINFER_MOE_FP8"] == "0"
-    assert "VLLM_USE_FLASHINFER_MOE_FP8" not in settings(decide(MINIMAX, "0.18.0", "sm_100"))
-    assert "VLLM_USE_FLASHINFER_MOE_FP8" not in settings(decide(DEEPSEEK, "0.16.0", "sm_100"))
+def test_models_without_expert_groups_avoid_the_kernel_that_dies_of_them() -> None:
+    assert emitted(decide(MINIMAX, "0.16.0", "sm_100"))["VLLM_USE_FLASHINFER_MOE_FP8"] == "0"
+    assert "VLLM_USE_FLASHINFER_MOE_FP8" not in emitted(decide(MINIMAX, "0.18.0", "sm_100"))
+    assert "VLLM_USE_FLASHINFER_MOE_FP8" not in emitted(decide(DEEPSEEK, "0.16.0", "sm_100"))
 
 
 @pytest.mark.parametrize(
@@ -122,34 +116,34 @@ def test_models_without_expert_groups_avoid_the_kernel_that_dies_of_them():
         ("0.11.0", "allToAll", "deepep_low_latency", {"VLLM_ALL2ALL_BACKEND": "deepep_low_latency"}),
     ],
 )
-def test_a_forced_backend_is_asked_for_the_way_the_version_takes_it(version, field, name, want):
+def test_a_forced_backend_is_asked_for_the_way_the_version_takes_it(version: str, field: str, name: str, want: dict[str, str]) -> None:
     decision = decide(DEEPSEEK, version, "sm_90", backends={field: name})
     assert decision.refusal is None
-    assert want.items() <= settings(decision).items()
+    assert want.items() <= emitted(decision).items()
     assert "User" in {by for _, by in chosen(decision).values()}
 
 
-def test_a_forced_backend_that_the_version_does_not_have_is_refused_with_those_it_has():
+def test_a_forced_backend_that_the_version_does_not_have_is_refused_with_those_it_has() -> None:
     refusal = decide(DEEPSEEK, "0.20.1", "sm_90", backends={"moe": "FLASHINFER_B12X"}).refusal
     assert refusal is not None
     assert "vLLM 0.20.1" in refusal.message
     assert "FLASHINFER_CUTLASS" in refusal.message
 
 
-def test_a_backend_set_by_the_users_own_flag_counts_as_the_users_choice():
+def test_a_backend_set_by_the_users_own_flag_counts_as_the_users_choice() -> None:
     decision = decide(DEEPSEEK, "0.20.1", "sm_90", engine={"args": [{"name": "moe_backend", "value": "deep_gemm"}]})
     assert chosen(decision)["MoE"] == ("DEEPGEMM", "User")
-    assert settings(decision) == {}
+    assert emitted(decision) == {}
 
 
 @pytest.mark.parametrize(("uri", "architecture"), [("hf://someone/unknown", "sm_90"), (DEEPSEEK, None), (DEEPSEEK, "sm_75")])
-def test_where_something_is_unknown_the_choice_stays_with_the_engine(uri, architecture):
+def test_where_something_is_unknown_the_choice_stays_with_the_engine(uri: str, architecture: str | None) -> None:
     decision = decide(uri, "0.20.1", architecture)
     assert decision.refusal is None
-    assert settings(decision) == {}
+    assert emitted(decision) == {}
 
 
-def test_a_version_older_than_all_known_gets_no_setting_and_cannot_be_forced():
+def test_a_version_older_than_all_known_gets_no_setting_and_cannot_be_forced() -> None:
     assert decide(DEEPSEEK, "0.10.2", "sm_100").choices == ()
     refusal = decide(DEEPSEEK, "0.10.2", "sm_100", backends={"moe": "TRITON"}).refusal
     assert refusal is not None
@@ -160,31 +154,31 @@ QWEN = "hf://nvidia/Qwen3.5-27B-NVFP4"
 NVLLM = {"distribution": "nvLLM"}
 
 
-def test_nvllm_uses_its_own_attention_on_gb10():
+def test_nvllm_uses_its_own_attention_on_gb10() -> None:
     decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM)
     assert chosen(decision)["Attention"] == ("CUTE_PAGED", "Rule")
-    assert settings(decision) == {"--attention-backend": "CUTE_PAGED"}
+    assert emitted(decision) == {"--attention-backend": "CUTE_PAGED"}
     assert chosen(decide(QWEN, "0.20.1", "sm_121"))["Attention"] == ("FLASH_ATTN", "Engine")
 
 
-def test_nvllm_splits_the_output_projection_for_latency():
+def test_nvllm_splits_the_output_projection_for_latency() -> None:
     decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM, backends={"optimizeFor": "Latency"})
-    assert settings(decision)["CUTE_WO_SPLIT"] == "8"
+    assert emitted(decision)["CUTE_WO_SPLIT"] == "8"
     own = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "2"}]}
-    assert "CUTE_WO_SPLIT" not in settings(decide(QWEN, "0.20.1", "sm_121", engine=own, backends={"optimizeFor": "Latency"}))
+    assert "CUTE_WO_SPLIT" not in emitted(decide(QWEN, "0.20.1", "sm_121", engine=own, backends={"optimizeFor": "Latency"}))
     wrong = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "3"}]}
     assert decide(QWEN, "0.20.1", "sm_121", engine=wrong).refusal is not None
 
 
 @pytest.mark.parametrize(("size", "guarded"), [("74G", False), ("76G", True)])
-def test_nvllm_captures_no_graphs_of_models_that_leave_no_memory_for_them(size, guarded):
+def test_nvllm_captures_no_graphs_of_models_that_leave_no_memory_for_them(size: str, guarded: bool) -> None:
     facts = {"attention": "GQA", "experts": 0, "quantization": "NVFP4", "weightSize": size}
     decision = decide("hf://someone/large", "0.20.1", "sm_121", engine=NVLLM, facts=facts)
-    assert ("--enforce-eager" in settings(decision)) is guarded
-    assert "--enforce-eager" not in settings(decide("hf://someone/large", "0.20.1", "sm_121", facts=facts))
+    assert ("--enforce-eager" in emitted(decision)) is guarded
+    assert "--enforce-eager" not in emitted(decide("hf://someone/large", "0.20.1", "sm_121", facts=facts))
 
 
-def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told():
+def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told() -> None:
     engine = {**NVLLM, "args": [{"name": "--tq"}]}
     decision = decide(QWEN, "0.20.1", "sm_121", engine=engine)
     assert chosen(decision)["KVCache"] == ("TURBOQUANT", "User")
@@ -194,17 +188,17 @@ def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told():
     assert "turboquant_4bit_nc" in refusal.message
 
 
-def test_nvllm_is_refused_on_other_gpus():
+def test_nvllm_is_refused_on_other_gpus() -> None:
     refusal = decide(QWEN, "0.20.1", "sm_100", engine=NVLLM).refusal
     assert refusal is not None
     assert "GB10" in refusal.message
 
 
-def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu():
+def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
     small = {"mig": {"profile": "1g.10gb"}}
-    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}
-    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator=small, engine={"args": [{"name": "max-num-seqs", "value": "8"}]})) == {}
-    assert settings(decide(LLAMA, "0.24.0", "sm_90", accelerator={"mig": {"profile": "7g.141gb"}})) == {}
+    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}
+    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator=small, engine={"args": [{"name": "max-num-seqs", "value": "8"}]})) == {}
+    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator={"mig": {"profile": "7g.141gb"}})) == {}
 
 
 @pytest.mark.parametrize(
@@ -219,7 +213,7 @@ def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu():
         (DEEPSEEK, 32, "Disabled", True),
     ],
 )
-def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri, tensor, expert, refused):
+def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri: str, tensor: int, expert: str, refused: bool) -> None:
     refusal = decide(uri, "0.24.0", "sm_90", parallelism={"tensor": tensor, "expert": expert}).refusal
     assert (refusal is not None) is refused
     assert refusal is None or "parallelism.expert: Enabled" in refusal.message
@@ -259,22 +253,24 @@ def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri, tensor, expe
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_can_be_done(what, uri, version, architecture, spec):
+def test_what_cannot_work_is_refused_with_what_can_be_done(
+    what: str, uri: str, version: str, architecture: str, spec: dict[str, Any]
+) -> None:
     refusal = decide(uri, version, architecture, **spec).refusal
     assert refusal is not None, what
     assert any(word in refusal.message for word in ("Use ", "Set ", "Leave ", "Remove ", "Give ", "What can be asked for here"))
 
 
-def test_the_only_kernel_for_sparse_attention_on_sm120_gets_the_cache_it_needs():
+def test_the_only_kernel_for_sparse_attention_on_sm120_gets_the_cache_it_needs() -> None:
     decision = decide("hf://deepseek-ai/DeepSeek-V3.2", "0.24.0", "sm_120")
     assert chosen(decision)["SparseAttention"] == ("FLASHINFER_MLA_SPARSE_SM120", "Engine")
-    assert settings(decision)["--kv-cache-dtype"] == "fp8_ds_mla"
+    assert emitted(decision)["--kv-cache-dtype"] == "fp8_ds_mla"
 
 
-def test_a_plan_differs_where_the_versions_differ():
-    spec = {"backends": {"optimizeFor": "Latency", "attention": "CUTLASS_MLA"}, "parallelism": {"tensor": 8}}
+def test_a_plan_differs_where_the_versions_differ() -> None:
+    spec: dict[str, Any] = {"backends": {"optimizeFor": "Latency", "attention": "CUTLASS_MLA"}, "parallelism": {"tensor": 8}}
     seen = {
-        version: settings(decide("hf://nvidia/DeepSeek-R1-FP4", version, "sm_100", **spec)) for version in ("0.12.0", "0.16.0", "0.33.0")
+        version: emitted(decide("hf://nvidia/DeepSeek-R1-FP4", version, "sm_100", **spec)) for version in ("0.12.0", "0.16.0", "0.33.0")
     }
     assert seen["0.12.0"] == {
         "VLLM_ATTENTION_BACKEND": "CUTLASS_MLA",

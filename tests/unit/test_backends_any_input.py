@@ -1,5 +1,7 @@
 """Whatever a user sets on the engine, choosing backends ends in a decision that fits the status."""
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,7 +35,9 @@ NAMES = st.from_regex(r"\A[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
     backends=st.dictionaries(st.sampled_from(["attention", "mlaPrefill", "gemm", "moe", "allToAll", "sampler"]), NAMES, max_size=3),
     allow=st.booleans(),
 )
-def test_a_decision_is_reached_and_what_the_user_set_is_not_set_again(uri, version, architecture, arguments, environment, backends, allow):
+def test_a_decision_is_reached_and_what_the_user_set_is_not_set_again(
+    uri: str, version: str, architecture: str | None, arguments: Any, environment: Any, backends: Any, allow: bool
+) -> None:
     engine = {
         "args": [{"name": name, "value": value} for name, value in arguments.items()],
         "env": [{"name": name, "value": value} for name, value in environment.items()],

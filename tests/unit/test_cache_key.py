@@ -13,7 +13,8 @@ from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
-from vllm_operator.planning.cache import CachePlan, ParallelShape, key_with_image, plan_cache
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.storage.cache_key import CachePlan, key_with_image, plan_cache
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {

@@ -1,5 +1,7 @@
 """Damaged caches are left behind, sound ones are not: on a cluster in memory, with the real planner and reporter."""
 
+from typing import Any
+
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
@@ -27,7 +29,7 @@ def crash(fleet: Fleet, pod: str, *, restarts: int = 0, evidence: CacheEvidence 
     )
 
 
-async def started(fleet: Fleet, **spec: object) -> str:
+async def started(fleet: Fleet, **spec: Any) -> str:
     await fleet.serve(**spec)
     pod = fleet.start()
     await fleet.settle()
@@ -35,8 +37,7 @@ async def started(fleet: Fleet, **spec: object) -> str:
 
 
 def volume(fleet: Fleet) -> str:
-    container = fleet.deployment()["spec"]["template"]["spec"]["containers"][0]
-    return next(str(mount["subPath"]) for mount in container["volumeMounts"] if mount["mountPath"] == "/cache")
+    return next(str(mount["subPath"]) for mount in fleet.bench.container()["volumeMounts"] if mount["mountPath"] == "/cache")
 
 
 async def test_a_damaged_cache_is_left_behind_and_the_next_start_is_clean(bench: Bench, fleet: Fleet) -> None:
@@ -147,7 +148,7 @@ async def test_a_new_object_does_not_use_what_was_left_behind(bench: Bench, flee
     fleet.gone(pod)
     await fleet.serve()
     assert (fleet.key(), clean != damaged) == (clean, True)
-    assert bench.status().cache.generation == 1
+    assert bench.cache().generation == 1
 
 
 async def test_who_serves_with_what_another_left_behind_goes_on(bench: Bench, fleet: Fleet) -> None:

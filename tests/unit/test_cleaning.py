@@ -62,7 +62,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     assert [volume["persistentVolumeClaim"] for volume in pod["volumes"]] == [{"claimName": "llama-cache"}]
     assert pod["nodeName"] == "node-1"
     [container] = pod["containers"]
-    assert container["image"] == fleet.deployment()["spec"]["template"]["spec"]["containers"][0]["image"]
+    assert container["image"] == fleet.bench.container()["image"]
     assert "limits" not in container["resources"]
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])

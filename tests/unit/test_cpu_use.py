@@ -8,7 +8,7 @@ import pytest
 from support import observations as o
 from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
-from vllm_operator.planning.quantities import read_cores
+from vllm_operator.planning.foreign import read_cores
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.cpu_use import ABSENT_SECONDS, CpuUse
 from vllm_operator.startup.state import Stage, StartupState

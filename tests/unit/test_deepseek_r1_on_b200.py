@@ -1,8 +1,12 @@
 """Each row of vLLM's status of DeepSeek R1 on B200, in the version it was written for and in later ones."""
 
+from typing import Any
+
 import pytest
 
-from support.backends import decide
+from support.backends import chosen, decide, emitted
+
+Spec = dict[str, Any]
 
 FP8 = "hf://deepseek-ai/DeepSeek-R1"
 FP4 = "hf://nvidia/DeepSeek-R1-FP4"
@@ -244,15 +248,16 @@ ROWS = [
 
 
 @pytest.mark.parametrize(("row", "model", "version", "parallelism", "backends", "want", "settings"), ROWS, ids=[row[0] for row in ROWS])
-def test_the_row_is_reached_and_invoked_as_its_version_takes_it(row, model, version, parallelism, backends, want, settings):
+def test_the_row_is_reached_and_invoked_as_its_version_takes_it(
+    row: str, model: str, version: str, parallelism: Spec, backends: Spec, want: str, settings: dict[str, str]
+) -> None:
     decision = decide(model, version, "sm_100", parallelism=parallelism, backends=backends)
     component, _, backend = want.partition("=")
     assert decision.refusal is None, decision.refusal
-    assert {choice.component: choice.backend for choice in decision.choices}[component] == backend
-    emitted = {entry.name: entry.value for entry in (*decision.env, *decision.args)}
-    assert settings.items() <= emitted.items()
+    assert chosen(decision)[component][0] == backend
+    assert settings.items() <= emitted(decision).items()
     if not settings:
-        assert {choice.component: choice.chosen_by.value for choice in decision.choices}[component] in ("Engine", "User")
+        assert chosen(decision)[component][1] in ("Engine", "User")
 
 
 @pytest.mark.parametrize(
@@ -302,17 +307,19 @@ def test_the_row_is_reached_and_invoked_as_its_version_takes_it(row, model, vers
         ("cuDNN prefill in versions without it", FP8, "0.24.0", TP, {"mlaPrefill": "CUDNN"}, "cannot be asked of vLLM 0.24.0"),
     ],
 )
-def test_what_is_known_to_fail_is_refused_before_a_pod_starts(combination, model, version, parallelism, backends, want):
+def test_what_is_known_to_fail_is_refused_before_a_pod_starts(
+    combination: str, model: str, version: str, parallelism: Spec, backends: Spec, want: str
+) -> None:
     refusal = decide(model, version, "sm_100", parallelism=parallelism, backends=backends).refusal
     assert refusal is not None
     assert want in refusal.message
 
 
-def test_speculative_decoding_uses_the_kernel_that_decodes_several_tokens_at_once():
+def test_speculative_decoding_uses_the_kernel_that_decodes_several_tokens_at_once() -> None:
     engine = {"args": [{"name": "--speculative-config", "value": '{"method": "mtp", "num_speculative_tokens": 3}'}]}
     for version in ("0.11.0", "0.20.1", "0.33.0"):
         decision = decide(FP4, version, "sm_100", parallelism=TP, engine=engine)
-        assert {choice.component: choice.backend for choice in decision.choices}["SpeculativeDecoding"] == "FLASHINFER_MLA"
+        assert chosen(decision)["SpeculativeDecoding"][0] == "FLASHINFER_MLA"
 
 
 @pytest.mark.parametrize(
@@ -324,12 +331,12 @@ def test_speculative_decoding_uses_the_kernel_that_decodes_several_tokens_at_onc
         ("DeepGEMM off", FP8, "0.16.0", {"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}, "falls back to its CUTLASS or Triton"),
     ],
 )
-def test_what_the_user_sets_is_kept_and_its_price_is_told(advice, model, version, engine, want):
+def test_what_the_user_sets_is_kept_and_its_price_is_told(advice: str, model: str, version: str, engine: Spec, want: str) -> None:
     decision = decide(model, version, "sm_100", parallelism=TP, engine=engine)
     assert decision.refusal is None
     assert any(want in note for note in decision.notes)
 
 
-def test_triton_experts_without_a_tuned_configuration_are_explained():
+def test_triton_experts_without_a_tuned_configuration_are_explained() -> None:
     notes = decide(FP8, "0.16.0", "sm_100", parallelism=TP, backends={"moe": "TRITON"}).notes
     assert any("Using default MoE config" in note for note in notes)

@@ -18,7 +18,8 @@ BY_NAME = {situation.name: situation for situation in SITUATIONS}
 
 
 def deployment(status: dict[str, Any], *, name: str = "deepseek") -> dict[str, Any]:
-    return yaml.safe_load(BY_NAME[name].manifest.read_text("utf-8")) | {"status": status}
+    manifest: dict[str, Any] = yaml.safe_load(BY_NAME[name].manifest.read_text("utf-8"))
+    return manifest | {"status": status}
 
 
 def condition(type: str, status: str, reason: str, message: str = "because") -> dict[str, Any]:

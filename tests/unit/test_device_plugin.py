@@ -19,7 +19,7 @@ import nodeenv.deviceplugin as stand_in
 from nodeenv.deviceplugin import messages, services
 
 
-class Kubelet(services.RegistrationServicer):
+class Kubelet(services.RegistrationServicer):  # type: ignore[misc]  # grpc makes it as it reads the protocol
     """The kubelet's side: takes registrations, and asks back."""
 
     def __init__(self, folder: Path) -> None:

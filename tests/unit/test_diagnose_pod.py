@@ -5,7 +5,7 @@ import pytest
 from support.logs import RUNNING, TERMINATED, line, pod
 from vllm_operator.cli import diagnose_pod as command
 from vllm_operator.cluster.client import Invalid
-from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.fake import FakeCluster, LogStep
 from vllm_operator.reporting.knowledge import load_knowledge
 
 APOLOGY = b"unable to retrieve container logs for containerd://4f6b"
@@ -23,7 +23,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> FakeCluster:
 
 
 @pytest.mark.parametrize("first", [[APOLOGY], [APOLOGY + b"\n"], [MISSING]], ids=["an apology", "one with its newline", "not found"])
-async def test_a_log_that_is_not_there_yet_is_asked_for_again(cluster: FakeCluster, first: list[object]) -> None:
+async def test_a_log_that_is_not_there_yet_is_asked_for_again(cluster: FakeCluster, first: list[LogStep]) -> None:
     cluster.script_log("default", "p", first, CRASH)
     found = await command.diagnose_pod(cluster, load_knowledge(), "p", "default", previous=True)
     assert found.state.crash is not None

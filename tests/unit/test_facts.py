@@ -1,10 +1,12 @@
 """What is known of a model, and where it is known from."""
 
+from typing import Any
+
 import pytest
 
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.models import load_models, parse_models, read_billions
-from vllm_operator.planning.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
+from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
 
 MODELS = load_models()
 
@@ -50,13 +52,15 @@ MODELS = load_models()
         ("nvidia/Kimi-K2-Thinking-NVFP4", "kimi-k2-thinking", "MLA", 384, "NVFP4"),
     ],
 )
-def test_well_known_models_are_recognised_by_name(repository, family, attention, experts, quantization):
+def test_well_known_models_are_recognised_by_name(
+    repository: str, family: str | None, attention: str | None, experts: int | None, quantization: str | None
+) -> None:
     facts = resolve_facts(ModelSpec(uri=f"hf://{repository}"), MODELS)
     assert (facts.family, facts.attention, facts.experts, facts.quantization) == (family, attention, experts, quantization)
     assert facts.sources["attention"] == FROM_TABLE
 
 
-def test_names_are_compared_without_regard_to_case_and_on_claims_by_the_last_part():
+def test_names_are_compared_without_regard_to_case_and_on_claims_by_the_last_part() -> None:
     facts = resolve_facts(ModelSpec(uri="pvc://weights/models/deepseek-v3.2/"), MODELS)
     assert facts.family == "deepseek-v3.2"
 
@@ -65,11 +69,11 @@ def test_names_are_compared_without_regard_to_case_and_on_claims_by_the_last_par
     ("uri", "want"),
     [("hf://org/name", "org/name"), ("pvc://claim/a/b", "b"), ("pvc://claim/a/b/", "b"), ("pvc://claim", "claim")],
 )
-def test_the_name_of_a_model(uri, want):
+def test_the_name_of_a_model(uri: str, want: str) -> None:
     assert model_name(ModelSpec(uri=uri)) == want
 
 
-def test_an_unknown_model_has_no_facts():
+def test_an_unknown_model_has_no_facts() -> None:
     facts = resolve_facts(ModelSpec(uri="hf://someone/something"), MODELS)
     assert (facts.attention, facts.experts, facts.quantization, facts.weight_bytes, facts.sources) == (None, None, None, None, {})
 
@@ -92,7 +96,7 @@ DEEPSEEK_CONFIG = {
 }
 
 
-def test_config_json_tells_what_the_name_does_not():
+def test_config_json_tells_what_the_name_does_not() -> None:
     facts = resolve_facts(ModelSpec(uri="hf://someone/finetune"), MODELS, ModelFiles(DEEPSEEK_CONFIG))
     assert (facts.attention, facts.experts, facts.quantization) == (Attention.MLA, 256, Quantization.FP8_BLOCK)
     assert (facts.routing, facts.routing_groups, facts.mla_dims) == ("DeepSeekV3", 8, (128, 64, 128))
@@ -100,7 +104,7 @@ def test_config_json_tells_what_the_name_does_not():
     assert facts.sources["attention"] == FROM_CONFIG
 
 
-def test_what_the_user_says_beats_config_json_which_beats_the_table():
+def test_what_the_user_says_beats_config_json_which_beats_the_table() -> None:
     spec = ModelSpec.model_validate({"uri": "hf://deepseek-ai/DeepSeek-R1", "facts": {"experts": 16, "weightSize": "12Gi"}})
     facts = resolve_facts(spec, MODELS, ModelFiles({**DEEPSEEK_CONFIG, "n_group": 4}))
     assert (facts.experts, facts.sources["experts"]) == (16, FROM_SPEC)
@@ -108,7 +112,7 @@ def test_what_the_user_says_beats_config_json_which_beats_the_table():
     assert (facts.weight_bytes, facts.sources["weight_bytes"]) == (12 << 30, FROM_SPEC)
 
 
-def test_expert_groups_given_by_the_user_tell_the_routing():
+def test_expert_groups_given_by_the_user_tell_the_routing() -> None:
     spec = ModelSpec.model_validate({"uri": "hf://someone/small-deepseek", "facts": {"attention": "MLA", "experts": 8, "routingGroups": 4}})
     facts = resolve_facts(spec, MODELS)
     assert (facts.routing, facts.sources["routing"]) == ("DeepSeekV3", FROM_SPEC)
@@ -150,7 +154,7 @@ def test_expert_groups_given_by_the_user_tell_the_routing():
         ({}, None),
     ],
 )
-def test_the_number_format_is_read_as_the_engine_reads_it(config, want):
+def test_the_number_format_is_read_as_the_engine_reads_it(config: dict[str, Any], want: str | None) -> None:
     assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles({"model_type": "x", **config})).quantization == want
 
 
@@ -167,7 +171,7 @@ def test_the_number_format_is_read_as_the_engine_reads_it(config, want):
         ({}, None),
     ],
 )
-def test_the_attention_kind_is_read_as_the_engine_reads_it(config, want):
+def test_the_attention_kind_is_read_as_the_engine_reads_it(config: dict[str, Any], want: str | None) -> None:
     assert resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles({"model_type": "x", **config})).attention == want
 
 
@@ -180,7 +184,7 @@ def test_the_attention_kind_is_read_as_the_engine_reads_it(config, want):
         {"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1], "format": None}},
     ],
 )
-def test_a_config_that_makes_no_sense_is_read_without_an_error(config):
+def test_a_config_that_makes_no_sense_is_read_without_an_error(config: dict[str, Any]) -> None:
     facts = resolve_facts(ModelSpec(uri="hf://someone/x"), MODELS, ModelFiles(config))
     assert facts.attention in (None, Attention.MHA)
 
@@ -189,18 +193,18 @@ def test_a_config_that_makes_no_sense_is_read_without_an_error(config):
     ("name", "want"),
     [("Llama-3.1-70B-Instruct", 70.0), ("Qwen2.5-0.5B", 0.5), ("Qwen3-235B-A22B", 235.0), ("DeepSeek-R1", None), ("model-a1b2", None)],
 )
-def test_the_number_of_parameters_is_read_from_the_name(name, want):
+def test_the_number_of_parameters_is_read_from_the_name(name: str, want: float | None) -> None:
     assert read_billions(name) == want
 
 
-def test_the_weight_size_follows_from_parameters_and_format():
+def test_the_weight_size_follows_from_parameters_and_format() -> None:
     assert resolve_facts(ModelSpec(uri="hf://meta-llama/Llama-3.1-70B-Instruct"), MODELS).weight_bytes == 140 * 10**9
     nvfp4 = resolve_facts(ModelSpec(uri="hf://nvidia/DeepSeek-R1-FP4"), MODELS).weight_bytes
     assert nvfp4 is not None
     assert 370e9 < nvfp4 < 400e9
 
 
-def test_the_size_of_the_weight_files_beats_the_estimate_and_is_beaten_by_the_user():
+def test_the_size_of_the_weight_files_beats_the_estimate_and_is_beaten_by_the_user() -> None:
     files = ModelFiles({"model_type": "llama"}, weight_bytes=141_107_412_992)
     read = resolve_facts(ModelSpec(uri="hf://meta-llama/Llama-3.1-70B-Instruct"), MODELS, files)
     assert (read.weight_bytes, read.sources["weight_bytes"]) == (141_107_412_992, FROM_WEIGHTS)
@@ -208,6 +212,6 @@ def test_the_size_of_the_weight_files_beats_the_estimate_and_is_beaten_by_the_us
     assert resolve_facts(given, MODELS, files).weight_bytes == 100 * 10**9
 
 
-def test_a_table_with_a_fact_that_does_not_exist_is_refused():
+def test_a_table_with_a_fact_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="Cubist"):
         parse_models({"formats": [], "families": [{"name": "x", "attention": "Cubist"}]})

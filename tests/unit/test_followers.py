@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
-from vllm_operator.cluster.client import POD, Forbidden, Invalid, NotFound, Unavailable
+from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.runtime.follower import FollowerSettings, is_worth_a_look
 from vllm_operator.runtime.followers import Followers, runs_to_follow
@@ -145,7 +145,7 @@ async def test_after_a_restart_of_the_operator_the_crashed_run_and_the_present_o
 
 
 @pytest.mark.parametrize("error", [Invalid("is waiting to start: ContainerCreating"), NotFound("( pods/log p)"), Unavailable("500")])
-async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: Exception) -> None:
+async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: ClusterError) -> None:
     world.cluster.script_log("default", "p", [error], [error], [line(1, "at last"), FOREVER])
     world.show(pod(state=RUNNING))
     await world.until(lambda: world.texts() == ["at last"])
@@ -207,6 +207,29 @@ async def test_a_crash_before_a_pod_became_ready_while_the_operator_was_away_is_
     assert present.stage is Stage.READY
 
 
+async def test_a_crash_is_read_to_its_end_although_the_restart_serves_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.runtime.follower.LINGER_SECONDS", 0.05)
+    world = World(retry_seconds=(0.2,))
+    world.cluster.script_log("default", "p", [line(1, "a")], [Unavailable("500")], [line(1, "a"), line(2, "crash Boom")])
+    world.show(pod(state=RUNNING))
+    await world.until(world.texts)
+    world.show(pod(state=RUNNING, restarts=1, last=TERMINATED, ready=True))
+    await world.until(lambda: (state := world.state(0)) and state.crash)
+    assert world.texts() == ["a", "crash Boom"]
+    await world.followers.close()
+
+
+async def test_a_restart_that_served_at_once_is_read_once_too(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "crash Boom")], [line(5, "stage TorchCompile"), line(6, "stage Ready"), FOREVER])
+    world.show(pod(state=TERMINATED))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    serving = pod(state=RUNNING, restarts=1, last=TERMINATED, ready=True)
+    world.cluster.put(serving)
+    world.followers.sync(KEY, (serving,), starting={"p"})
+    await world.until(lambda: (state := world.state(1)) and state.stage is Stage.READY)
+    await world.until(lambda: world.followers.streams() == (0, 0))
+
+
 async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))
@@ -220,7 +243,7 @@ async def test_more_logs_than_places_take_turns() -> None:
     world = World(streams=2, turn_seconds=0.05)
     names = [f"p{number}" for number in range(6)]
     for name in names:
-        world.cluster.script_log("default", name, *[[line(1, name), FOREVER]] * 50)
+        world.cluster.script_log("default", name, *[(line(1, name), FOREVER)] * 50)
     world.show(*(pod(name, state=RUNNING) for name in names))
     await world.until(lambda: sum(bool(parser.texts) for parser in world.parsers) == 6)
     assert world.followers.streams()[0] <= 2

@@ -11,6 +11,7 @@ import yaml
 import generate_chart
 import generate_docs
 import site_pages
+from vllm_operator.api import conditions
 
 ROOT = generate_docs.ROOT
 PAGES = [
@@ -78,5 +79,5 @@ def test_a_link_leads_to_the_site_or_else_to_the_repository(page: str, link: str
 
 def test_every_reason_has_a_meaning() -> None:
     page = (ROOT / "docs" / "conditions.md").read_text("utf-8")
-    reasons = [value for name, value in vars(generate_docs.conditions.Reason).items() if not name.startswith("_")]
+    reasons = [value for name, value in vars(conditions.Reason).items() if not name.startswith("_")]
     assert [reason for reason in reasons if f"`{reason}`" not in page] == []

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from pathlib import Path
 
 import pytest
 
@@ -62,7 +63,7 @@ class ParallelConfig:
 
 
 @pytest.fixture
-def wheel(tmp_path):
+def wheel(tmp_path: Path) -> Path:
     path = tmp_path / "vllm-0.40.0-cp38-abi3-manylinux_2_28_x86_64.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for name, text in FILES.items():
@@ -70,7 +71,7 @@ def wheel(tmp_path):
     return path
 
 
-def test_everything_that_planning_needs_is_read(wheel):
+def test_everything_that_planning_needs_is_read(wheel: Path) -> None:
     content = ingest(wheel)
     assert content["version"] == "0.40.0"
     assert content["bundle"] == {"cuda": "14.1", "torch": "2.20.0", "flashinfer": "0.9.0", "flashinferCubins": True, "deepGemm": True}
@@ -91,7 +92,7 @@ def test_everything_that_planning_needs_is_read(wheel):
     assert content["configs"] == {"attention-config": ["backend", "mla_prefill_backend"], "kernel-config": ["moe_backend"]}
 
 
-def test_a_new_version_is_used_as_soon_as_its_table_is_there(wheel):
+def test_a_new_version_is_used_as_soon_as_its_table_is_there(wheel: Path) -> None:
     table = parse_table(json.loads(render(ingest(wheel))))
     versions = build_versions([*load_versions().tables, table])
     assert versions.newest.version == "0.40.0"
@@ -100,7 +101,9 @@ def test_a_new_version_is_used_as_soon_as_its_table_is_there(wheel):
     assert not table.knows_flag("--linear-backend")
 
 
-def test_writing_then_checking_finds_no_difference_and_checking_finds_one(wheel, tmp_path, capsys):
+def test_writing_then_checking_finds_no_difference_and_checking_finds_one(
+    wheel: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main([str(wheel), "--check", "--output", str(tmp_path)]) == 1
     assert main([str(wheel), "--output", str(tmp_path)]) == 0
     assert main([str(wheel), "--check", "--output", str(tmp_path)]) == 0
@@ -109,7 +112,7 @@ def test_writing_then_checking_finds_no_difference_and_checking_finds_one(wheel,
     assert "differs from what is committed" in capsys.readouterr().out
 
 
-def test_a_file_that_is_no_vllm_wheel_is_named(tmp_path):
+def test_a_file_that_is_no_vllm_wheel_is_named(tmp_path: Path) -> None:
     path = tmp_path / "other.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("other-1.dist-info/METADATA", "Name: other\nVersion: 1\n")

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.gpus import KINDS, bare_node, device, inventory_of, known_gpus, real_node, resource_slice
-from vllm_operator.planning.inventory import read_inventory
-from vllm_operator.planning.pools import Pool, Source
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.inventory.pools import Pool, Source
+from vllm_operator.planning.inventory.taints import Taint
 
 GFD, CLOUD = Source.GFD, Source.CLOUD
 
@@ -57,6 +58,34 @@ def test_real_nodes_tell_what_they_have(
     assert (pool.mig_profile, pool.shared, pool.problems) == (None, False, ())
 
 
+@pytest.mark.parametrize(
+    ("taint", "toleration", "want"),
+    [
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "value": "b"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Exists"}, True),
+        (("a", "b", "NoExecute"), {"operator": "Exists"}, True),
+        (("a", "", "NoSchedule"), {"key": "a"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "value": "c"}, False),
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Exists", "effect": "NoExecute"}, False),
+        (("a", "b", "NoSchedule"), {"key": "c", "operator": "Exists"}, False),
+        (("a", "b", "NoSchedule"), {}, False),
+        (("a", "b", "NoSchedule"), "nonsense", False),
+    ],
+)
+def test_a_taint_is_tolerated_as_the_scheduler_understands_it(taint: tuple[str, str, str], toleration: Any, want: bool) -> None:
+    assert Taint(*taint).is_tolerated([toleration]) is want
+
+
+def test_the_taints_of_nodes_with_the_gpu_are_known() -> None:
+    node = real_node("h100-sxm", "gpu-1")
+    node["spec"] = {"taints": [{"key": "z", "effect": "NoSchedule"}, {"key": "soft", "effect": "PreferNoSchedule"}, {"key": 7}, "?"]}
+    inventory = inventory_of(node, real_node("b200", "gpu-2"))
+    assert inventory.taints_of("nvidia.com/gpu", "sm_90") == {"gpu-1": (Taint("z", "", "NoSchedule"),)}
+    assert set(inventory.taints_of("nvidia.com/gpu", None)) == {"gpu-1", "gpu-2"}
+    assert inventory.taints_of("nvidia.com/mig-1g.10gb", None) == {}
+
+
 def test_a_machine_without_gpu_is_counted_but_in_no_pool() -> None:
     inventory = inventory_of(real_node("cpu"))
     assert (inventory.pools, inventory.node_count) == ((), 1)
@@ -78,7 +107,7 @@ def test_a_product_without_compute_capability_does_not_make_an_architecture() ->
 def test_an_architecture_that_the_catalog_does_not_know_is_taken_as_it_is() -> None:
     labels = {"nvidia.com/gpu.compute.major": "13", "nvidia.com/gpu.compute.minor": "0", "nvidia.com/gpu.product": "NVIDIA-R100"}
     pool = only(real_node("b200", labels=labels))
-    assert (pool.architecture, pool.capability) == ("sm_130", (13, 0))
+    assert pool.architecture == "sm_130"
 
 
 # Rule 2: a missing label is not a no; the next source in the chain is asked.

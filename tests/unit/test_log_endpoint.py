@@ -3,9 +3,11 @@
 import asyncio
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
 import pytest
 
+from testenv.api import ApiClient
 from testenv.containers import ContainerWatch
 from testenv.cri import LogWriter, parse_record
 from testenv.logs import ContainerLogs, LogError, LogRequest, read_log, shorten_timestamp
@@ -159,7 +161,7 @@ def test_runs_end_with_their_containers(
         write(logs, b"x\n", run=run)
     container = {"name": "vllm", "state": state, "restartCount": restarts}
     pod = {"metadata": {"namespace": "demo", "name": "server-0"}, "status": {"containerStatuses": [container]}}
-    watch = ContainerWatch(None, tmp_path)
+    watch = ContainerWatch(cast(ApiClient, None), tmp_path)  # it is told of Pods here, and asks for none
     watch.pod_changed(pod)
     assert {run for run in range(2) if logs.path(run).with_suffix(".exit").exists()} == over
     watch.pod_gone(pod)

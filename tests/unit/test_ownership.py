@@ -84,7 +84,7 @@ def test_values(wish: Any, live: Any, want: tuple[str, ...] | None) -> None:
     assert differs(wish, live) == want
 
 
-OURS = {
+OURS: dict[str, Any] = {
     "f:spec": {
         "f:replicas": {},
         "f:template": {
@@ -101,7 +101,7 @@ OURS = {
         },
     }
 }
-WISH = {
+WISH: dict[str, Any] = {
     "spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "vllm", "args": ["x"], "env": [{"name": "A", "value": "1"}]}]}}}
 }
 
@@ -197,6 +197,6 @@ def test_a_field_of_ours_that_is_not_wished_any_more(wish: Manifest, want: bool)
 
 
 def test_a_port_is_found_although_the_wish_leaves_out_its_protocol() -> None:
-    fields = {"f:ports": {'k:{"containerPort":8000,"protocol":"TCP"}': {".": {}, "f:containerPort": {}}}}
+    fields: dict[str, Any] = {"f:ports": {'k:{"containerPort":8000,"protocol":"TCP"}': {".": {}, "f:containerPort": {}}}}
     assert not owns_more(fields, {"ports": [{"containerPort": 8000}]})
     assert owns_more(fields, {"ports": [{"containerPort": 8001}]})

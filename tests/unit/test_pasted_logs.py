@@ -57,9 +57,27 @@ CACHE_OF_ANOTHER_USER = "error: failed to create directory `/.cache/uv`: Permiss
 """https://github.com/llama-farm/llamafarm/issues/268"""
 
 
+UNKNOWN_BEFORE_A_NEIGHBOUR = """\
+(RayWorkerWrapper pid=335, ip=10.1.0.67) ERROR 01-29 07:44:33 worker_base.py:467] RuntimeError: the fabric sulks
+(RayWorkerWrapper pid=336, ip=10.1.0.67) INFO 01-29 07:44:27 pynccl.py:69] vLLM is using nccl==2.21.5 [repeated 14x across cluster]
+(RayWorkerWrapper pid=994) ERROR 01-29 07:44:33 worker_base.py:467] Error executing method init_device. \
+This might cause deadlock in distributed execution.
+"""
+"""Ray delivers what other workers wrote earlier after the error (https://github.com/NVIDIA/nccl/issues/1591)."""
+
+RAY_GUESSES = """\
+(EngineCore pid=1879) (raylet) Worker exit detail: Some common causes include: \
+(1) the process was killed by the OOM killer due to high memory usage.
+(EngineCore pid=1879) ERROR 03-29 12:59:53 [core.py:1099] EngineCore failed to start.
+"""
+"""What it was is not said (https://github.com/vllm-project/vllm/pull/38529: a segmentation fault)."""
+
+
 @pytest.mark.parametrize(
     ("log", "signature"),
     [
+        (UNKNOWN_BEFORE_A_NEIGHBOUR, "Unknown"),
+        (RAY_GUESSES, "EngineCoreInitFailed"),
         (SYMMETRIC_MEMORY_IN_ONE_LINE, "TorchSymmMemMulticastFailed"),
         (HUB_IS_DOWN, "HfOfflineOrUnreachable"),
         (CACHE_OF_ANOTHER_USER, "CacheDirNotWritable"),
@@ -67,9 +85,11 @@ CACHE_OF_ANOTHER_USER = "error: failed to create directory `/.cache/uv`: Permiss
         (WRAPPED_MESSAGE, "GpuMemoryInUse"),
         (INDENTATION_LOST, "TorchSymmMemMulticastFailed"),
         (INDENTATION_LOST.replace("\n", " "), "TorchSymmMemMulticastFailed"),
-        (WORKER_GONE_WHILE_SERVING, "WorkerProcInitFailed"),
+        (WORKER_GONE_WHILE_SERVING, "EngineDead"),
     ],
     ids=[
+        "unknown before a neighbour goes on",
+        "what Ray guesses",
         "symmetric memory",
         "the hub is down",
         "a folder of another user",
@@ -99,6 +119,39 @@ FAULT_OF_A_REQUEST = """\
 
 def test_the_fault_of_a_request_is_no_crash() -> None:
     assert named(FAULT_OF_A_REQUEST) is None
+
+
+FAULT_OF_A_REQUEST_BEFORE_UVICORN = """\
+ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "/opt/lmformatenforcer/integrations/transformers.py", line 5, in <module>
+    from transformers.generation.logits_process import LogitsWarper
+ImportError: cannot import name 'LogitsWarper' from 'transformers.generation.logits_process' (/opt/transformers/logits_process.py)
+During handling of the above exception, another exception occurred:
+Traceback (most recent call last):
+  File "/opt/uvicorn/protocols/http/httptools_impl.py", line 409, in run_asgi
+    result = await app(
+ImportError: transformers is not installed.
+"""
+"""A request that cannot be served (https://github.com/vllm-project/vllm/issues/14401)."""
+
+
+def test_what_uvicorn_says_of_a_request_is_no_crash() -> None:
+    assert named(FAULT_OF_A_REQUEST_BEFORE_UVICORN) is None
+    assert named(FAULT_OF_A_REQUEST_BEFORE_UVICORN + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore\n") == "EngineDead"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CRITICAL 02-25 11:11:34 launcher.py:101] MQLLMEngine is already dead, terminating server process",
+        "ERROR 01-22 00:13:32 client.py:282] RuntimeError('Engine process (pid 77) died.')",
+        "ERROR 12-17 09:16:13 [async_llm.py:480] AsyncLLM output_handler failed.",
+    ],
+)
+def test_an_engine_that_died_while_it_served_is_dead(line: str) -> None:
+    serving = "INFO 02-25 11:11:31 metrics.py:455] Avg prompt throughput: 2082.8 tokens/s, Running: 3 reqs\n"
+    assert named(serving + line + "\n") == "EngineDead"
 
 
 def test_a_request_that_finds_the_engine_dead_tells_of_a_crash() -> None:

@@ -123,7 +123,7 @@ def test_the_page_of_a_refusal_names_what_there_is(files: Any, capsys: pytest.Ca
 @pytest.mark.parametrize("wrap", ["List", "NodeList", "documents", "json"])
 def test_nodes_come_in_every_form_that_kubectl_writes(files: Any, capsys: pytest.CaptureFixture[str], wrap: str) -> None:
     node = real_node("h200")
-    forms = {
+    forms: dict[str, list[Any]] = {
         "List": [{"apiVersion": "v1", "kind": "List", "items": [{"kind": "StorageClass", "metadata": {"name": "x"}}, node]}],
         "NodeList": [
             {"apiVersion": "v1", "kind": "NodeList", "items": [{k: v for k, v in node.items() if k not in ("kind", "apiVersion")}]}

@@ -19,7 +19,7 @@ Run = Callable[..., tuple[int, str]]
 
 def live(*, generation: int = 1, **changes: Any) -> dict[str, Any]:
     """An object as the cluster holds it, with a plan that was made for an H200; `changes` are to that plan."""
-    manifest = {
+    manifest: dict[str, Any] = {
         "apiVersion": "vllm-operator.dev/v1alpha1",
         "kind": "VLLMDeployment",
         "metadata": {"name": "demo", "namespace": "models", "generation": 1},

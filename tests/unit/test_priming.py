@@ -1,5 +1,7 @@
 """One Pod fills an empty cache before the others start: on a cluster in memory, with the real planner and reporter."""
 
+from typing import Any
+
 import pytest
 
 from support.fleet import Fleet
@@ -30,13 +32,13 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     assert fleet.annotations()[lease(fleet)].startswith("llama/")
     first = fleet.start()
     await fleet.settle()
-    assert bench.status().cache.state == "Priming"
+    assert bench.cache().state == "Priming"
     assert "The other 3 replicas start when its caches are filled" in bench.condition("Starting").message
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
     assert fleet.annotations() == {primed(fleet): fleet.time()}
-    assert bench.status().cache.state == "Warm"
+    assert bench.cache().state == "Warm"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +52,7 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
         pytest.param({"engine": OLD, "podTemplate": {"spec": {"volumes": [{"name": "cache", "emptyDir": {}}]}}}, 3, id="on no claim"),
     ],
 )
-async def test_when_one_goes_first(fleet: Fleet, spec: dict[str, object], want: int) -> None:
+async def test_when_one_goes_first(fleet: Fleet, spec: dict[str, Any], want: int) -> None:
     await fleet.serve(replicas=3, **spec)
     assert fleet.replicas() == want
 
@@ -131,7 +133,7 @@ async def test_a_cache_is_filled_when_asked_for_once(bench: Bench, fleet: Fleet)
     assert fleet.replicas("llama-primer") == 1
 
 
-async def serving(fleet: Fleet, **spec: object) -> str:
+async def serving(fleet: Fleet, **spec: Any) -> str:
     await fleet.serve(**spec)
     pod = fleet.start()
     fleet.ready(pod)
@@ -157,7 +159,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(bench: Bench
     fleet.gone(primer)
     fleet.ready(fleet.start())
     await fleet.settle()
-    assert bench.status().cache.state == "Warm"
+    assert bench.cache().state == "Warm"
 
 
 @pytest.mark.parametrize("wanted", [3, 1])

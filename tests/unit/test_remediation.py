@@ -15,9 +15,10 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgu
 from vllm_operator.catalog.remedies import load_remedies
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.planning.remediation import Case, Remediator, carried_out, remedied, settled
-from vllm_operator.planning.remedy_changes import Engine, exact_changes
-from vllm_operator.planning.remedy_command import patch_command, patch_operations
+from vllm_operator.planning.remediation.changes import Engine, exact_changes
+from vllm_operator.planning.remediation.command import patch_command, patch_operations
+from vllm_operator.planning.remediation.in_force import carried_out, remedied, settled
+from vllm_operator.planning.remediation.remediator import Case, Remediator
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 DECIDE = Remediator(load_versions(), load_remedies())
@@ -203,7 +204,7 @@ def test_remedies_lie_on_top_of_the_plan_and_leave_it_as_it_is() -> None:
 
 
 def test_a_hopeless_crash_frees_the_gpus_if_the_policy_says_so() -> None:
-    policy = {"remediation": {"onHopelessCrash": "ScaleToZero"}}
+    policy: dict[str, Any] = {"remediation": {"onHopelessCrash": "ScaleToZero"}}
     hopeless = case("MigUuidNotInteger", captures={}, restarts=4, during_start=False)
     stopped = decide(hopeless, **policy)
     assert stopped.state is RemediationState.STOPPED
@@ -281,8 +282,7 @@ def test_a_change_is_written_as_a_patch_of_lists(name: str) -> None:
 
 
 def test_what_is_in_force_already_is_no_change() -> None:
-    spec = {"engine": {"args": [{"name": "--max-model-len", "value": "5568"}]}}
-    engine = Engine.of(resource(**spec).spec, o.plan(), load_versions())
+    engine = Engine.of(resource(engine={"args": [{"name": "--max-model-len", "value": "5568"}]}).spec, o.plan(), load_versions())
     assert exact_changes(engine, SIGNATURES["MaxModelLenExceedsKvCache"], TOO_LONG) == ()
 
 

@@ -94,7 +94,8 @@ async def test_a_claim_that_can_only_be_read_is_told_before_a_pod_starts(bench: 
     spec: dict[str, Any] = {"accessModes": ["ReadOnlyMany"]}
     metadata = {"name": "golden", "namespace": "default"}
     bench.cluster.put({"apiVersion": "v1", "kind": CLAIM.kind, "metadata": metadata, "spec": spec, "status": {"phase": "Bound"}})
-    await fleet.serve(**{field: {"claimName": "golden"}})
+    named: dict[str, Any] = {field: {"claimName": "golden"}}
+    await fleet.serve(**named)
     warm = bench.condition("CacheWarm")
     assert (warm.status, warm.reason) == ("False", "ClaimReadOnly")
     assert f"spec.{field}.claimName" in warm.message

@@ -11,7 +11,7 @@ from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
 from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
-from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)
 CLAIM = "PersistentVolumeClaim"
@@ -125,6 +125,9 @@ def test_the_state_says_what_the_next_start_finds(observation: Observation, want
     assert cache.state is want
 
 
+MEASURED = "with 4 layers of DeepSeek-V3, vLLM 0.20.1 and one H200"
+
+
 def test_cold_and_warm_starts_are_measured_apart() -> None:
     cold = o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2), 459)})
     first = report(cold)
@@ -149,25 +152,55 @@ def test_what_a_stage_took_before_says_what_to_expect() -> None:
     stages = [StageDuration(stage="TorchCompile", cold_seconds=152, warm_seconds=4)]
     status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=CacheState.PRIMING, stages=stages))
     state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-5), cache=CacheEvidence(misses=1))
-    startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
+    seen = o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))
+    written = report(seen)
+    startup = written.status.startup
     assert startup is not None
     assert startup.message == "compiling with torch.compile since 14:09:55 UTC, usually about 2 min 30 s, so until about 14:12 UTC"
+    assert startup.eta_seconds == 140
+    later = report(o.after(seen, written, seconds=100)).status.startup
+    assert later == startup, "what is left is as of the time of writing, and nothing new is there to write"
+
+
+def test_a_stage_that_lasts_longer_than_it_should_has_no_time_left_to_tell() -> None:
+    stages = [StageDuration(stage="TorchCompile", cold_seconds=152)]
+    status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=CacheState.PRIMING, stages=stages))
+    state = StartupState(stage=Stage.TORCH_COMPILE, stage_since=o.at(-200), last_line_at=o.at(-1), cache=CacheEvidence(misses=1))
+    startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
+    assert startup is not None
+    assert startup.eta_seconds is None
+    assert (startup.message or "").endswith("usually about 2 min 30 s, so until about 14:09 UTC")
+
+
+def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of_the_stage() -> None:
+    silent = StartupState(
+        stage=Stage.KERNEL_WARMUP,
+        progress=Progress(45, 51, "JIT kernels", eta_seconds=2),
+        stage_since=o.at(-60),
+        last_line_at=o.at(-50),
+        observed_backends=(("MoE", "FLASHINFER_CUTLASS"),),
+    )
+    startup = report(o.observe(o.starting_pod(), states={X1: silent})).status.startup
+    assert startup is not None
+    assert (startup.completed, startup.total, startup.eta_seconds) == (45, 51, 230)
+    assert "this took about 4 min 50 s" in (startup.message or "")
 
 
 @pytest.mark.parametrize(
-    ("stage", "cache", "said"),
+    ("stage", "cache", "seconds", "said"),
     [
-        (Stage.TORCH_COMPILE, None, "; this took about 35 s with 4 layers of DeepSeek-V3, vLLM 0.20.1 and one H200"),
-        (Stage.TORCH_COMPILE, CacheState.WARM, ""),
-        (Stage.CONFIGURATION, CacheState.WARM, "; this took about 10 s with 4 layers of DeepSeek-V3, vLLM 0.20.1 and one H200"),
-        (Stage.SERVER_START, None, ""),
+        (Stage.TORCH_COMPILE, None, 30, f"; this took about 35 s {MEASURED}, here that would be until about 14:11 UTC"),
+        (Stage.TORCH_COMPILE, CacheState.WARM, None, ""),
+        (Stage.CONFIGURATION, CacheState.WARM, 5, f"; this took about 10 s {MEASURED}, here that would be until about 14:10 UTC"),
+        (Stage.SERVER_START, None, None, ""),
     ],
 )
 def test_a_stage_that_was_never_seen_with_this_key_is_told_from_what_was_measured(
-    stage: Stage, cache: CacheState | None, said: str
+    stage: Stage, cache: CacheState | None, seconds: int | None, said: str
 ) -> None:
     status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=cache)) if cache else None
     states = {X1: StartupState(stage=stage, stage_since=o.at(-5))}
     startup = report(o.observe(o.starting_pod(), states=states, resource=o.resource(status=status))).status.startup
     assert startup is not None
     assert (startup.message or "").endswith(f"since 14:09:55 UTC{said}")
+    assert startup.eta_seconds == seconds

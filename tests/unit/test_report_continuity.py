@@ -138,6 +138,7 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
+    assert again.status.plan is not None
     assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]
 
 

@@ -13,6 +13,7 @@ from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.reporting import wording
+from vllm_operator.reporting.estimates import Estimate
 from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.messages import compile_messages, load_messages
 from vllm_operator.reporting.pods import read_pod
@@ -26,13 +27,12 @@ FACTS: dict[str, Any] = {
     "since": o.NOW,
     "time": o.NOW,
     "until": o.NOW,
-    "measured": (35, "with a small model"),
+    "usual": Estimate(35, "with a small model", o.NOW),
 }
 NUMBERS = (
     "completed",
     "total",
     "eta",
-    "usual",
     "limit_seconds",
     "others",
     "attempts",
@@ -126,7 +126,7 @@ def test_estimates_are_rounded(seconds: int, want: int) -> None:
 
 def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     crash = CrashStatus(signature="SomeCrash", cause="x", pod="vllm-a-x1", exit_code=1)
-    facts = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
+    facts: dict[str, Any] = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
     said = load_messages().fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
     assert said.endswith("What to do: Do this. (SomeCrash, see https://example.org/1)")

@@ -20,7 +20,7 @@ START_ERROR = {
     }
 }
 UNREADY = [o.condition("PodScheduled", "True"), o.condition("ContainersReady", "False"), o.condition("Ready", "False", -20)]
-SERVED = {"started": True, "ready": False}
+SERVED: dict[str, Any] = {"started": True, "ready": False}
 
 PODS: dict[str, tuple[dict[str, Any], Phase, str]] = {
     "no node has a free GPU": (o.unschedulable_pod(), Phase.UNSCHEDULABLE, "Unschedulable"),

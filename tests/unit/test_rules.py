@@ -1,14 +1,16 @@
 """Reading rules and conditions: what is understood, what is refused, and in which order rules apply."""
 
+from typing import Any
+
 import pytest
 
 from vllm_operator.catalog.invocations import canonical, load_invocations
 from vllm_operator.catalog.kernels import Kernels, load_kernels
-from vllm_operator.catalog.rules import Component, Kind, RuleError, build_rules, find_conflicts, load_rules, parse_rule
+from vllm_operator.catalog.rules import Component, Kind, Rule, RuleError, build_rules, find_conflicts, load_rules, parse_rule
 from vllm_operator.catalog.situations import Situation, parse_condition, parse_range
 
 
-def rule(**given):
+def rule(**given: Any) -> Rule:
     base = {"id": "a", "component": "MoE", "kind": "engine", "backend": "TRITON", "because": "It is so.", "source": "a test"}
     return parse_rule({**base, **given})
 
@@ -23,21 +25,21 @@ def rule(**given):
         ("0.16.0", (0, 16, 0), (0, 16, 1)),
     ],
 )
-def test_ranges_of_versions(text, inside, outside):
+def test_ranges_of_versions(text: str, inside: Any, outside: Any) -> None:
     span = parse_range(text, releases=True)
     assert span.contains(inside)
     assert not span.contains(outside)
 
 
 @pytest.mark.parametrize(("text", "inside", "outside"), [(">=2", 2, 1), ("<8", 7, 8), ("0", 0, 1), (">=2,<=4", 4, 5), (">75", 75.5, 75)])
-def test_ranges_of_numbers(text, inside, outside):
+def test_ranges_of_numbers(text: str, inside: Any, outside: Any) -> None:
     span = parse_range(text)
     assert span.contains(inside)
     assert not span.contains(outside)
 
 
 @pytest.mark.parametrize("text", ["", "about 2", "=>2", ">=a"])
-def test_a_range_that_cannot_be_read_says_how_to_write_one(text):
+def test_a_range_that_cannot_be_read_says_how_to_write_one(text: str) -> None:
     with pytest.raises(ValueError, match="write for example"):
         parse_range(text)
 
@@ -59,11 +61,11 @@ def test_a_range_that_cannot_be_read_says_how_to_write_one(text):
         ({"chosen": {"MoE": ["TRITON"]}}, {}, False),
     ],
 )
-def test_what_is_unknown_satisfies_no_condition(condition, facts, want):
+def test_what_is_unknown_satisfies_no_condition(condition: dict[str, Any], facts: dict[str, Any], want: bool) -> None:
     assert parse_condition(condition).holds(Situation(release=(0, 20, 1), **facts), {}, {}) is want
 
 
-def test_doubt_speaks_for_a_kernel_and_knowledge_against_it():
+def test_doubt_speaks_for_a_kernel_and_knowledge_against_it() -> None:
     condition = parse_condition({"versions": ">=0.17", "architectures": "sm_90", "quantizations": "FP8", "experts": ">=1"})
     assert condition.possible(Situation(release=(0, 20, 1)), {})
     assert not condition.possible(Situation(release=(0, 16, 0)), {})
@@ -83,7 +85,7 @@ def test_doubt_speaks_for_a_kernel_and_knowledge_against_it():
         ({"chosen": {"MoE": "A"}}, {"chosen": {"MoE": "B"}}, True),
     ],
 )
-def test_conditions_that_exclude_each_other_are_told_apart(one, two, want):
+def test_conditions_that_exclude_each_other_are_told_apart(one: dict[str, Any], two: dict[str, Any], want: bool) -> None:
     first, second = parse_condition(one), parse_condition(two)
     assert first.disjoint(second) is want
     assert second.disjoint(first) is want
@@ -104,18 +106,18 @@ def test_conditions_that_exclude_each_other_are_told_apart(one, two, want):
         ({"environment": {"A": "x" * 3000}}, "environment is longer than 2000 characters"),
     ],
 )
-def test_a_malformed_rule_is_refused_by_name(given, message):
+def test_a_malformed_rule_is_refused_by_name(given: dict[str, Any], message: str) -> None:
     with pytest.raises(RuleError, match=None) as caught:
         rule(**given)
     assert message in str(caught.value)
 
 
-def test_a_rule_without_a_reason_is_refused():
+def test_a_rule_without_a_reason_is_refused() -> None:
     with pytest.raises(RuleError, match="rule b: because is missing"):
         parse_rule({"id": "b", "component": "MoE", "kind": "engine", "backend": "X", "source": "s"})
 
 
-def test_rules_that_contradict_each_other_are_found_when_loaded():
+def test_rules_that_contradict_each_other_are_found_when_loaded() -> None:
     rules = [rule(id="one"), rule(id="two", backend="MARLIN")]
     with pytest.raises(RuleError, match="one and two may both apply and choose TRITON and MARLIN"):
         build_rules(rules, (), Kernels(()))
@@ -123,17 +125,17 @@ def test_rules_that_contradict_each_other_are_found_when_loaded():
     assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", kind="quirk")]) == []
 
 
-def test_two_rules_of_one_name_are_refused():
+def test_two_rules_of_one_name_are_refused() -> None:
     with pytest.raises(RuleError, match="two rules are called a"):
         build_rules([rule(), rule()], (), Kernels(()))
 
 
-def test_quirks_come_before_choices_and_choices_before_what_the_engine_does():
+def test_quirks_come_before_choices_and_choices_before_what_the_engine_does() -> None:
     kinds = [one.kind for one in load_rules().rules]
     assert kinds == sorted(kinds, key=list(Kind).index)
 
 
-def test_what_ships_is_explained_in_sentences_with_a_source():
+def test_what_ships_is_explained_in_sentences_with_a_source() -> None:
     rules = load_rules().rules
     assert len(rules) > 150
     for one in rules:
@@ -142,14 +144,14 @@ def test_what_ships_is_explained_in_sentences_with_a_source():
         assert all(text is None or text.endswith((".", '.")', '"')) for text in (one.refuse, one.warn)), one.id
 
 
-def test_the_user_may_spell_a_backend_as_vllm_does():
+def test_the_user_may_spell_a_backend_as_vllm_does() -> None:
     ways = tuple(way for way in load_invocations() if way.component == Component.MOE)
     assert canonical("deep_gemm", ways) == "DEEPGEMM"
     assert canonical("flashinfer-cutlass", ways) == "FLASHINFER_CUTLASS"
     assert canonical("cutlass", ways) == "VLLM_CUTLASS"
 
 
-def test_what_works_is_known_for_each_component_with_kernels():
+def test_what_works_is_known_for_each_component_with_kernels() -> None:
     kernels = load_kernels()
     situation = Situation(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
     assert kernels.working("MoE", situation, {}) == (

@@ -24,7 +24,7 @@ FIELDS = {
     Component.SAMPLER: "sampler",
 }
 
-VARIABLES = {
+VARIABLES: dict[str, dict[str, str]] = {
     "mig-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
     "gpu-uuid-visible-devices": {"CUDA_VISIBLE_DEVICES": "GPU-7f57f032-34ab-a064-c37c-7a4f75601cc5"},
     "visible-devices-uuid-pinned": {"CUDA_VISIBLE_DEVICES": "MIG-377e0049-554c-540b-93c6-d0976f8426cb"},
@@ -44,7 +44,7 @@ VARIABLES = {
     "moe-flashinfer-fp4-variable-older-gpus": {"VLLM_USE_FLASHINFER_MOE_FP4": "1"},
     "nvllm-cute-split-value": {"CUTE_WO_SPLIT": "3"},
 }
-FLAGS = {
+FLAGS: dict[str, str | None] = {
     "--kv-cache-dtype": "fp8",
     "--block-size": "16",
     "--speculative-config": '{"method": "mtp", "num_speculative_tokens": 3}',
@@ -57,7 +57,7 @@ FLAGS = {
     "--attention-config.indexer_kv_dtype": "mxfp4",
     "--attention-config.use_fp4_indexer_cache": "true",
 }
-OTHER_FLAGS = {
+OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "kv-cache-fp8-e5m2-fp8-weights": {"--kv-cache-dtype": "fp8_e5m2"},
     "kv-cache-nvfp4-mla": {"--kv-cache-dtype": "nvfp4"},
     "kv-cache-nvfp4-other-gpus": {"--kv-cache-dtype": "nvfp4"},
@@ -92,7 +92,7 @@ MORE_MODELS = {
     "Qwen3.5 MoE": ("hf://Qwen/Qwen3.5-122B-A10B-FP8", None),
     "large for nvLLM": ("hf://Qwen/Qwen3.5-100B-BF16", None),
 }
-MORE_SHAPES = {
+MORE_SHAPES: dict[str, dict[str, Any]] = {
     "TP3": {"tensor": 3},
     "TP3 with experts apart": {"tensor": 3, "expert": "Enabled"},
     "DP2 with experts apart": {"data": 2, "expert": "Enabled"},
@@ -147,10 +147,10 @@ def plain(kind: str) -> Situation:
 
 
 @pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.id)
-def test_the_rule_has_a_part_in_some_case(rule):
+def test_the_rule_has_a_part_in_some_case(rule: Rule) -> None:
     assert witness(rule), f"no case reaches {rule.id}: remove the rule, or add a case"
 
 
-def test_the_tables_above_name_only_rules_that_exist():
+def test_the_tables_above_name_only_rules_that_exist() -> None:
     known = {rule.id for rule in RULES.rules}
     assert not {*VARIABLES, *OTHER_FLAGS, *FORCED} - known

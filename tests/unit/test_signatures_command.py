@@ -6,7 +6,7 @@ import pytest
 
 from vllm_operator.__main__ import kubectl_plugin, main
 from vllm_operator.catalog.signatures import load_signatures
-from vllm_operator.cli.signatures import examples
+from vllm_operator.cli.signatures import Example, examples
 
 
 def test_all_are_listed_one_per_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,7 +36,7 @@ def test_programs_get_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("example", examples(load_signatures()), ids=lambda example: example.signature.id)
-def test_no_text_shows_its_template(example: object) -> None:
+def test_no_text_shows_its_template(example: Example) -> None:
     assert "{{" not in example.cause + example.remedy
     assert "{%" not in example.cause + example.remedy
 

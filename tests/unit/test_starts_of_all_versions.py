@@ -5,7 +5,7 @@ together as those versions do: who writes which line, with which prefix, and whe
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -13,6 +13,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from vllm_operator.catalog.stages import Bar
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.startup.parser import StartupParser
@@ -123,7 +124,7 @@ def cut(log: str) -> str:
     return "\n".join(pieces) + "\n"
 
 
-FORMS = {
+FORMS: dict[str, Callable[[str, Shape], str | bytes]] = {
     "text": as_text,
     "coloured prefixes": lambda version, shape: as_text(version, shape, colour=True),
     "JSON": as_json,
@@ -164,7 +165,7 @@ def test_the_times_of_its_stages_are_those_of_its_lines(version: str) -> None:
 
 
 @pytest.mark.parametrize("bar", [pytest.param(bar, id=bar.prefix) for bar in KNOWLEDGE.stages.bars])
-def test_each_bar_counts_its_stage(bar: object) -> None:
+def test_each_bar_counts_its_stage(bar: Bar) -> None:
     for sample in bar.samples:
         parser = StartupParser(KNOWLEDGE)
         parser.feed(sample + "\n")

@@ -1,6 +1,7 @@
 """A log tells the same however it was obtained."""
 
 import json
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
@@ -40,7 +41,7 @@ def cri_in_parts(log: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-FORMS = {
+FORMS: dict[str, Callable[[str], str | bytes]] = {
     "as it is": lambda log: log,
     "from Windows": lambda log: log.replace("\n", "\r\n"),
     "kubectl logs --timestamps": lambda log: each_line(log, "2026-11-21T09:21:01.71406252Z LINE"),

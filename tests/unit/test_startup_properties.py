@@ -109,33 +109,29 @@ def test_time_grows_no_faster_than_the_log(name: str) -> None:
     assert once < 5
 
 
+def kept_of(chunks: list[bytes]) -> int:
+    """Bytes that a parser still holds after a log."""
+    tracemalloc.start()
+    parser = StartupParser(KNOWLEDGE)
+    before = tracemalloc.get_traced_memory()[0]
+    for chunk in chunks:
+        parser.feed(chunk)
+    kept = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    return kept
+
+
 @pytest.mark.parametrize("name", HOSTILE)
 def test_memory_is_bounded(name: str) -> None:
     chunks = [(HOSTILE[name] * 3).encode()[start : start + 16384] for start in range(0, len(HOSTILE[name].encode()) * 3, 16384)]
     read(chunks[:1])  # what is prepared once
-    tracemalloc.start()
-    parser = StartupParser(KNOWLEDGE)
-    before = tracemalloc.get_traced_memory()[0]
-    for chunk in chunks:
-        parser.feed(chunk)
-    kept = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-
-    assert kept <= MEMORY_LIMIT
+    assert kept_of(chunks) <= MEMORY_LIMIT
 
 
 def test_memory_is_bounded_on_every_kind_of_line() -> None:
     chunks = [(line + "\n").encode() * 2 for line in LINES] * 2
-    read(chunks[: len(LINES)])
-    tracemalloc.start()
-    parser = StartupParser(KNOWLEDGE)
-    before = tracemalloc.get_traced_memory()[0]
-    for chunk in chunks:
-        parser.feed(chunk)
-    kept = tracemalloc.get_traced_memory()[0] - before
-    tracemalloc.stop()
-
-    assert kept <= MEMORY_LIMIT
+    read(chunks[: len(LINES)])  # what is prepared once
+    assert kept_of(chunks) <= MEMORY_LIMIT
 
 
 SECRETS = [

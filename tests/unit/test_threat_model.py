@@ -13,7 +13,7 @@ from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Kind, Manifest
+from vllm_operator.cluster.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Invalid, Kind, Manifest
 from vllm_operator.planning.pod_template import check_pod_template
 from vllm_operator.rendering.cleaning import render_cleaning
 
@@ -102,10 +102,11 @@ async def test_what_is_not_ours_is_left_as_it_is(bench: Bench, what: str) -> Non
 
 @pytest.mark.parametrize("field", ["cache", "weights"])
 async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_finds_it_under_its_name(bench: Bench, field: str) -> None:
+    policy: dict[str, Any] = {field: {"onDelete": "Delete"}}
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
     metadata = {"name": f"llama-{field}", "namespace": "default"}
     bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": spec})
-    bench.cluster.put(llama(**{field: {"onDelete": "Delete"}}))
+    bench.cluster.put(llama(**policy))
     await bench.settle()
     [claim] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == metadata["name"]]
     assert (claim["spec"], claim["metadata"].get("labels"), claim["metadata"].get("ownerReferences")) == (spec, None, None)
@@ -143,7 +144,7 @@ async def test_a_device_claim_goes_when_the_device_plugin_takes_over() -> None:
 
 
 async def test_no_secret_is_read_without_a_hub(bench: Bench) -> None:
-    bench.cluster.fail("get", SECRET, AssertionError("a Secret was read"), times=100)  # it must not come
+    bench.cluster.fail("get", SECRET, Invalid("a Secret was read"), times=100)  # it must not come
     bench.cluster.put(llama(model={"uri": "hf://org/gated", "tokenSecretRef": {"name": "hub"}}))
     assert (await bench.settle()).name == "success"
 

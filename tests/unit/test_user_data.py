@@ -5,12 +5,11 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
 from support.operators import Bench, llama
+from support.own_knowledge import ATTENTION_RULE, config_map
 from support.plans import known
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
@@ -18,20 +17,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.user_data import KnownCatalog, UserData, place_of
 
-FLASHINFER = {
-    "id": "our-attention",
-    "component": "Attention",
-    "kind": "choice",
-    "when": {"versions": ">=0.17", "attention": "GQA"},
-    "backend": "FLASHINFER",
-    "because": "We have measured it.",
-    "source": "our benchmark",
-}
-
-
-def config_map(*rules: Any, **texts: str) -> dict[str, Any]:
-    data = {"rules.yaml": yaml.safe_dump(list(rules)), **texts}
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "rules", "namespace": "operators"}, "data": data}
+PLACE = ("rules", "operators")
 
 
 class Operator(Bench):
@@ -83,7 +69,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operato
     operator.cluster.put(llama())
     await operator.settle()
     before = operator.deployment()
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     assert await operator.source.load()
     await operator.settle()
     assert operator.deployment() == before
@@ -100,7 +86,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operato
 
 
 async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
-    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}, other="a: b: c"))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE, {"id": "half"}, other="a: b: c"))
     with caplog.at_level(logging.WARNING):
         assert await operator.source.load()
     assert "rule half: component is missing" in caplog.text
@@ -116,7 +102,7 @@ async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Opera
 
 
 async def test_the_same_rules_are_read_once(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER, {"id": "half"}))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE, {"id": "half"}))
     assert await operator.source.load()
     before = list(operator.cluster.writes)
     assert not await operator.source.load()
@@ -124,7 +110,7 @@ async def test_the_same_rules_are_read_once(operator: Operator) -> None:
 
 
 async def test_rules_that_are_taken_away_are_gone(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     await operator.source.load()
     await operator.cluster.delete(CONFIG_MAP, "rules", "operators")
     assert await operator.source.load()
@@ -132,7 +118,7 @@ async def test_rules_that_are_taken_away_are_gone(operator: Operator) -> None:
 
 
 async def test_an_api_server_that_does_not_answer_leaves_the_rules_as_they_are(operator: Operator) -> None:
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     await operator.source.load()
     version = operator.catalog.current.version
     operator.cluster.fail("get", CONFIG_MAP, Unavailable("away"))
@@ -163,7 +149,7 @@ async def noticed(operator: Operator) -> None:
 
 async def test_each_change_is_noticed_while_running_and_nothing_is_asked_in_between(operator: Operator) -> None:
     async with running(operator):
-        operator.cluster.put(config_map(FLASHINFER))
+        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
         await noticed(operator)
         assert operator.catalog.current.version != known().version
         await others_go_on()
@@ -177,7 +163,7 @@ async def test_each_change_is_noticed_while_running_and_nothing_is_asked_in_betw
 
 async def test_what_happened_while_no_watch_was_open_is_noticed_by_the_next(operator: Operator) -> None:
     operator.cluster.fail("watch", CONFIG_MAP, Unavailable("away"), times=3)
-    operator.cluster.put(config_map(FLASHINFER))
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
     await operator.source.load()
     operator.cluster.remove(CONFIG_MAP, "operators", "rules")
     async with running(operator):
@@ -189,7 +175,7 @@ async def test_what_happened_while_no_watch_was_open_is_noticed_by_the_next(oper
 async def test_a_change_that_could_not_be_read_is_read_again(operator: Operator) -> None:
     async with running(operator):
         operator.cluster.fail("get", CONFIG_MAP, Unavailable("away"), times=2)
-        operator.cluster.put(config_map(FLASHINFER))
+        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
         await noticed(operator)
     assert operator.catalog.current.version != known().version
 
@@ -198,7 +184,7 @@ async def test_rules_that_may_not_be_watched_are_looked_at_now_and_then(operator
     operator.cluster.fail("watch", CONFIG_MAP, Forbidden("no", verb="watch", resource="configmaps"), times=1000)
     with caplog.at_level(logging.WARNING):
         async with running(operator):
-            operator.cluster.put(config_map(FLASHINFER))
+            operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
             await noticed(operator)
     assert caplog.text.count("may not watch the ConfigMap operators/rules") == 1
 

@@ -1,47 +1,41 @@
 """Rules from the owner of the cluster: they win over ours, and a broken one harms nobody."""
 
+from typing import Any
+
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from support.backends import describe, knowledge
+from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
+from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
 from vllm_operator.catalog.loader import with_user_rules
+from vllm_operator.catalog.rules import Rules
 from vllm_operator.catalog.user_rules import add_user_rules
-from vllm_operator.planning.backends import choose_backends
+from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
 OURS = knowledge()[2]
-TRITON = {
-    "id": "our-own-choice",
-    "component": "MoE",
-    "kind": "choice",
-    "when": {"versions": ">=0.20", "architectures": "sm_100", "quantizations": "FP8Block", "mixtureOfExperts": True},
-    "backend": "TRITON",
-    "because": "We have tuned it.",
-    "source": "our benchmark",
-}
 
 
-def moe(rules):
+def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
     resolved, situation, _ = describe("hf://deepseek-ai/DeepSeek-R1", "0.20.1", "sm_100")
     decision = choose_backends(resolved, situation, rules)
-    choice = next(choice for choice in decision.choices if choice.component == "MoE")
-    return choice.backend, choice.chosen_by.value, {argument.name: argument.value for argument in decision.args}
+    return (*chosen(decision)["MoE"], emitted(decision))
 
 
-def test_a_rule_of_the_user_beats_what_the_engine_does():
-    read = add_user_rules(OURS, [TRITON])
-    assert (read.added, read.problems) == (("our-own-choice",), ())
+def test_a_rule_of_the_user_beats_what_the_engine_does() -> None:
+    read = add_user_rules(OURS, [EXPERTS_RULE])
+    assert (read.added, read.problems) == (("our-experts-on-b200",), ())
     assert moe(OURS)[:2] == ("FLASHINFER_TRTLLM", "Engine")
     assert moe(read.rules) == ("TRITON", "Rule", {"--moe-backend": "triton"})
 
 
-def test_broken_rules_are_named_and_left_out_and_the_rest_is_used():
-    broken = [{"id": "x"}, "nonsense", {**TRITON, "id": "y", "when": {"moon": "full"}}, {**TRITON, "id": "moe-int4-engine"}]
-    read = add_user_rules(OURS, [*broken, TRITON])
+def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
+    broken = [{"id": "x"}, "nonsense", {**EXPERTS_RULE, "id": "y", "when": {"moon": "full"}}, {**EXPERTS_RULE, "id": "moe-int4-engine"}]
+    read = add_user_rules(OURS, [*broken, EXPERTS_RULE])
     problems = read.problems
     assert moe(read.rules)[0] == "TRITON"
     assert len(problems) == 4
@@ -50,8 +44,8 @@ def test_broken_rules_are_named_and_left_out_and_the_rest_is_used():
     assert "another rule of this name" in problems[3]
 
 
-def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first():
-    read = add_user_rules(OURS, [TRITON, {**TRITON, "id": "other", "backend": "DEEPGEMM"}])
+def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> None:
+    read = add_user_rules(OURS, [EXPERTS_RULE, {**EXPERTS_RULE, "id": "other", "backend": "DEEPGEMM"}])
     assert moe(read.rules)[0] == "TRITON"
     assert "may both apply" in read.problems[0]
 
@@ -78,25 +72,25 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first():
         ({"speed": "high"}, "unknown key speed"),
     ],
 )
-def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(change, said):
-    read = add_user_rules(OURS, [{**TRITON, **change}], known().versions)
+def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
     assert read.added == ()
     assert said in read.problems[0]
     assert read.problems[0].endswith("The rule is ignored.")
 
 
-def test_texts_that_are_no_rules_leave_the_others():
-    texts = {"a.yaml": yaml.safe_dump([TRITON]), "b.yaml": "a: b: c", "c.yaml": "just words", "d.yaml": ""}
+def test_texts_that_are_no_rules_leave_the_others() -> None:
+    texts = {"a.yaml": yaml.safe_dump([EXPERTS_RULE]), "b.yaml": "a: b: c", "c.yaml": "just words", "d.yaml": ""}
     catalog, read = with_user_rules(known(), texts)
-    assert read.added == ("our-own-choice",)
+    assert read.added == ("our-experts-on-b200",)
     assert [problem.partition(":")[0] for problem in read.problems] == ["b.yaml", "c.yaml"]
     assert moe(catalog.rules)[0] == "TRITON"
 
 
-def test_the_version_of_the_catalog_tells_the_rules_apart():
-    one, _ = with_user_rules(known(), {"a": yaml.safe_dump([TRITON])})
-    again, _ = with_user_rules(known(), {"a": yaml.safe_dump([TRITON])})
-    other, _ = with_user_rules(known(), {"a": yaml.safe_dump([{**TRITON, "backend": "DEEPGEMM"}])})
+def test_the_version_of_the_catalog_tells_the_rules_apart() -> None:
+    one, _ = with_user_rules(known(), {"a": yaml.safe_dump([EXPERTS_RULE])})
+    again, _ = with_user_rules(known(), {"a": yaml.safe_dump([EXPERTS_RULE])})
+    other, _ = with_user_rules(known(), {"a": yaml.safe_dump([{**EXPERTS_RULE, "backend": "DEEPGEMM"}])})
     none, _ = with_user_rules(known(), {"a": "[]"})
     assert one.version == again.version
     assert len({one.version, other.version, none.version}) == 3
@@ -104,39 +98,40 @@ def test_the_version_of_the_catalog_tells_the_rules_apart():
     assert len(one.version) <= 64
 
 
-def test_more_rules_than_can_be_asked_are_not_read():
-    many = [{**TRITON, "id": f"rule-{number}", "priority": number % 100} for number in range(300)]
+def test_more_rules_than_can_be_asked_are_not_read() -> None:
+    many = [{**EXPERTS_RULE, "id": f"rule-{number}", "priority": number % 100} for number in range(300)]
     _, read = with_user_rules(known(), {"a": yaml.safe_dump(many)})
     assert "only the first 256 are read" in read.problems[0]
 
 
-def test_a_quirk_of_ours_beats_a_choice_of_the_user():
-    wish = {**TRITON, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
+def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
+    wish = {**EXPERTS_RULE, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
     read = add_user_rules(OURS, [wish], known().versions)
     quirk = next(rule for rule in read.rules.rules if rule.id == "all-to-all-fp8-0.11")
-    ours = next(rule for rule in read.rules.rules if rule.id == "our-own-choice")
+    ours = next(rule for rule in read.rules.rules if rule.id == "our-experts-on-b200")
     assert read.rules.rules.index(quirk) < read.rules.rules.index(ours)
 
 
+FIELDS = [*EXPERTS_RULE, "environment", "arguments", "refuse", "warn", "priority"]
 WORDS = ["sm_90", "sm90", "MoE", "quirk", "all", ">=0.20", "TRITON", "", "x" * 2000, "(", "--flag", "\x00"]
 scalars = st.none() | st.booleans() | st.integers() | st.sampled_from(WORDS)
 values = st.recursive(scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars, inner, max_size=3), max_leaves=6)
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(change=st.dictionaries(st.sampled_from([*TRITON, "environment", "arguments", "refuse", "warn", "priority"]), values, max_size=4))
-def test_whatever_is_written_there_planning_works(change):
-    read = add_user_rules(OURS, [{**TRITON, **change}], known().versions)
+@given(change=st.dictionaries(st.sampled_from(FIELDS), values, max_size=4))
+def test_whatever_is_written_there_planning_works(change: dict[str, Any]) -> None:
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, **change}], known().versions)
     assert len(read.added) + len(read.problems) == 1
     if read.added:
         moe(read.rules)
 
 
-def test_a_plan_follows_the_rule_and_names_it():
-    catalog, _ = with_user_rules(known(), {"a": yaml.safe_dump([TRITON])})
+def test_a_plan_follows_the_rule_and_names_it() -> None:
+    catalog, _ = with_user_rules(known(), {"a": yaml.safe_dump([EXPERTS_RULE])})
     outcome = plan(deployment("hf://deepseek-ai/DeepSeek-R1", parallelism={"tensor": 8}), inventory_of(real_node("b200")), catalog)
     assert outcome.plan is not None
     choice = next(choice for choice in outcome.plan.backends if choice.component == "MoE")
-    assert (choice.backend, choice.source) == ("TRITON", "our-own-choice: our benchmark")
-    assert choice.reason == "We have tuned it. vLLM by itself would take FLASHINFER_TRTLLM."
+    assert (choice.backend, choice.source) == ("TRITON", "our-experts-on-b200: our benchmark of November")
+    assert choice.reason == "We have tuned it for our shapes. vLLM by itself would take FLASHINFER_TRTLLM."
     assert outcome.plan.catalog_version == catalog.version

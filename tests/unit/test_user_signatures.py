@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.operators import Bench
+from support.own_knowledge import LICENCE_SIGNATURE, config_map
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.catalog.user_signatures import UserSignatures, with_user_signatures
@@ -25,16 +26,7 @@ from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
 
 SHIPPED = load_startup()
-LICENCE = {
-    "id": "LicenceServerAway",
-    "severity": "fatal",
-    "priority": 90,
-    "patterns": [{"anchor": "licence server", "regex": r"licence server (?P<host>[\w.-]+) did not answer"}],
-    "cause": "The licence server {{ host or 'of the plugin' }} did not answer.",
-    "remedy": "Start it, or set OUR_LICENCE_HOST.",
-    "environment": [{"name": "OUR_LICENCE_HOST", "value": "<host>"}],
-    "references": ["https://wiki.example.com/licences"],
-}
+LICENCE = {**LICENCE_SIGNATURE, "environment": [{"name": "OUR_LICENCE_HOST", "value": "<host>"}]}
 LINE = "RuntimeError: licence server lic-7.example.com did not answer\n"
 FAILED = "(EngineCore pid=7) ERROR 11-21 12:00:09 [core.py:1] EngineCore failed to start.\n"
 
@@ -48,7 +40,7 @@ def crash(knowledge: StartupKnowledge, text: str) -> str | None:
     parser.feed(FAILED + text)
     parser.end()
     found = parser.final_state.crash
-    return found and found.signature
+    return found.signature if found else None
 
 
 def test_a_signature_of_the_user_names_a_crash_that_was_unknown() -> None:
@@ -143,8 +135,7 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     )
     rooms = load_rooms(None, crashes)
     assert await data.load() is False
-    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "crashes", "namespace": "operators"}}
-    bench.cluster.put(config | {"data": {"a.yaml": yaml.safe_dump([LICENCE, {"id": "Half"}])}})
+    bench.cluster.put(config_map("crashes", "operators", LICENCE, {"id": "Half"}))
     reading = asyncio.create_task(data.run())
     async with asyncio.timeout(5):
         await changed.wait()

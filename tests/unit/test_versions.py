@@ -5,8 +5,8 @@ import pytest
 
 from vllm_operator.api.spec import Distribution, EngineSpec
 from vllm_operator.catalog.versions import build_versions, load_versions, normalize_flag, parse_table
+from vllm_operator.planning.engine.version import resolve_version
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.version import resolve_version
 
 VERSIONS = load_versions()
 TABLES = {table.version: table for table in VERSIONS.tables}
@@ -34,7 +34,7 @@ SAMPLED = [
 ]
 
 
-def test_every_sampled_version_has_a_table_with_plausible_content():
+def test_every_sampled_version_has_a_table_with_plausible_content() -> None:
     assert set(SAMPLED) <= set(TABLES)
     for table in VERSIONS.tables:
         assert len(table.variables) > 150, table.version
@@ -58,7 +58,7 @@ def test_every_sampled_version_has_a_table_with_plausible_content():
         ("VLLM_ENABLE_STARTUP_PLAN", "0.26.0", "0.33.0"),
     ],
 )
-def test_variables_live_as_long_as_in_the_wheels(name, first, last):
+def test_variables_live_as_long_as_in_the_wheels(name: str, first: str, last: str) -> None:
     having = [table.version for table in VERSIONS.tables if table.knows_variable(name)]
     assert (having[0], having[-1]) == (first, last)
 
@@ -76,13 +76,13 @@ def test_variables_live_as_long_as_in_the_wheels(name, first, last):
         ("--no-enable-prefix-caching", "0.11.0"),
     ],
 )
-def test_flags_exist_from_their_first_version_on(flag, first):
+def test_flags_exist_from_their_first_version_on(flag: str, first: str) -> None:
     having = [table.version for table in VERSIONS.tables if table.knows_flag(flag)]
     assert having[0] == first
     assert having[-1] == VERSIONS.newest.version
 
 
-def test_a_removed_field_of_a_json_flag_is_not_known():
+def test_a_removed_field_of_a_json_flag_is_not_known() -> None:
     assert TABLES["0.20.1"].knows_flag("--attention-config.use_cudnn_prefill")
     assert not TABLES["0.22.0"].knows_flag("--attention-config.use_cudnn_prefill")
 
@@ -96,7 +96,7 @@ def test_a_removed_field_of_a_json_flag_is_not_known():
         ("-tp", "-tp"),
     ],
 )
-def test_spellings_of_a_flag_are_one(written, want):
+def test_spellings_of_a_flag_are_one(written: str, want: str) -> None:
     assert normalize_flag(written) == want
 
 
@@ -112,7 +112,7 @@ def test_spellings_of_a_flag_are_one(written, want):
         ("0.10.2", None, "older than 0.11.0"),
     ],
 )
-def test_versions_in_between_use_the_lower_table_and_say_so(version, table, note):
+def test_versions_in_between_use_the_lower_table_and_say_so(version: str, table: str | None, note: str | None) -> None:
     resolution = VERSIONS.resolve(version)
     assert (resolution.table.version if resolution.table else None) == table
     assert resolution.note is None if note is None else note in (resolution.note or "")
@@ -129,7 +129,7 @@ def test_versions_in_between_use_the_lower_table_and_say_so(version, table, note
         ("registry.example/vllm:0.33.0rc1", "0.33.0rc1"),
     ],
 )
-def test_the_version_is_read_from_the_tag(image, want):
+def test_the_version_is_read_from_the_tag(image: str, want: str) -> None:
     resolved = resolve_version(EngineSpec(image=image), VERSIONS)
     assert not isinstance(resolved, Verdict)
     assert (resolved.version, resolved.image) == (want, image)
@@ -149,7 +149,7 @@ def test_the_version_is_read_from_the_tag(image, want):
         "ghcr.io/navi-ai-lab/nvllm:v0.3.0",
     ],
 )
-def test_a_tag_that_does_not_tell_needs_the_version_in_the_spec(image):
+def test_a_tag_that_does_not_tell_needs_the_version_in_the_spec(image: str) -> None:
     refused = resolve_version(EngineSpec(image=image), VERSIONS)
     assert isinstance(refused, Verdict)
     assert refused.reason == "VersionUnknown"
@@ -159,21 +159,21 @@ def test_a_tag_that_does_not_tell_needs_the_version_in_the_spec(image):
     assert (given.version, given.notes) == ("0.20.1", ())
 
 
-def test_the_version_in_the_spec_beats_the_tag_and_the_plan_says_so():
+def test_the_version_in_the_spec_beats_the_tag_and_the_plan_says_so() -> None:
     resolved = resolve_version(EngineSpec(image="vllm/vllm-openai:v0.24.0", version="0.20.1"), VERSIONS)
     assert not isinstance(resolved, Verdict)
     assert resolved.version == "0.20.1"
     assert "image tag says 0.24.0" in resolved.notes[0]
 
 
-def test_without_image_and_version_the_newest_known_is_used():
+def test_without_image_and_version_the_newest_known_is_used() -> None:
     resolved = resolve_version(None, VERSIONS)
     assert not isinstance(resolved, Verdict)
     assert resolved.image == f"vllm/vllm-openai:v{VERSIONS.newest.version}"
     assert "newest version" in resolved.notes[0]
 
 
-def test_nvllm_needs_the_vllm_version():
+def test_nvllm_needs_the_vllm_version() -> None:
     refused = resolve_version(EngineSpec(distribution=Distribution.NVLLM), VERSIONS)
     assert isinstance(refused, Verdict)
     assert "nvLLM" in refused.message
@@ -182,17 +182,17 @@ def test_nvllm_needs_the_vllm_version():
     assert resolved.image == "ghcr.io/navi-ai-lab/nvllm:latest"
 
 
-def test_two_tables_of_one_release_are_refused():
+def test_two_tables_of_one_release_are_refused() -> None:
     with pytest.raises(ValueError, match="two tables"):
         build_versions([TABLES["0.20.1"], TABLES["0.20.1"]])
 
 
-def test_no_table_at_all_is_refused():
+def test_no_table_at_all_is_refused() -> None:
     with pytest.raises(ValueError, match="no vLLM version"):
         build_versions([])
 
 
-def test_a_table_is_named_after_its_version():
+def test_a_table_is_named_after_its_version() -> None:
     folder = Path(__file__).parents[2] / "operator/vllm_operator/catalog/data/versions"
     for path in sorted(folder.iterdir()):
         assert parse_table(json.loads(path.read_text())).version == path.stem

@@ -29,7 +29,7 @@ def device(uuid: str) -> dict[str, Any]:
     return {"name": uuid.lower(), "attributes": attributes, "capacity": {"memory": {"value": "40192Mi"}}}
 
 
-SLICES = {
+SLICES: dict[str, Any] = {
     "apiVersion": "resource.k8s.io/v1",
     "kind": "ResourceSlice",
     "metadata": {"name": "slice"},

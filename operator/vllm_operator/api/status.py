@@ -257,7 +257,12 @@ class StartupStatus(Model):
         description="When this was last written; small progress is held back for some seconds.",
         json_schema_extra={"format": "date-time"},
     )
-    eta_seconds: int | None = Field(default=None, ge=0, description="About how long until the stage is done.")
+    eta_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="About how many seconds the stage lasts from updateTime on: by the engine's count, else as long as in the last start "
+        "with the same caches, else as long as where it was measured (the message says where). Absent if unknown, or exceeded.",
+    )
     pods: list[PodStartup] = Field(
         default_factory=list, max_length=16, description="Pods that are starting; at most 16.", json_schema_extra=list_map("name")
     )

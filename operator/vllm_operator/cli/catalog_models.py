@@ -5,7 +5,7 @@ from typing import Any
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import ModelFamily
-from vllm_operator.planning.facts import resolve_facts
+from vllm_operator.planning.model.facts import resolve_facts
 
 HEADER = ("FAMILY", "ATTENTION", "EXPERTS", "ROUTING", "FORMAT", "SIZE", "NAMES LIKE")
 

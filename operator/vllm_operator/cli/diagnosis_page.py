@@ -17,6 +17,7 @@ _NAMES = {
     Stage.MEMORY_PROFILING: "memory profiling",
     Stage.KERNEL_WARMUP: "kernel warm-up",
     Stage.AUTOTUNE: "autotune",
+    Stage.FLASHINFER_WARMUP: "FlashInfer warm-up",
     Stage.CUDA_GRAPH_CAPTURE: "CUDA graph capture",
     Stage.SERVER_START: "server start",
     Stage.READY: "ready",

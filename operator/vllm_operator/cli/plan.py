@@ -26,11 +26,11 @@ from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
 from vllm_operator.cli.own_rules import HELP as RULES_HELP
 from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.plan_page import write_page
-from vllm_operator.planning.facts import ModelFiles
-from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
-from vllm_operator.planning.pools import Inventory
 from vllm_operator.rendering.manifests import render
 
 PLANNED_STATUS, REFUSED_STATUS, BAD_INPUT_STATUS = 0, 1, 2

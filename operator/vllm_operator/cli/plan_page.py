@@ -7,9 +7,9 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, ModelFact, Plan
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.tables import table, wrap
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.pools import Inventory
-from vllm_operator.planning.shortage import kinds_of_nodes
+from vllm_operator.planning.placement.shortage import kinds_of_nodes
 
 
 def write_page(

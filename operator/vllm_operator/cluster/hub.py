@@ -16,7 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import aiohttp
 
 from vllm_operator import __version__
-from vllm_operator.planning.facts import ModelFiles
+from vllm_operator.planning.model.facts import ModelFiles
 
 SIZE_LIMIT = 2 * 1024 * 1024
 """Bytes of a file. The largest of well-known models are below 1 MiB: lists of layers that are not quantized."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus, Plan
 
 
@@ -12,6 +13,9 @@ class Verdict:
     status: ConditionStatus
     reason: str
     message: str
+
+
+ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
 @dataclass(frozen=True, slots=True)

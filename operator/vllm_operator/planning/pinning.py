@@ -8,8 +8,12 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
+from vllm_operator.catalog.caches import Caches
 from vllm_operator.planning.differences import compare, refusal_of
-from vllm_operator.planning.outcome import Outcome, Verdict
+from vllm_operator.planning.engine.shape import resolve_shape
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.pod_template import run_as_user
+from vllm_operator.planning.storage.cache_key import plan_cache
 
 LINES_IN_MESSAGE = 4
 """Differences named in the condition; all are in `Outcome.drift`."""
@@ -29,15 +33,36 @@ def keep_plan(pinned: Plan, fresh: Outcome, said: str) -> Outcome:
         fresh: What planning anew comes to.
         said: The message about the plan in force.
     """
-    accepted = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
     drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else [refusal_of(fresh)]
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-        return Outcome(accepted, Verdict(ConditionStatus.TRUE, reason, said), pinned, today=fresh)
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, said), pinned, today=fresh)
     listed = " ".join(drift[:LINES_IN_MESSAGE])
     more = f" And {len(drift) - LINES_IN_MESSAGE} more." if len(drift) > LINES_IN_MESSAGE else ""
     message = (
         f"{said} It stays as it is; planned anew today, this would differ: {listed}{more} "
         f"To have the new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to any new value."
     )
-    return Outcome(accepted, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)
+    return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)
+
+
+def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:
+    """The pinned plan with the cache of this generation: a damaged cache is left behind without planning anew."""
+    parts = {part.name: part.value for part in pinned.cache_key_parts}
+    shape = resolve_shape(resource.spec)
+    if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
+        return pinned
+    cache = plan_cache(
+        caches,
+        version=pinned.engine_version,
+        distribution=pinned.distribution,
+        image=pinned.image,
+        architecture=pinned.architecture,
+        product=pinned.product,
+        mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
+        parallel=shape.parallel,
+        user=run_as_user(resource.spec.pod_template),
+        arguments=parts.get("arguments"),
+        generation=generation,
+    )
+    return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})

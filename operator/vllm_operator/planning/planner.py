@@ -16,32 +16,31 @@ from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.planning.arguments import engine_arguments, model_argument
-from vllm_operator.planning.backends import BackendDecision, choose_backends
-from vllm_operator.planning.cache import CachePlan, keyed_arguments, per_pod_notes, plan_cache
-from vllm_operator.planning.deadline import plan_patience
-from vllm_operator.planning.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
-from vllm_operator.planning.image import image_options
-from vllm_operator.planning.outcome import Outcome, Verdict
-from vllm_operator.planning.overrides import Overrides, check_names, drop_overridden, read_overrides
-from vllm_operator.planning.pinning import is_in_force, keep_plan
+from vllm_operator.planning.engine.arguments import engine_arguments, model_argument
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.deadline import plan_patience
+from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
+from vllm_operator.planning.engine.shape import Shape, resolve_shape
+from vllm_operator.planning.engine.situation import describe_situation
+from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
+from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.pinning import is_in_force, keep_plan, with_cache_generation
+from vllm_operator.planning.placement.image import image_options
+from vllm_operator.planning.placement.target import Request, Target, find_targets
+from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
-from vllm_operator.planning.pools import Inventory
-from vllm_operator.planning.remembered import about_unknown_facts, keep_facts, recall_facts
-from vllm_operator.planning.shape import Shape, resolve_shape
-from vllm_operator.planning.situation import describe_situation
-from vllm_operator.planning.storage import about_unknown_size, plan_weights
+from vllm_operator.planning.storage.cache_key import CachePlan, keyed_arguments, per_pod_notes, plan_cache
+from vllm_operator.planning.storage.volumes import about_unknown_size, plan_weights
 from vllm_operator.planning.summary import summarize
-from vllm_operator.planning.target import Request, Target, find_targets
-from vllm_operator.planning.version import ResolvedVersion, resolve_version
-from vllm_operator.planning.visible_devices import translate
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags with which the weights on the GPU have another size than the files."""
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
-ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
 def plan(
@@ -69,7 +68,7 @@ def plan(
     fresh = planner.outcome()
     if pinned is None or not is_in_force(pinned, resource):
         return fresh
-    kept = _with_generation(pinned, resource, catalog, cache_generation)
+    kept = with_cache_generation(pinned, resource, catalog.caches, cache_generation)
     return keep_plan(kept, fresh, summarize(kept, catalog.gpus))
 
 
@@ -261,25 +260,3 @@ def _distinct(planned: Iterable[Named]) -> list[Named]:
 def _not_accepted(verdict: Verdict) -> Outcome:
     message = f"Nothing is planned, because the spec is not accepted ({verdict.reason}); see the condition Accepted."
     return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
-
-
-def _with_generation(pinned: Plan, resource: VLLMDeployment, catalog: Catalog, generation: int) -> Plan:
-    """The pinned plan with the cache of this generation: a damaged cache is left behind without planning anew."""
-    parts = {part.name: part.value for part in pinned.cache_key_parts}
-    shape = resolve_shape(resource.spec)
-    if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
-        return pinned
-    cache = plan_cache(
-        catalog.caches,
-        version=pinned.engine_version,
-        distribution=pinned.distribution,
-        image=pinned.image,
-        architecture=pinned.architecture,
-        product=pinned.product,
-        mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
-        parallel=shape.parallel,
-        user=run_as_user(resource.spec.pod_template),
-        arguments=parts.get("arguments"),
-        generation=generation,
-    )
-    return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL
-from vllm_operator.planning.quantities import mapping, sequence
+from vllm_operator.planning.foreign import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels by which a Deployment and a Service find the Pods."""
@@ -20,26 +20,26 @@ class PodTemplateError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class MergeRules:
     """How an object is merged.
 
     `lists` are merged entry by entry, by the fields that tell the entries apart; other lists are replaced.
-    `entries` are the shapes of entries that are themselves merged, where others are replaced as a whole.
-    `objects` are the shapes of objects inside. `added_to` are lists that only grow.
+    `entries` are the rules for entries that are themselves merged, where others are replaced as a whole.
+    `objects` are the rules for objects inside. `added_to` are lists that only grow.
     """
 
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    entries: Mapping[str, "Shape"] = field(default_factory=dict)
-    objects: Mapping[str, "Shape"] = field(default_factory=dict)
+    entries: Mapping[str, "MergeRules"] = field(default_factory=dict)
+    objects: Mapping[str, "MergeRules"] = field(default_factory=dict)
     added_to: frozenset[str] = frozenset()
 
 
-PLAIN = Shape()
-_CONTAINER = Shape(
+PLAIN = MergeRules()
+_CONTAINER = MergeRules(
     lists={"env": ("name",), "volumeMounts": ("mountPath",), "ports": ("containerPort", "protocol")},
-    objects={"resources": Shape(lists={"claims": ("name",)})},
+    objects={"resources": MergeRules(lists={"claims": ("name",)})},
 )
-_POD = Shape(
+_POD = MergeRules(
     lists={
         "containers": ("name",),
         "initContainers": ("name",),
@@ -50,7 +50,7 @@ _POD = Shape(
     entries={"containers": _CONTAINER, "initContainers": _CONTAINER},
     added_to=frozenset({"tolerations"}),
 )
-POD_TEMPLATE = Shape(objects={"spec": _POD})
+POD_TEMPLATE = MergeRules(objects={"spec": _POD})
 """How a Pod template is merged."""
 _DEFAULTS: Mapping[str, str] = {"protocol": "TCP"}
 
@@ -98,15 +98,15 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
                 raise PodTemplateError(f"podTemplate.metadata.labels: {name} is how the operator finds the Pods; remove it")
 
 
-def _check_object(value: Any, path: str, shape: Shape) -> None:
+def _check_object(value: Any, path: str, rules: MergeRules) -> None:
     fields = _mapping(value, path)
-    for name, inner in shape.objects.items():
+    for name, inner in rules.objects.items():
         _check_object(fields.get(name), f"{path}.{name}", inner)
-    for name, keys in shape.lists.items():
-        _check_list(fields.get(name), f"{path}.{name}", keys, shape.entries.get(name, PLAIN))
+    for name, keys in rules.lists.items():
+        _check_list(fields.get(name), f"{path}.{name}", keys, rules.entries.get(name, PLAIN))
 
 
-def _check_list(entries: Any, path: str, keys: tuple[str, ...], shape: Shape) -> None:
+def _check_list(entries: Any, path: str, keys: tuple[str, ...], rules: MergeRules) -> None:
     if not isinstance(entries, list | None):
         raise PodTemplateError(f"{path} must be a list, each entry with its {keys[0]}")
     seen: set[tuple[str, ...]] = set()
@@ -117,7 +117,7 @@ def _check_list(entries: Any, path: str, keys: tuple[str, ...], shape: Shape) ->
         if identity in seen:
             raise PodTemplateError(f"{path} holds {keys[0]} {entry[keys[0]]} twice; keep one of them")
         seen.add(identity)
-        _check_object(entry, f"{path}[{index}]", shape)
+        _check_object(entry, f"{path}[{index}]", rules)
 
 
 def _mapping(value: Any, path: str) -> Mapping[str, Any]:

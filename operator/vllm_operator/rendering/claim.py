@@ -6,7 +6,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
 from vllm_operator.api.status import Plan
 from vllm_operator.api.storage import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
-from vllm_operator.planning.storage import cache_claim_name, storage_of, weights_claim_name, weights_storage
+from vllm_operator.planning.storage.volumes import cache_claim_name, storage_of, weights_claim_name, weights_storage
 from vllm_operator.rendering.metadata import Component, metadata_of
 
 

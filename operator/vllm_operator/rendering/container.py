@@ -13,7 +13,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
-from vllm_operator.planning.overrides import subject_of, subjects_of
+from vllm_operator.planning.engine.overrides import subject_of, subjects_of
 from vllm_operator.rendering.probes import render_probes
 from vllm_operator.rendering.resource_claim import uses_claims
 from vllm_operator.rendering.volumes import render_mounts

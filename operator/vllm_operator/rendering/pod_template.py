@@ -9,7 +9,7 @@ port) are replaced as a whole: a merged one would be two things at once, which t
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, Shape, check_pod_template, identify
+from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, MergeRules, check_pod_template, identify
 
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or a hook has exactly one of these."""
@@ -25,13 +25,13 @@ def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] 
     return _merge_object(rendered, template or {}, POD_TEMPLATE)
 
 
-def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: MergeRules) -> dict[str, Any]:
     merged = {name: value for name, value in ours.items() if not _is_replaced_handler(name, theirs)}
     for name, value in theirs.items():
         if value is None:
             merged.pop(name, None)
         else:
-            merged[name] = _merge_field(name, merged.get(name), value, shape)
+            merged[name] = _merge_field(name, merged.get(name), value, rules)
     return merged
 
 
@@ -39,27 +39,27 @@ def _is_replaced_handler(name: str, theirs: Mapping[str, Any]) -> bool:
     return name in _HANDLERS and name not in theirs and any(theirs.get(handler) is not None for handler in _HANDLERS)
 
 
-def _merge_field(name: str, ours: Any, theirs: Any, shape: Shape) -> Any:
+def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:
     if isinstance(theirs, Mapping) and isinstance(ours, Mapping):
-        return _merge_object(ours, theirs, shape.objects.get(name, PLAIN))
+        return _merge_object(ours, theirs, rules.objects.get(name, PLAIN))
     if isinstance(theirs, list) and isinstance(ours, list):
-        if name in shape.lists:
-            return _merge_list(ours, theirs, shape.lists[name], shape.entries.get(name))
-        if name in shape.added_to:
+        if name in rules.lists:
+            return _merge_list(ours, theirs, rules.lists[name], rules.entries.get(name))
+        if name in rules.added_to:
             return [*ours, *(entry for entry in _without_nulls(theirs) if entry not in ours)]
     return _without_nulls(theirs)
 
 
-def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_shape: Shape | None) -> list[Any]:
-    """Merge by entry; an entry without a shape of its own is replaced as a whole."""
+def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_rules: MergeRules | None) -> list[Any]:
+    """Merge by entry; an entry without rules of its own is replaced as a whole."""
     given = {identify(entry, keys): entry for entry in theirs}
     merged = []
     for entry in ours:
         replacement = given.pop(identify(entry, keys), None)
         if replacement is None:
             merged.append(entry)
-        elif entry_shape:
-            merged.append(_merge_object(entry, replacement, entry_shape))
+        elif entry_rules:
+            merged.append(_merge_object(entry, replacement, entry_rules))
         else:
             merged.append(_without_nulls(replacement))
     return [*merged, *map(_without_nulls, given.values())]

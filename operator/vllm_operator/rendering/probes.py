@@ -10,7 +10,7 @@ import math
 from typing import Any
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.planning.deadline import deadline_seconds
+from vllm_operator.planning.engine.deadline import deadline_seconds
 
 HEALTH_PATH = "/health"
 STARTUP_PERIOD_SECONDS = 5

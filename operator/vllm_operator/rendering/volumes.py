@@ -11,7 +11,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.api.storage import Storage, StorageSpec
 from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage import (
+from vllm_operator.planning.storage.volumes import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,
     WEIGHTS_VOLUME,

@@ -8,8 +8,8 @@ from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
 from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatus
-from vllm_operator.planning.care import PrimingStep
 from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.storage.care import PrimingStep
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.cache_state import next_start_finds
 from vllm_operator.reporting.claims import claim_verdict

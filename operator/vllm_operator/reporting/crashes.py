@@ -65,6 +65,11 @@ class Crashes:
         return max(settled, key=_telling, default=None)
 
     @property
+    def being_read(self) -> Finding | None:
+        """The latest one that is not named yet and that a later start has made good already."""
+        return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
+
+    @property
     def in_force(self) -> tuple[Finding, ...]:
         """Those that no later start has made good."""
         return tuple(finding for finding in self.findings if finding.in_force)
@@ -77,13 +82,21 @@ def find_crashes(scene: Scene) -> Crashes:
     latest = next((f for f in findings if f.settled), None)
     if latest is None or _is_older(latest.status, previous):
         return Crashes(tuple(findings), previous, is_new=False)
-    is_new = previous is None or (latest.status.pod, latest.status.restarts) != (previous.pod, previous.restarts)
-    return Crashes(tuple(findings), latest.status, is_new)
+    return Crashes(tuple(findings), latest.status, is_new=not _is_same(latest.status, previous))
 
 
 def _is_older(found: CrashStatus, previous: CrashStatus | None) -> bool:
-    same = previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
-    return not same and previous is not None and (found.time or "") < (previous.time or "")
+    return previous is not None and not _is_same(found, previous) and (found.time or "") < (previous.time or "")
+
+
+def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
+    return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
+
+
+def _told_before(scene: Scene, found: CrashStatus) -> CrashStatus | None:
+    """What the status says of the same crash already."""
+    previous = scene.observation.previous.last_crash
+    return previous if _is_same(found, previous) else None
 
 
 def _findings(scene: Scene) -> Iterator[Finding]:
@@ -109,16 +122,13 @@ def _hung(scene: Scene, view: PodView) -> Finding:
     state = scene.state(view)
     assert state is not None
     status = _status(scene, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
-    previous = scene.observation.previous.last_crash
-    if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
-        status = _better(scene, previous, status)
     return Finding(
         view=view,
         run=view.restarts,
         time=state.last_line_at,
         in_force=True,
         settles_at=None,
-        status=status,
+        status=_better(scene, _told_before(scene, status), status),
         captures=state.crash.captures if state.crash is not None else (),
         during_start=state.stage is not Stage.READY,
     )
@@ -127,21 +137,17 @@ def _hung(scene: Scene, view: PodView) -> Finding:
 def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
     state = None if view.container else scene.observation.startups.get((view.uid, ended.run))
     crash = _diagnose(scene, view, ended, state)
+    found = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
+    previous = _told_before(scene, found)
     settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
-    status = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
-    if _weight(scene, status) == _STRONG or (settles_at is not None and settles_at <= scene.observation.now):
-        settles_at = None
-    previous = scene.observation.previous.last_crash
-    if previous is not None and (previous.pod, previous.restarts) == (status.pod, status.restarts):
-        settles_at = None
-        status = _better(scene, previous, status)
-    in_force = view.phase not in _HAS_SERVED
+    has_settled = settles_at is not None and settles_at <= scene.observation.now
+    status = _better(scene, previous, found)
     return Finding(
         view=view,
         run=ended.run,
         time=ended.finished_at,
-        in_force=in_force,
-        settles_at=settles_at,
+        in_force=view.phase not in _HAS_SERVED,
+        settles_at=None if previous is not None or has_settled or _weight(scene, found) == _STRONG else settles_at,
         status=status,
         captures=crash.captures if crash is not None and crash.signature == status.signature else (),
         during_start=state is not None and state.stage is not Stage.READY,
@@ -167,8 +173,10 @@ def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code:
     )
 
 
-def _better(scene: Scene, previous: CrashStatus, found: CrashStatus) -> CrashStatus:
+def _better(scene: Scene, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
     """Of two descriptions of one crash the one that says more; what was written stays where they say the same."""
+    if previous is None:
+        return found
     before, now = _weight(scene, previous), _weight(scene, found)
     ended_meanwhile = previous.exit_code is None and found.exit_code is not None
     return found if now > before or (now == before and ended_meanwhile) else previous

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
-from vllm_operator.planning.remediation import in_words
+from vllm_operator.planning.remediation.in_force import in_words
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.crashes import Crashes

@@ -10,7 +10,7 @@ from vllm_operator.catalog.remedies import load_remedies
 from vllm_operator.catalog.signatures import RemedyAction, Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.planning.remediation import Remediator
+from vllm_operator.planning.remediation.remediator import Remediator
 from vllm_operator.reporting.messages import Messages, load_messages
 from vllm_operator.reporting.terminations import Rules, load_rules
 

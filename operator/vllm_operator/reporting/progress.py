@@ -8,14 +8,12 @@ alone never changes a word of it.
 
 from datetime import datetime, timedelta
 
-from vllm_operator.api.status import CacheState, PodStartup, StartupStatus
-from vllm_operator.catalog.rules import Component
+from vllm_operator.api.status import PodStartup, StartupStatus
 from vllm_operator.reporting import reading, wording
-from vllm_operator.reporting.cache_state import next_start_finds
+from vllm_operator.reporting.estimates import by_count, estimate, seconds_left
 from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.scene import Scene
-from vllm_operator.reporting.starts import known_stages
-from vllm_operator.startup.state import Progress, Stage, StartupState
+from vllm_operator.startup.state import Progress, StartupState
 
 HOLD_SECONDS = 10
 """Small progress is written at most this often."""
@@ -54,22 +52,13 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
     counted = _progress(state)
     if counted is not None:
         what = wording.clean(counted.label, 80) or words
-        eta = None if briefly or state.silent_stage_inferred else _eta(counted)
+        eta = None if briefly or state.silent_stage_inferred else by_count(counted)
         words = scene.messages.say("startup.counted", limit=200, what=what, completed=counted.completed, total=counted.total, eta=eta)
     if briefly or (counted is not None and not state.silent_stage_inferred):
         return words
     name = "startup.silent" if state.silent_stage_inferred else "startup.uncounted"
     since = state.last_line_at if state.silent_stage_inferred else state.stage_since
-    usual = usual_seconds(scene, stage, state)
-    return scene.messages.say(
-        name,
-        limit=400,
-        what=words,
-        since=since,
-        usual=usual,
-        until=state.stage_since + timedelta(seconds=usual) if usual and state.stage_since else None,
-        measured=_measured(scene, stage, state) if usual is None else None,
-    )
+    return scene.messages.say(name, limit=400, what=words, since=since, usual=estimate(scene, stage, state))
 
 
 def silence_begins(scene: Scene, view: PodView) -> datetime | None:
@@ -78,31 +67,6 @@ def silence_begins(scene: Scene, view: PodView) -> datetime | None:
     if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
         return None
     return state.last_line_at + timedelta(seconds=scene.knowledge.startup.stages.silent_after_seconds)
-
-
-def usual_seconds(scene: Scene, stage: Stage, state: StartupState) -> int | None:
-    """How long a stage took in the last start with this cache key, cold or warm as the present one is; None if unknown."""
-    plan = scene.observation.outcome.plan
-    known = next((entry for entry in known_stages(scene, plan) if entry.stage == stage), None) if plan is not None else None
-    seconds = known and (known.warm_seconds if _is_warm(scene, state) else known.cold_seconds)
-    return wording.rounded(seconds) if seconds else None
-
-
-def _measured(scene: Scene, stage: Stage, state: StartupState) -> tuple[int, str] | None:
-    """How many seconds a stage took where it was measured, and where that was; None if it was not."""
-    plan = scene.observation.outcome.plan
-    if plan is None:
-        return None
-    has_experts = any(choice.component == Component.MOE for choice in plan.backends)
-    known = scene.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
-    seconds = known.stages.get(stage, {}).get("warm" if _is_warm(scene, state) else "cold")
-    return (wording.rounded(seconds), known.where) if seconds else None
-
-
-def _is_warm(scene: Scene, state: StartupState) -> bool:
-    """Whether a start finds what it needs, as far as can be seen by now."""
-    plan = scene.observation.outcome.plan
-    return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0
 
 
 def _block(scene: Scene) -> StartupStatus | None:
@@ -121,7 +85,7 @@ def _block(scene: Scene) -> StartupStatus | None:
         message=describe(scene, lead),
         stage_since=reading.stamp(since),
         update_time=reading.stamp(scene.observation.now),
-        eta_seconds=_eta(counted),
+        eta_seconds=seconds_left(scene, scene.stage(lead), state, counted) if state is not None else None,
         pods=entries,
     )
 
@@ -143,12 +107,6 @@ def _progress(state: StartupState | None) -> Progress | None:
     return counted if counted is not None and 0 <= counted.completed <= counted.total and counted.total > 0 else None
 
 
-def _eta(counted: Progress | None) -> int | None:
-    if counted is None or counted.eta_seconds is None or counted.eta_seconds <= 0 or counted.completed >= counted.total:
-        return None
-    return wording.rounded(counted.eta_seconds)
-
-
 def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
     if _same(block, previous):
         return True
@@ -163,7 +121,8 @@ def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
 
 
 def _same(block: StartupStatus, previous: StartupStatus) -> bool:
-    return block.model_copy(update={"update_time": previous.update_time}) == previous
+    """Whether the words are the same. The time left is as of `update_time`: where nothing is counted, only time changes it."""
+    return block.model_copy(update={"update_time": previous.update_time, "eta_seconds": previous.eta_seconds}) == previous
 
 
 def _lead(block: StartupStatus) -> tuple[object, ...]:

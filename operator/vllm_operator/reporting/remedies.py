@@ -2,7 +2,8 @@
 
 from vllm_operator.api.operation import OnStall, StartupSpec
 from vllm_operator.api.status import RemediationStatus
-from vllm_operator.planning.remediation import Case, current, settled, with_stalled
+from vllm_operator.planning.remediation.in_force import current, settled, with_stalled
+from vllm_operator.planning.remediation.remediator import Case
 from vllm_operator.reporting import reading, rollout
 from vllm_operator.reporting.crashes import Crashes
 from vllm_operator.reporting.pods import PodView

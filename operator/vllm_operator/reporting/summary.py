@@ -5,11 +5,12 @@ from typing import Any
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.remediation import in_words
+from vllm_operator.planning.remediation.in_force import in_words
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.conditions import FALSE, TRUE
-from vllm_operator.reporting.crashes import Crashes, reason
+from vllm_operator.reporting.crashes import Crashes, Finding, reason
+from vllm_operator.reporting.pods import Phase
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starting import partly
 
@@ -20,6 +21,8 @@ def crashed(scene: Scene, crashes: Crashes, remediation: RemediationStatus | Non
         return _in_force(scene, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
         return Verdict(TRUE, reason(crashes.last.signature), crash_text(scene, crashes.last, remediation))
+    if crashes.being_read is not None:
+        return _made_good_at_once(scene, crashes.being_read)
     if crashes.last is None:
         return Verdict(FALSE, Reason.NO_CRASH, scene.messages.say("crash.none"))
     facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
@@ -99,11 +102,20 @@ def _not_ready(scene: Scene, judged: dict[str, Verdict]) -> Verdict:
 def _in_force(scene: Scene, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
     chosen = crashes.telling
     if chosen is None:
-        first = crashes.in_force[0]
-        text = scene.messages.say("crash.unsettled", pod=first.view, code=first.status.exit_code)
+        text = _being_read(scene, crashes.in_force[0])
         return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(scene, text))
     others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
     return Verdict(TRUE, reason(chosen.status.signature), partly(scene, crash_text(scene, chosen.status, remediation, others=others)))
+
+
+def _made_good_at_once(scene: Scene, finding: Finding) -> Verdict:
+    """A crash whose restart was quicker than the look at its log."""
+    serves = finding.view.phase is Phase.READY
+    return Verdict(FALSE, Reason.RECOVERED if serves else Reason.CRASH_UNDER_EXAMINATION, _being_read(scene, finding, serves=serves))
+
+
+def _being_read(scene: Scene, finding: Finding, *, serves: bool = False) -> str:
+    return scene.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
 
 
 def _served_name(scene: Scene) -> str:

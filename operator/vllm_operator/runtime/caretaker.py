@@ -27,8 +27,8 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.observe import Snapshot, read_claim
 from vllm_operator.cluster.records import annotate_claim
-from vllm_operator.planning.care import NO_CARE, CacheCare, Cleaning, CleaningState
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.storage.care import NO_CARE, CacheCare, Cleaning, CleaningState
 from vllm_operator.rendering.addresses import cache_address, template_spec, weights_claim
 from vllm_operator.rendering.primer import primer_name
 from vllm_operator.reporting import reading

@@ -62,6 +62,11 @@ class Run:
     restarts: int
     previous: bool = False
 
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from all others: the uid of its Pod, and the restarts before it."""
+        return self.uid, self.restarts
+
 
 @dataclass(frozen=True, slots=True)
 class FollowerSettings:

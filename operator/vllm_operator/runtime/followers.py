@@ -68,7 +68,7 @@ class Followers:
         """Follow what is worth following of these Pods, and forget Pods that are gone.
 
         `starting` are Pods whose start has not been reported as done: where one is ready by now, and its log was not
-        followed because the operator was away, it is read once, and that of a run that crashed meanwhile.
+        followed because the operator was away or the start was quick, it is read once, and that of a run that crashed before.
         """
         pods = tuple(pods)
         deployment = self._deployments.setdefault(key, _Deployment())
@@ -76,16 +76,12 @@ class Followers:
         for run_key in [k for k in deployment.runs if k[0] not in uids]:
             deployment.runs.pop(run_key).task.cancel()
         for pod in pods:
-            if is_ready(pod):
-                if pod["metadata"]["name"] in starting and not any(uid == pod["metadata"]["uid"] for uid, _ in deployment.runs):
-                    for run in runs_to_follow(pod):
-                        self._start(key, deployment, run)
-                for run_key, entry in deployment.runs.items():
-                    if run_key[0] == pod["metadata"]["uid"]:
-                        entry.follower.finish_soon()
-                continue
-            for run in runs_to_follow(pod):
-                self._start(key, deployment, run)
+            runs = runs_to_follow(pod)
+            if not is_ready(pod) or pod["metadata"]["name"] in starting:
+                for run in runs:
+                    self._start(key, deployment, run)
+            if is_ready(pod) and runs and (entry := deployment.runs.get(runs[-1].key)) is not None:
+                entry.follower.finish_soon()  # the log of a run before it, which crashed, is read to its end
         if not deployment.runs:
             del self._deployments[key]
 
@@ -121,7 +117,7 @@ class Followers:
         self._deployments.clear()
 
     def _start(self, key: Key, deployment: _Deployment, run: Run) -> None:
-        run_key = (run.uid, run.restarts)
+        run_key = run.key
         if run_key in deployment.runs:
             return
         follower = Follower(

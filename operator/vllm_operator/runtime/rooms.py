@@ -11,12 +11,12 @@ from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.cluster.hub import HubAnswer
-from vllm_operator.planning.care import Cleaning, CleaningState
-from vllm_operator.planning.inventory import read_inventory
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
-from vllm_operator.planning.pools import Inventory
-from vllm_operator.planning.remediation import carried_out
+from vllm_operator.planning.remediation.in_force import carried_out
+from vllm_operator.planning.storage.care import Cleaning, CleaningState
 from vllm_operator.rendering.manifests import render
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.reporting.report import report

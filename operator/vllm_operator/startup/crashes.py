@@ -125,6 +125,7 @@ class CrashTracker:
         self._ready = False
         self._stopping = False
         self._outlived: dict[str, Evidence] = {}
+        self._outlived_unknown: Evidence | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -146,11 +147,12 @@ class CrashTracker:
         self.stage = stage
         if ready:
             self._ready = True
-            self._outlived = {}
+            self._outlived, self._outlived_unknown = {}, None
             self._reset()
             self.tracebacks.forget()
         elif not self._failed:
             self._outlived = self._evidence or self._outlived
+            self._outlived_unknown = self._unknown or self._outlived_unknown
             self._reset()
 
     def stopping(self, number: int) -> None:
@@ -175,8 +177,9 @@ class CrashTracker:
         part = self.tracebacks.take(process, text, raw=level is None)
         if part is Part.FRAME or self._stopping:
             return
+        harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if traceback is not None and traceback.harmless:
+        if harmless and self._failures.find(text) is None:
             return
         if level is None and _BULK.search(text):
             return
@@ -314,15 +317,19 @@ class CrashTracker:
 
     def _just_before(self) -> Evidence | None:
         # Another process may go on for a moment, so that an error right before the failure looks as if it was survived.
-        return _best(
+        recent = [each for each in self._outlived.values() if self._failed_soon_after(each)]
+        known = _best(
             each
-            for each in self._outlived.values()
+            for each in recent
             if each.signature is not None
             and each.signature.severity is Severity.FATAL
             and not (each.signature.is_echo or each.weak or each.warned)
-            and self._failed
-            and self._failed_records - each.records <= _RECORDS_AFTER
         )
+        unknown = self._outlived_unknown
+        return known or (unknown if unknown is not None and self._failed_soon_after(unknown) else None)
+
+    def _failed_soon_after(self, evidence: Evidence) -> bool:
+        return self._failed and self._failed_records - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
         echo = _best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)

@@ -23,6 +23,7 @@ class Stage(StrEnum):
     MEMORY_PROFILING = "MemoryProfiling"
     KERNEL_WARMUP = "KernelWarmup"
     AUTOTUNE = "Autotune"
+    FLASHINFER_WARMUP = "FlashInferWarmup"
     CUDA_GRAPH_CAPTURE = "CUDAGraphCapture"
     SERVER_START = "ServerStart"
     READY = "Ready"

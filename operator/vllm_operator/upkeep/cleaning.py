@@ -18,7 +18,7 @@ from vllm_operator.api.labels import (
     PRIMED_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
 )
-from vllm_operator.planning.care import Cleaning, CleaningState
+from vllm_operator.planning.storage.care import Cleaning, CleaningState
 from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
 from vllm_operator.rendering.cleaning import FREE_PERCENT, render_cleaning
 from vllm_operator.rendering.metadata import Component

@@ -20,8 +20,8 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER, IMAGE_ANNOTATION_PREFIX
 from vllm_operator.api.status import Plan
-from vllm_operator.planning.cache import digest_of, key_with_image
-from vllm_operator.planning.care import ImageCare
+from vllm_operator.planning.storage.cache_key import digest_of, key_with_image
+from vllm_operator.planning.storage.care import ImageCare
 from vllm_operator.rendering.addresses import cache_address
 from vllm_operator.reporting import reading
 from vllm_operator.upkeep.records import Changes

@@ -22,7 +22,7 @@ from typing import Any
 from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
 from vllm_operator.api.storage import CacheSpec, Priming
 from vllm_operator.catalog.priming import PrimingRule
-from vllm_operator.planning.care import NO_CARE, CacheCare, PrimingStep
+from vllm_operator.planning.storage.care import NO_CARE, CacheCare, PrimingStep
 from vllm_operator.rendering.addresses import CacheAddress, cache_address
 from vllm_operator.reporting import reading, wording
 from vllm_operator.reporting.pods import Phase, PodView, read_pod

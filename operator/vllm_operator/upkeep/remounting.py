@@ -15,7 +15,7 @@ from typing import Any
 
 from vllm_operator.api.labels import REMOUNTED_ANNOTATION
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
-from vllm_operator.planning.care import Remounting
+from vllm_operator.planning.storage.care import Remounting
 from vllm_operator.rendering.addresses import is_read_only, template_spec
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.pods import Phase, PodView

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from vllm_operator.planning.care import PrimingStep
+from vllm_operator.planning.storage.care import PrimingStep
 from vllm_operator.rendering.primer import render_primer
 from vllm_operator.reporting import reading
 from vllm_operator.upkeep.priming import Staffing

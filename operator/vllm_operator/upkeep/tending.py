@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.catalog.priming import PrimingRule
-from vllm_operator.planning.care import CacheCare, Remounting
+from vllm_operator.planning.storage.care import CacheCare, Remounting
 from vllm_operator.upkeep.claims import fit_claims
 from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
 from vllm_operator.upkeep.images import image_care, image_record

@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.catalog.gpus import GPUs, LabelTable, Version, architecture_of
-from vllm_operator.planning.pools import Source
-from vllm_operator.planning.quantities import read_integer, read_version
+from vllm_operator.planning.foreign import read_integer, read_version
+from vllm_operator.planning.inventory.pools import Source
 
 PREFIX = "nvidia.com/"
 PRODUCT = f"{PREFIX}gpu.product"

@@ -12,22 +12,13 @@ from datetime import datetime
 
 from vllm_operator.api.operation import OnHopelessCrash, RemediationMode, RemediationSpec
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import (
-    AppliedRemedy,
-    ChangeAction,
-    ChangeKind,
-    Plan,
-    PlannedArgument,
-    PlannedVariable,
-    RemediationState,
-    RemediationStatus,
-    RemedyChange,
-)
+from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.remedies import Remedy
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.versions import Versions
-from vllm_operator.planning.remedy_changes import Engine, exact_changes
-from vllm_operator.planning.remedy_command import patch_command
+from vllm_operator.planning.remediation.changes import Engine, exact_changes
+from vllm_operator.planning.remediation.command import patch_command
+from vllm_operator.planning.remediation.in_force import current, in_words, remedied
 
 DEFAULT_MAX_ATTEMPTS = 2
 HOPELESS_RUNS = 5
@@ -118,66 +109,6 @@ class Remediator:
         return remedy.fits(engine.plan.engine_version, engine.plan.architecture)
 
 
-def current(resource: VLLMDeployment) -> RemediationStatus | None:
-    """What was decided for the present generation of the spec; None if nothing was."""
-    status = resource.status.remediation
-    return status if status is not None and status.observed_generation == resource.metadata.generation else None
-
-
-def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
-    """The resource and the plan as they are rendered: remedies on top of the plan, no replica where it was stopped."""
-    decided = current(resource)
-    if decided is None:
-        return resource, plan
-    if decided.state is RemediationState.STOPPED:
-        resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"replicas": 0})})
-    return resource, remedied(plan, decided)
-
-
-def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
-    """The plan with the remedies in force. What the user sets himself still beats it: rendering sees to that."""
-    env = {variable.name: variable for variable in plan.env}
-    args = {argument.name: argument for argument in plan.args}
-    for remedy in decided.applied:
-        for change in remedy.changes:
-            if change.action is ChangeAction.REMOVE:
-                (args if change.kind is ChangeKind.ARGUMENT else env).pop(change.name, None)
-            elif change.kind is ChangeKind.ARGUMENT:
-                args[change.name] = PlannedArgument(name=change.name, value=change.value, reason=remedy.reason)
-            else:
-                env[change.name] = PlannedVariable(name=change.name, value=change.value or "", reason=remedy.reason)
-    return plan.model_copy(update={"env": list(env.values()), "args": list(args.values())}) if decided.applied else plan
-
-
-def settled(resource: VLLMDeployment) -> RemediationStatus | None:
-    """What remains of what was decided while nothing is wrong: what is in force, without suggestions."""
-    decided = current(resource)
-    if decided is None or not (decided.applied or decided.stalled_pods or decided.state is RemediationState.STOPPED):
-        return None
-    if decided.state in (RemediationState.STOPPED, RemediationState.GAVE_UP):
-        return decided
-    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": _in_force(decided)}
-    return decided.model_copy(update={**cleared, "state": RemediationState.APPLIED if decided.applied else None})
-
-
-def _in_force(decided: RemediationStatus) -> str | None:
-    changes = [change for remedy in decided.applied for change in remedy.changes]
-    return f"In force: {in_words(changes)}. To keep it, write it into the spec; a change of the spec undoes it." if changes else None
-
-
-def in_words(changes: list[RemedyChange] | tuple[RemedyChange, ...]) -> str:
-    """Say changes: `--max-model-len 5600`, `without --moe-backend`, `NCCL_NVLS_ENABLE=0`."""
-    return ", ".join(map(_in_words, changes))
-
-
-def _in_words(change: RemedyChange) -> str:
-    if change.action is ChangeAction.REMOVE:
-        return f"without {change.name}"
-    if change.value is None:
-        return change.name
-    return f"{change.name}{'=' if change.kind is ChangeKind.VARIABLE else ' '}{change.value}"
-
-
 def _settings(resource: VLLMDeployment) -> RemediationSpec:
     return resource.spec.remediation or RemediationSpec()
 
@@ -228,11 +159,3 @@ def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> Re
         "The GPUs are free; a change of the spec starts it again."
     )
     return status.model_copy(update={"state": RemediationState.STOPPED, "message": message})
-
-
-def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
-    """Note Pods that are restarted because their start stalled."""
-    if not pods:
-        return status
-    base = status or RemediationStatus(observed_generation=resource.metadata.generation)
-    return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})

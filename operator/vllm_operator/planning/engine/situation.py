@@ -4,10 +4,10 @@ import re
 
 from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.situations import Situation
-from vllm_operator.planning.facts import ResolvedFacts
-from vllm_operator.planning.overrides import read_overrides
-from vllm_operator.planning.quantities import read_integer
-from vllm_operator.planning.version import ResolvedVersion
+from vllm_operator.planning.engine.overrides import read_overrides
+from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.foreign import read_integer
+from vllm_operator.planning.model.facts import ResolvedFacts
 
 GIGABYTE = 10**9
 WIDTH_OF_EXCHANGE = 128

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
 from vllm_operator.api.status import Plan, PlannedVariable
 from vllm_operator.catalog.caches import Caches
+from vllm_operator.planning.engine.shape import SINGLE, ParallelShape
 
 MAX_KEY_LENGTH = 63
 """Length of a label value, and of the name part of an annotation, where keys are kept too."""
@@ -27,21 +28,6 @@ _MAX_VALUE_LENGTH = 256
 _UNKNOWN = "unknown"
 _OF_ARGUMENTS = "These flags change what is compiled, and vLLM leaves them out of its own keys."
 _OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
-
-
-@dataclass(frozen=True, slots=True)
-class ParallelShape:
-    """How one replica is spread over its GPUs."""
-
-    tensor: int = 1
-    pipeline: int = 1
-    data: int = 1
-    expert: bool = False
-
-    def __str__(self) -> str:
-        """Short form, `tp8` or `tp4-pp2-ep`: sizes of one are left out, but for the tensor parallel size."""
-        sizes = [f"tp{self.tensor}", *(f"{name}{size}" for name, size in (("pp", self.pipeline), ("dp", self.data)) if size > 1)]
-        return "-".join([*sizes, "ep"] if self.expert else sizes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +52,7 @@ def plan_cache(
     architecture: str | None = None,
     product: str | None = None,
     mig_profile: str | None = None,
-    parallel: ParallelShape = ParallelShape(),
+    parallel: ParallelShape = SINGLE,
     user: int | None = None,
     arguments: str | None = None,
     generation: int = 0,

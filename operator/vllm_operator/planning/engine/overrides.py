@@ -10,7 +10,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedArgument, PlannedVariable
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
-from vllm_operator.planning.quantities import mapping, sequence, text
+from vllm_operator.planning.foreign import mapping, sequence, text
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})

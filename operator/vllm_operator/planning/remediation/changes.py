@@ -19,8 +19,8 @@ from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, RemedyChange
 from vllm_operator.catalog.signatures import Change, Signature
 from vllm_operator.catalog.versions import Versions, VersionTable
-from vllm_operator.planning.deadline import READY_TIMEOUT
-from vllm_operator.planning.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
+from vllm_operator.planning.engine.deadline import READY_TIMEOUT
+from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
 
 _VALUE = re.compile(r"[A-Za-z0-9_./:,=+-]{1,512}")
 """What a value may look like. Parts of it may come from a log, which anyone can write."""

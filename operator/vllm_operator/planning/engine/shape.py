@@ -5,11 +5,29 @@ from dataclasses import dataclass
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import AcceleratorSpec, ParallelismSpec, Toggle, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.cache import ParallelShape
 from vllm_operator.planning.outcome import Verdict
 
 COUNT_LIMIT = 64
 """GPUs of one replica at most; no machine has more."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelShape:
+    """How one replica is spread over its GPUs."""
+
+    tensor: int = 1
+    pipeline: int = 1
+    data: int = 1
+    expert: bool = False
+
+    def __str__(self) -> str:
+        """Short form, `tp8` or `tp4-pp2-ep`: sizes of one are left out, but for the tensor parallel size."""
+        sizes = [f"tp{self.tensor}", *(f"{name}{size}" for name, size in (("pp", self.pipeline), ("dp", self.data)) if size > 1)]
+        return "-".join([*sizes, "ep"] if self.expert else sizes)
+
+
+SINGLE = ParallelShape()
+"""One GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ long while another waits for it: it also ends collectives that hang while servin
 """
 
 import math
-from collections.abc import Mapping
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedVariable
 from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.foreign import MEBIBYTE, read_bytes
 
 BASE_DEADLINE_SECONDS = 3600
 """Eight times the slowest cold start measured (459 s), for slower disks, CPUs and larger models."""
@@ -25,9 +25,6 @@ READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 """How long the front end of the engine waits for its engine cores (vllm/envs.py, since 0.14.0, 600 s by default). It counts
 where several front ends are used, as with data parallelism; then a long startup probe alone does not save a cold start."""
 
-_SUFFIXES: Mapping[str, int] = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_BINARY_SUFFIXES: Mapping[str, int] = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-
 
 def deadline_seconds(spec: VLLMDeploymentSpec) -> int:
     """How long a start may take, in seconds, before the kubelet gives it up.
@@ -38,8 +35,8 @@ def deadline_seconds(spec: VLLMDeploymentSpec) -> int:
     """
     if spec.startup and spec.startup.deadline_seconds:
         return spec.startup.deadline_seconds
-    size = spec.model.facts.weight_size if spec.model.facts else None
-    weights = UNKNOWN_WEIGHTS_SECONDS if size is None else math.ceil(_mebibytes(size) / SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND)
+    size = read_bytes(spec.model.facts.weight_size) if spec.model.facts else None
+    weights = UNKNOWN_WEIGHTS_SECONDS if size is None else math.ceil(size / (SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE))
     return min(BASE_DEADLINE_SECONDS + weights, MAX_DEADLINE_SECONDS)
 
 
@@ -53,9 +50,3 @@ def plan_patience(spec: VLLMDeploymentSpec, table: VersionTable | None) -> list[
         return []
     reason = "The engine waits for its processes as long as the startup probe waits for the engine."
     return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline_seconds(spec)), reason=reason)]
-
-
-def _mebibytes(quantity: str) -> float:
-    """Read a quantity that the API server has checked."""
-    suffix = quantity.lstrip("0123456789.")
-    return float(quantity.removesuffix(suffix)) * {**_SUFFIXES, **_BINARY_SUFFIXES}[suffix] / 2**20

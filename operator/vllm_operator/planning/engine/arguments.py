@@ -3,8 +3,8 @@
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.api.status import PlannedArgument
 from vllm_operator.catalog.paths import MODEL_ROOT
-from vllm_operator.planning.cache import ParallelShape
-from vllm_operator.planning.version import ResolvedVersion
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.engine.version import ResolvedVersion
 
 PORT = 8000
 """Port on which the engine listens; its probes and the Service expect it there."""

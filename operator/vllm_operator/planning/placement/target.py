@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus, NodeRequirement
-from vllm_operator.catalog.gpus import GPUs, Version, product_key
+from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.images import Images
-from vllm_operator.planning.image import Fit, ImageOption, fit_image
-from vllm_operator.planning.node_labels import SLICES, split_product
+from vllm_operator.planning.foreign import MEBIBYTE
+from vllm_operator.planning.inventory.node_labels import SLICES, split_product
+from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.pools import Inventory, Pool, Source
-from vllm_operator.planning.quantities import MEBIBYTE
-from vllm_operator.planning.shortage import Obstacle, Rejection, explain
+from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image
+from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
@@ -83,11 +83,6 @@ class Target:
     def architecture(self) -> str | None:
         """`sm_90`, or None if nothing tells."""
         return self.pool.architecture
-
-    @property
-    def capability(self) -> Version | None:
-        """Compute capability, or None if nothing tells."""
-        return self.pool.capability
 
 
 def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:

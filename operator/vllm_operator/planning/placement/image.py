@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.catalog.gpus import GPUs, Version, parse_version
 from vllm_operator.catalog.images import Images, cuda_of_tag
-from vllm_operator.planning.pools import Pool
-from vllm_operator.planning.version import ResolvedVersion
+from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.inventory.pools import Pool
 
 MINOR_COMPATIBILITY_FLOOR: Version = (12, 8)
 """Below this, cards without forward compatibility are refused: the images' own check of the driver fails there."""

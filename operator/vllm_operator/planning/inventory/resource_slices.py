@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.catalog.gpus import Version, architecture_of
-from vllm_operator.planning.quantities import mapping, read_mebibytes, read_version, sequence, text
+from vllm_operator.planning.foreign import mapping, read_mebibytes, read_version, sequence, text
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64

@@ -11,9 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.devices import Device, read_slices
-from vllm_operator.planning.node_labels import INVALID, PREFIX, Told, read_labels
-from vllm_operator.planning.pools import (
+from vllm_operator.planning.foreign import mapping, read_integer, sequence, text
+from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, Told, read_labels
+from vllm_operator.planning.inventory.pools import (
     GPU_DEVICE_CLASS,
     GPU_RESOURCE,
     MIG_DEVICE_CLASS,
@@ -23,7 +23,8 @@ from vllm_operator.planning.pools import (
     Pool,
     Source,
 )
-from vllm_operator.planning.quantities import mapping, read_integer, sequence, text
+from vllm_operator.planning.inventory.resource_slices import Device, read_slices
+from vllm_operator.planning.inventory.taints import Taint, read_taints
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
@@ -42,6 +43,7 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
     notes: set[str] = set()
     pools: list[Pool] = []
     labels: dict[str, Mapping[str, str]] = {}
+    taints: dict[str, tuple[Taint, ...]] = {}
     count = 0
     for node in nodes:
         name = text(mapping(mapping(node).get("metadata")).get("name"))
@@ -51,9 +53,9 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
         reader = _Node(name, node, devices.get(name, ()), gpus, notes)
         found = reader.pools()
         if found:
-            labels[name] = reader.labels
+            labels[name], taints[name] = reader.labels, read_taints(mapping(node).get("spec"))
         pools.extend(found)
-    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels)
+    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels, taints)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:

@@ -17,8 +17,8 @@ from vllm_operator.catalog.invocations import Invocation, Setting, canonical
 from vllm_operator.catalog.rules import Component, Kind, Rule, Rules
 from vllm_operator.catalog.situations import Situation
 from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.version import ResolvedVersion
 
 AUTO = "auto"
 
@@ -52,7 +52,7 @@ def choose_backends(
 
     Args:
         version: The vLLM version.
-        situation: Model, GPU, parallelism and what the user set on the engine; see `planning.situation`.
+        situation: Model, GPU, parallelism and what the user set on the engine; see `describe_situation`.
         rules: All rules.
         backends: What the user forces.
         allow_known_bad: Whether the user insists on combinations that are known to fail; they are then noted.

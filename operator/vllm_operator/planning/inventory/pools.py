@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from vllm_operator.catalog.gpus import Version, capability_of
+from vllm_operator.catalog.gpus import Version
+from vllm_operator.planning.inventory.taints import Taint
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
@@ -71,21 +72,23 @@ class Pool:
     uuids: tuple[str, ...]
     nodes: tuple[str, ...]
 
-    @property
-    def capability(self) -> Version | None:
-        """Compute capability, None if the architecture is not known."""
-        return capability_of(self.architecture) if self.architecture else None
-
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """All GPUs of a cluster.
 
-    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` are
-    those of the nodes with GPUs, by the name of the node.
+    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` and `taints`
+    are those of the nodes with GPUs, by the name of the node.
     """
 
     pools: tuple[Pool, ...] = ()
     node_count: int = 0
     notes: tuple[str, ...] = ()
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
+
+    def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
+        """The taints of the nodes that have such a GPU, by the name of the node; an unknown architecture is any."""
+        pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
+        names = {name for pool in pools for name in pool.nodes}
+        return {name: taints for name, taints in self.taints.items() if name in names}

@@ -10,8 +10,8 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedWeights, WeightsPlace
 from vllm_operator.api.storage import CacheSpec, ClaimVolume, Storage, StorageSpec
-from vllm_operator.planning.arguments import model_argument
-from vllm_operator.planning.quantities import mapping, sequence
+from vllm_operator.planning.engine.arguments import model_argument
+from vllm_operator.planning.foreign import mapping, sequence
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"

@@ -1,0 +1,1 @@
+"""What is known of the model: its facts, each with where it is from."""

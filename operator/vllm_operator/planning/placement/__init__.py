@@ -1,0 +1,1 @@
+"""On which GPUs, with which image; or why on none."""

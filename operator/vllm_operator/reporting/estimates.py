@@ -1,0 +1,73 @@
+"""How long the stage of a start may take yet: by the engine's own count, else by what is known of such starts."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vllm_operator.api.status import CacheState
+from vllm_operator.catalog.rules import Component
+from vllm_operator.reporting import wording
+from vllm_operator.reporting.cache_state import next_start_finds
+from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.starts import known_stages
+from vllm_operator.startup.state import Progress, Stage, StartupState
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """How many seconds a stage takes, about. `where` it was measured, in words; empty: in the last start with the same caches."""
+
+    seconds: int
+    where: str
+    since: datetime | None
+
+    @property
+    def until(self) -> datetime | None:
+        """When the stage is over if it takes as long again; None if it is not known since when it lasts."""
+        return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
+
+
+def estimate(scene: Scene, stage: Stage, state: StartupState) -> Estimate | None:
+    """What is known of how long the present stage takes; None if nothing is."""
+    learned = _learned(scene, stage, state)
+    if learned:
+        return Estimate(wording.rounded(learned), "", state.stage_since)
+    plan = scene.observation.outcome.plan
+    if plan is None:
+        return None
+    has_experts = any(choice.component == Component.MOE for choice in plan.backends)
+    measured = scene.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
+    seconds = measured.stages.get(stage, {}).get("warm" if _is_warm(scene, state) else "cold")
+    return Estimate(wording.rounded(seconds), measured.where, state.stage_since) if seconds else None
+
+
+def seconds_left(scene: Scene, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
+    """For how many seconds the present stage still lasts, about; None where nothing tells, or where it lasts longer than it should."""
+    if counted is not None and not state.silent_stage_inferred:
+        return by_count(counted)
+    known = estimate(scene, stage, state)
+    if known is None or known.until is None:
+        return None
+    left = (known.until - scene.observation.now).total_seconds()
+    return wording.rounded(left) if left > 0 else None
+
+
+def by_count(counted: Progress) -> int | None:
+    """For how many seconds a count still lasts, about; None if it does not say, or is over."""
+    if counted.eta_seconds is None or counted.eta_seconds <= 0 or counted.completed >= counted.total:
+        return None
+    return wording.rounded(counted.eta_seconds)
+
+
+def _learned(scene: Scene, stage: Stage, state: StartupState) -> int | None:
+    """How long a stage took in the last start with this cache key, cold or warm as the present one is."""
+    plan = scene.observation.outcome.plan
+    known = next((entry for entry in known_stages(scene, plan) if entry.stage == stage), None) if plan is not None else None
+    if known is None:
+        return None
+    return known.warm_seconds if _is_warm(scene, state) else known.cold_seconds
+
+
+def _is_warm(scene: Scene, state: StartupState) -> bool:
+    """Whether a start finds what it needs, as far as can be seen by now."""
+    plan = scene.observation.outcome.plan
+    return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0
