@@ -121,6 +121,22 @@ def test_the_fault_of_a_request_is_no_crash() -> None:
     assert named(FAULT_OF_A_REQUEST) is None
 
 
+ASIDE = """\
+Traceback (most recent call last):
+  File "/workspace/collect_env.py", line 174, in get_vllm_ascend_version
+    from vllm_ascend._version import __version__
+ModuleNotFoundError: No module named 'vllm_ascend._version'
+"""
+"""What people paste before the log (https://github.com/vllm-project/vllm-ascend/issues)."""
+
+
+def test_the_script_that_collects_the_environment_is_not_the_engine() -> None:
+    failed = "ERROR 05-26 02:41:53 [core.py:1136] EngineCore failed to start.\n"
+    unknown = f"{failed}ERROR 05-26 02:41:53 [core.py:1136] RuntimeError: the fabric sulks\n"
+    assert named(ASIDE + unknown) == "Unknown"
+    assert named(ASIDE) == "PythonPackageMissing"
+
+
 FAULT_OF_A_REQUEST_BEFORE_UVICORN = """\
 ERROR:    Exception in ASGI application
 Traceback (most recent call last):
