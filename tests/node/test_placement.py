@@ -76,9 +76,9 @@ async def test_a_taint_of_somebody_else_is_told(cluster: Cluster, taint: Callabl
     await taint(key="dedicated", value="team-a")
     await cluster.create(model(cluster, speed="200"))
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"), within=60)
-    assert "untolerated taint" in condition(told, "Ready")["message"]
-    assert "spec.podTemplate.spec.tolerations" in condition(told, "Ready")["message"]
-    tolerations = [{"key": "dedicated", "operator": "Exists"}]
+    assert "has the taint dedicated=team-a:NoSchedule. To start there, add" in condition(told, "Ready")["message"]
+    assert "{key: dedicated, operator: Equal, value: team-a, effect: NoSchedule}" in condition(told, "Ready")["message"]
+    tolerations = [{"key": "dedicated", "operator": "Equal", "value": "team-a", "effect": "NoSchedule"}]
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"spec": {"tolerations": tolerations}}}})
     await until_ready(cluster)
 

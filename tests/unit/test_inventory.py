@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.gpus import KINDS, bare_node, device, inventory_of, known_gpus, real_node, resource_slice
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Pool, Source
+from vllm_operator.planning.inventory.taints import Taint
 
 GFD, CLOUD = Source.GFD, Source.CLOUD
 
@@ -55,6 +56,34 @@ def test_real_nodes_tell_what_they_have(
     assert (pool.architecture, pool.product, pool.memory_mebibytes, pool.count) == (architecture, product, memory, count)
     assert (pool.host, pool.cuda, pool.source, pool.resource) == (host, cuda, source, "nvidia.com/gpu")
     assert (pool.mig_profile, pool.shared, pool.problems) == (None, False, ())
+
+
+@pytest.mark.parametrize(
+    ("taint", "toleration", "want"),
+    [
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Equal", "value": "b", "effect": "NoSchedule"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "value": "b"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Exists"}, True),
+        (("a", "b", "NoExecute"), {"operator": "Exists"}, True),
+        (("a", "", "NoSchedule"), {"key": "a"}, True),
+        (("a", "b", "NoSchedule"), {"key": "a", "value": "c"}, False),
+        (("a", "b", "NoSchedule"), {"key": "a", "operator": "Exists", "effect": "NoExecute"}, False),
+        (("a", "b", "NoSchedule"), {"key": "c", "operator": "Exists"}, False),
+        (("a", "b", "NoSchedule"), {}, False),
+        (("a", "b", "NoSchedule"), "nonsense", False),
+    ],
+)
+def test_a_taint_is_tolerated_as_the_scheduler_understands_it(taint: tuple[str, str, str], toleration: Any, want: bool) -> None:
+    assert Taint(*taint).is_tolerated([toleration]) is want
+
+
+def test_the_taints_of_nodes_with_the_gpu_are_known() -> None:
+    node = real_node("h100-sxm", "gpu-1")
+    node["spec"] = {"taints": [{"key": "z", "effect": "NoSchedule"}, {"key": "soft", "effect": "PreferNoSchedule"}, {"key": 7}, "?"]}
+    inventory = inventory_of(node, real_node("b200", "gpu-2"))
+    assert inventory.taints_of("nvidia.com/gpu", "sm_90") == {"gpu-1": (Taint("z", "", "NoSchedule"),)}
+    assert set(inventory.taints_of("nvidia.com/gpu", None)) == {"gpu-1", "gpu-2"}
+    assert inventory.taints_of("nvidia.com/mig-1g.10gb", None) == {}
 
 
 def test_a_machine_without_gpu_is_counted_but_in_no_pool() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
@@ -33,6 +34,7 @@ from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.startup.state import Stage, StartupState
 
+TEAM = {"key": "dedicated", "value": "team-a", "effect": "NoSchedule"}
 POD_STATUS: dict[str, Any] = {
     "phase": "Running",
     "conditions": [{"type": "Ready", "status": "False"}],
@@ -376,3 +378,18 @@ async def test_what_cannot_lie_beside_the_wish_is_replaced_first(bench: Bench) -
     await bench.settle()
     assert bench.cluster.all(SERVICE)[0]["spec"] == before["spec"]
     assert bench.condition("Ready").reason != "ApplyFailed"
+
+
+async def test_the_taint_of_a_node_with_the_gpu_is_named_while_a_pod_waits_for_it() -> None:
+    node = real_node("h100-sxm", "gpu-1")
+    node["spec"] = {"taints": [{"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}, TEAM]}
+    bench = Bench(node)
+    bench.cluster.put(llama())
+    await bench.settle()
+    says = "0/1 nodes are available: 1 node(s) had untolerated taint(s)."
+    waits = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": says}
+    pod = bench.add_pod(phase="Pending", conditions=[waits])
+    bench.cluster.put({**pod, "spec": bench.deployment()["spec"]["template"]["spec"]})
+    await bench.settle()
+    said = bench.condition("Starting").message
+    assert "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add {key: dedicated," in said

@@ -1,6 +1,8 @@
 """Which condition each situation leads to, and what stands in its message."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +10,9 @@ from support import observations as o
 from support.situations import CRASHES, X1, Situation, crashed_state
 from vllm_operator.api.conditions import ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
@@ -30,6 +34,17 @@ HUNG = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-900), starte
 REFUSED = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU. The cluster has: 3 nodes with NVIDIA-H200 (sm_90).")
 UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned because the spec was not accepted.")
 INVALID = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3, and the model has 64 heads.")
+
+
+GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")
+OURS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
+
+
+def tainted(taint: Taint, *, tolerations: Sequence[Any] | None = OURS, more: Mapping[str, tuple[Taint, ...]] | None = None) -> Observation:
+    """A Pod that the scheduler of Kubernetes 1.35 finds no node for, beside gpu-1 with this taint and `more` nodes."""
+    pod = o.unschedulable_pod(message="0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint(s).")
+    pod["spec"]["tolerations"] = None if tolerations is None else list(tolerations)
+    return o.observe(pod, taints={"gpu-1": (taint,), **(more or {})})
 
 
 SITUATIONS = {
@@ -63,6 +78,40 @@ SITUATIONS = {
     ),
     "no node takes the Pod": Situation(
         o.observe(o.unschedulable_pod()), "Starting", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
+    ),
+    "the taint that keeps the Pod off is named with its toleration": Situation(
+        tainted(Taint("dedicated", "team-a", "NoSchedule")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        (
+            "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add "
+            "{key: dedicated, operator: Equal, value: team-a, effect: NoSchedule} to spec.podTemplate.spec.tolerations.",
+        ),
+    ),
+    "of the taints that keep the Pod off those of the most open nodes are named": Situation(
+        tainted(Taint("a", "", "NoExecute"), more={"gpu-2": (Taint("a", "", "NoExecute"),), "gpu-0": (TEAM, Taint("b", "", "NoSchedule"))}),
+        "Ready",
+        "False",
+        "Unschedulable",
+        ("2 nodes with its GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),
+    ),
+    "a taint that goes by itself is not to be tolerated": Situation(
+        tainted(Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("node.kubernetes.io/disk-pressure:NoSchedule, which goes when the node is well again: `kubectl describe node gpu-1`",),
+    ),
+    "the taint of GPU nodes is tolerated unless somebody has taken that away": Situation(
+        tainted(GPU_TAINT, tolerations=None),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("nvidia.com/gpu=present:NoSchedule, which the operator tolerates unless spec.podTemplate.spec.tolerations is null",),
+    ),
+    "a taint that is tolerated is not named": Situation(
+        tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
@@ -152,6 +201,20 @@ SITUATIONS = {
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
+    "one serves, the next Pod is not there yet": Situation(
+        o.observe(o.ready_pod(), replicas=2, deployment=o.deployment(1)),
+        "Starting",
+        "True",
+        "Progressing",
+        ("1 of 2 replicas serves; the other Pod is about to be created.",),
+    ),
+    "one serves, the next Pods are not there yet: the summary": Situation(
+        o.observe(o.ready_pod(), replicas=3, deployment=o.deployment(1)),
+        "Ready",
+        "False",
+        "ReplicasNotReady",
+        ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
+    ),
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.storage.care import NO_CARE, CacheCare
 from vllm_operator.startup.state import StartupState
@@ -44,6 +45,8 @@ class Observation:
         startups: What the log of a container run has told. Holds the run that is followed; after a crash also
             the crashed run, which tells why. May lack any entry: then the Pod's status alone is used.
         cores: How many CPUs the Pods use whose start is silent, by uid. Empty where the cluster does not measure it.
+        taints: What keeps Pods off the nodes that have the GPUs of the plan, by the name of the node. Empty while no Pod waits
+            for a node, and where the nodes may not be read.
         care: What is being done about the caches.
         apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
     """
@@ -62,6 +65,7 @@ class Observation:
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
+    taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     care: CacheCare = NO_CARE
     apply_error: str | None = None
 

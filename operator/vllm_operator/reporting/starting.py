@@ -1,5 +1,7 @@
 """Starting: whether Pods are on their way, and what the one that is worst off is doing."""
 
+from typing import Any
+
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.planning.outcome import Verdict
@@ -11,6 +13,7 @@ from vllm_operator.reporting.pods import Phase, PodView
 from vllm_operator.reporting.progress import describe
 from vllm_operator.reporting.remedies import stall_restarts_left
 from vllm_operator.reporting.scene import Scene
+from vllm_operator.reporting.taints import obstacle
 
 _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
     Phase.CRASHED: (FALSE, Reason.START_FAILED),
@@ -43,7 +46,9 @@ def starting(scene: Scene, block: StartupStatus | None, remediation: Remediation
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.care.holder))
     if failure := rollout.creation_failure(scene):
         return Verdict(FALSE, Reason.NOT_STARTED, say("starting.refused", message=failure))
-    if scene.pods and scene.serving == 0:
+    if scene.serving > 0:
+        return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=scene.serving, wanted=observation.wanted))
+    if scene.pods:
         return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=scene.pods[0]))
     name = "starting.not_planned" if observation.outcome.plan is None else "starting.no_pod"
     return Verdict(FALSE, Reason.NOT_STARTED, say(name))
@@ -68,7 +73,8 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
             done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
-    return scene.messages.say(f"pod.{name}", pod=view, text=text)
+    facts: dict[str, Any] = {"obstacle": obstacle(scene, view)} if view.phase is Phase.UNSCHEDULABLE else {}
+    return scene.messages.say(f"pod.{name}", pod=view, text=text, **facts)
 
 
 def partly(scene: Scene, text: str) -> str:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import READY, Reason, set_condition
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import ConditionStatus, Plan, VLLMDeploymentStatus
 from vllm_operator.cluster.apply import Applied, Applier, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
@@ -40,6 +40,7 @@ from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
 from vllm_operator.planning.storage.care import CacheCare
 from vllm_operator.reporting.observation import Observation, Report
@@ -206,10 +207,21 @@ class Reconciler:
             pod_events=events,
             startups=states,
             cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
+            taints=await self._taints(tended.outcome.plan, snapshot.pods),
             care=_with_refused_claims(tended.care, applied, (claim, weights)),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
         )
         return observation, look_again
+
+    async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
+        """What keeps Pods off the nodes with the GPUs of the plan, where a Pod waits for a node."""
+        if plan is None or all((pod.get("spec") or {}).get("nodeName") for pod in pods):
+            return {}
+        try:
+            inventory = await self._inventory.read()
+        except Forbidden:
+            return {}  # which is said elsewhere
+        return inventory.taints_of(plan.resource, plan.architecture)
 
     async def _tell(self, resource: VLLMDeployment, snapshot: Snapshot, report: Report) -> None:
         """Write the events and the status, where there is something new."""

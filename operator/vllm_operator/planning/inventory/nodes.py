@@ -24,6 +24,7 @@ from vllm_operator.planning.inventory.pools import (
     Source,
 )
 from vllm_operator.planning.inventory.resource_slices import Device, read_slices
+from vllm_operator.planning.inventory.taints import Taint, read_taints
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
@@ -42,6 +43,7 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
     notes: set[str] = set()
     pools: list[Pool] = []
     labels: dict[str, Mapping[str, str]] = {}
+    taints: dict[str, tuple[Taint, ...]] = {}
     count = 0
     for node in nodes:
         name = text(mapping(mapping(node).get("metadata")).get("name"))
@@ -51,9 +53,9 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
         reader = _Node(name, node, devices.get(name, ()), gpus, notes)
         found = reader.pools()
         if found:
-            labels[name] = reader.labels
+            labels[name], taints[name] = reader.labels, read_taints(mapping(node).get("spec"))
         pools.extend(found)
-    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels)
+    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels, taints)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from vllm_operator.catalog.gpus import Version
+from vllm_operator.planning.inventory.taints import Taint
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
@@ -76,11 +77,18 @@ class Pool:
 class Inventory:
     """All GPUs of a cluster.
 
-    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` are
-    those of the nodes with GPUs, by the name of the node.
+    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` and `taints`
+    are those of the nodes with GPUs, by the name of the node.
     """
 
     pools: tuple[Pool, ...] = ()
     node_count: int = 0
     notes: tuple[str, ...] = ()
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
+
+    def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
+        """The taints of the nodes that have such a GPU, by the name of the node; an unknown architecture is any."""
+        pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
+        names = {name for pool in pools for name in pool.nodes}
+        return {name: taints for name, taints in self.taints.items() if name in names}

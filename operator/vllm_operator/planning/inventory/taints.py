@@ -1,0 +1,65 @@
+"""Taints of nodes: what keeps Pods off, and what a Pod needs to be let on.
+
+Since Kubernetes 1.35 the scheduler says only that there was an untolerated taint, not which one.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.planning.foreign import mapping, sequence, text
+
+_KEEPS_OFF = ("NoSchedule", "NoExecute")
+_MOST_TAINTS = 16
+_OF_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Taint:
+    """A taint that keeps Pods off a node, as `key=value:effect`."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        """As `kubectl describe node` writes it."""
+        return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether Kubernetes has set it because of the state of the node, and takes it away again."""
+        return self.key.startswith(_OF_KUBERNETES)
+
+    @property
+    def toleration(self) -> str:
+        """The toleration that lets a Pod on, as YAML in one line."""
+        match = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
+        return f"{{key: {self.key}, {match}, effect: {self.effect}}}"
+
+    def is_tolerated(self, tolerations: Any) -> bool:
+        """Whether one of the tolerations of a Pod lets it on. Their shape is not trusted."""
+        return any(self._matches(mapping(each)) for each in sequence(tolerations))
+
+    def _matches(self, toleration: Mapping[str, Any]) -> bool:
+        if (toleration.get("effect") or self.effect) != self.effect:
+            return False
+        operator = toleration.get("operator") or "Equal"
+        if not toleration.get("key"):
+            return bool(operator == "Exists")
+        if toleration["key"] != self.key:
+            return False
+        return bool(operator != "Equal" or (toleration.get("value") or "") == self.value)
+
+
+def read_taints(spec: Any) -> tuple[Taint, ...]:
+    """The taints in the spec of a node that keep Pods off, sorted."""
+    found = (mapping(entry) for entry in sequence(mapping(spec).get("taints")))
+    return tuple(sorted(_taints(found))[:_MOST_TAINTS])
+
+
+def _taints(entries: Iterable[Mapping[str, Any]]) -> Iterable[Taint]:
+    for entry in entries:
+        key, effect = text(entry.get("key")), text(entry.get("effect"))
+        if key is not None and effect in _KEEPS_OFF:
+            yield Taint(key[:253], (text(entry.get("value")) or "")[:63], effect)
