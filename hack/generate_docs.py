@@ -49,7 +49,7 @@ def _object(schema: Schema, path: str) -> Iterator[str]:
     for name, refused in [("", schema), *schema["properties"].items()]:
         if rules := [] if refused["type"] == "string" or (name and refused["type"] == "object") else _rules(refused):
             yield f"Refused in `{path}{name and '.'}{name}`, in these words:\n"
-            yield from (f"- {rule['message']}" for rule in rules)
+            yield from dict.fromkeys(f"- {rule['message']}" for rule in rules)  # the same for two fields is said once
             yield ""
     for name, field in schema["properties"].items():
         inner = field.get("items", field)

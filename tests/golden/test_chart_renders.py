@@ -147,6 +147,8 @@ def test_what_is_generated_is_up_to_date() -> None:
     assert generate_chart.DEFINITION.read_text("utf-8") == generate_chart.definition(), "run `make generate`"
     current = generate_chart.METADATA.read_text("utf-8")
     assert current == generate_chart.metadata(current), "run `make generate`"
+    page = generate_chart.README.read_text("utf-8")
+    assert page == generate_chart.readme(page), "run `make generate`"
 
 
 def test_every_value_is_described() -> None:

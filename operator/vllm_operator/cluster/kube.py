@@ -154,14 +154,33 @@ class KubeClient:
             query["limitBytes"] = request.limit_bytes
         # No total time-out: a quiet engine may say nothing for minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
-        path = POD.path(request.namespace, request.pod, "log")
-        async with asyncio.timeout(self._timeout):
-            response = await self._send("GET", path, query=query, limit=timeout)
+        async with self._stream(POD.path(request.namespace, request.pod, "log"), query, timeout, "get", "pods/log") as pieces:
+            yield pieces
+
+    @asynccontextmanager
+    async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:
+        """Watch one object. The selector by its name lets a Role allow this object alone (`resourceNames`)."""
+        query = {"watch": "true", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": max(1, int(seconds))}
+        # The server ends it; a connection that died silently ends here.
+        timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
+        async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as pieces:
+            yield _happenings(pieces)
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open an answer that is read while it comes."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._send("GET", path, query=query, limit=limit)
+        except TimeoutError as error:
+            raise Unavailable(f"{_words(error)} (GET {self.configuration.host}{path})") from error
         try:
             if response.status == 403:
                 self.forbidden()
             if response.status >= 400:
-                raise _error(response, await response.read(), "get", "pods/log")
+                raise _error(response, await response.read(), verb, resource)
             yield _pieces(response.response)
         finally:
             response.response.close()
@@ -254,6 +273,17 @@ async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
             yield piece
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(_words(error)) from error
+
+
+async def _happenings(pieces: AsyncIterator[bytes]) -> AsyncIterator[None]:
+    """One item for each line of a watch."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b'{"type":"ERROR"'):
+                raise Unavailable(f"The watch broke: {line[:512].decode('utf-8', 'replace')}")
+            yield
 
 
 def _words(error: BaseException) -> str:
