@@ -67,7 +67,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
-    await served.create(llama(served.namespace))
+    await served.create(llama(served.namespace, backends={"attention": "FLASHINFER"}))
     pod = await the_pod(served)
     log, recording = sim.log(pod), read_recording(INDUCED / "good-flashinfer.log")
     [compiles] = [number for number, output in enumerate(recording) if b"Warming up FlashInfer attention" in output.data]
