@@ -248,10 +248,10 @@ class FakeCluster:
         new = _copied(live) if live else {}
         mine = {"manager": manager, "operation": "Apply", "subresource": subresource}
         others = [entry for entry in _entries(live) if not _is_same(entry, mine)]
-        kept = {path for entry in others for path in fake_fields.leaves(entry["fieldsV1"])} | set(fake_fields.leaves(fields))
+        kept = {path for owned in (*(entry["fieldsV1"] for entry in others), fields) for path in fake_fields.members(owned)}
         for entry in _entries(live):
             if _is_same(entry, mine):
-                for path in sorted(set(fake_fields.leaves(entry["fieldsV1"])) - kept, key=lambda p: (p[-1] != ".", p)):
+                for path in sorted(set(fake_fields.members(entry["fieldsV1"])) - kept, key=len):
                     fake_fields.remove(new, path)
         merged = fake_fields.merge(new, wish)
         contested = _contested(others, fields, merged, live)
