@@ -34,5 +34,6 @@ case "${command[0]##*/}" in
     # layers: buildah keeps none unless told to, and would install everything anew each time
     *) verb=bud && arguments+=(--layers --format docker) ;;
 esac
+read -ra further <<<"${IMAGE_ARGUMENTS:-}"
 echo "building $tag with ${command[0]##*/}" >&2
-exec "${command[@]}" "$verb" "${arguments[@]}" ${IMAGE_ARGUMENTS:-} .
+exec "${command[@]}" "$verb" "${arguments[@]}" "${further[@]}" .

@@ -1,4 +1,4 @@
-"""What the site has beyond docs/: pages from the repository's root, and links that lead out of docs/. A hook of mkdocs."""
+"""What the site has beyond docs/: pages from elsewhere in the repository, and links that lead out of docs/. A hook of mkdocs."""
 
 import posixpath
 import re
@@ -8,15 +8,21 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parent.parent
-ROOT_PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+ROOT_PAGES = {
+    "README.md": "index.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "CHANGELOG.md": "changelog.md",
+    "examples/README.md": "examples.md",
+    "charts/vllm-operator/README.md": "chart.md",
+}
 LINK = re.compile(r"(\]\()([^)#\s:]+)((?:#[^)\s]*)?\))")
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Add the pages of the repository's root."""
+    """Add the pages from elsewhere in the repository."""
     for source, page in ROOT_PAGES.items():
         text = (ROOT / source).read_text("utf-8")
-        files.append(File.generated(config, page, content=with_links(text, "", "", config["repo_url"])))
+        files.append(File.generated(config, page, content=with_links(text, posixpath.dirname(source), "", config["repo_url"])))
     return files
 
 
@@ -37,8 +43,9 @@ def with_links(text: str, root: str, folder: str, repository: str) -> str:
         before, target, after = found.groups()
         path = posixpath.normpath(posixpath.join(root, folder, target))
         here = posixpath.join("docs", folder)
-        if path in ROOT_PAGES:
-            return f"{before}{posixpath.relpath(f'docs/{ROOT_PAGES[path]}', here)}{after}"
+        known = ROOT_PAGES.get(path) or ROOT_PAGES.get(f"{path}/README.md")
+        if known is not None:
+            return f"{before}{posixpath.relpath(f'docs/{known}', here)}{after}"
         if path.startswith("docs/"):
             return f"{before}{posixpath.relpath(path, here)}{after}"
         kind = "tree" if (ROOT / path).is_dir() else "blob"

@@ -178,7 +178,7 @@ class Operator:
             use,
             what=what,
             config_map=config_map,
-            seconds=self._settings.rules_seconds,
+            seconds=self._settings.resync_seconds,
             metrics=self.metrics,
             changed=changed,
         )

@@ -59,8 +59,6 @@ class Settings:
     one, none if empty."""
     signatures_config_map: str = ""
     """Name of a ConfigMap with crash signatures of the cluster's owner; as for the rules."""
-    rules_seconds: float = 30.0
-    """How often these ConfigMaps are read: how late a change is noticed. One small read each time."""
     log_streams: int = 200
     """Container logs followed at the same time. Each costs a connection here, at the API server and at the
     kubelet; further ones take turns."""

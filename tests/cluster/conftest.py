@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.account import make_account, remove_account
+from support.account import make_account, remove_account, rules_of
 from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from support.crd import install_crd
@@ -83,7 +83,7 @@ async def served(cluster: Cluster, gpu_nodes: Callable[..., list[str]]) -> Clust
 async def operator(served: Cluster, tmp_path: Path) -> AsyncIterator[OperatorProcess]:
     """The operator as a process, serving the test's namespace, with the rights that the chart gives to it."""
     kubeconfig = await make_account(served, tmp_path / "operator.kubeconfig")
-    async with OperatorProcess(kubeconfig, served.namespace) as process:
+    async with OperatorProcess(kubeconfig, served.namespace, rules_config_map=rules_of(served.namespace)) as process:
         await process.until_ready(within=60)
         yield process
     await remove_account(served)

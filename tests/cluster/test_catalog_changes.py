@@ -78,7 +78,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
 async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harms_nobody(served: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0")
     name = f"{served.namespace}/rules"
-    async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=name, rules_seconds="0.2") as operator:
+    async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=name) as operator:
         await operator.until_ready(within=60)
         await served.create(llama(served.namespace))
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)

@@ -13,11 +13,11 @@ import yaml
 from support import helm
 from support.chart_ways import WAYS
 from support.cluster import Cluster, Manifest, RefusedError
+from support.gpus import machines_of_the_examples
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from testenv import Environment
 from testenv.binaries import find_binary
-from testenv.nodes import gpu_node
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -34,17 +34,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[Environment]:
     with Environment() as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("KUBECONFIG", str(running.kubeconfig))
         running.add_nodes("cpu")
-        running.create_nodes(fleet())
+        running.create_nodes(machines_of_the_examples())
         yield running
-
-
-def fleet() -> list[Manifest]:
-    """One node of each kind that the examples ask for, all with a driver for the newest of their images."""
-    nodes = [gpu_node(kind) for kind in ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-single", "gb10")]
-    driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
-    for node in nodes:
-        node["metadata"]["labels"] |= driver
-    return nodes
 
 
 class Release:
@@ -183,7 +174,7 @@ async def test_rules_among_the_values_are_read_and_broken_ones_are_said(release:
     await release.install({"namespaces": ["NAMESPACE"], "extraRules": [EXPERTS_RULE, {"id": "broken"}]})
     kubeconfig = await cluster.act_as(NAME, tmp_path / "kubeconfig")
     async with OperatorProcess(kubeconfig, cluster.namespace, rules_config_map=f"{cluster.namespace}/{NAME}-rules") as operator:
-        await operator.until_says("1 rules of")
+        await operator.until_says("in use: 1;")
         await operator.until_ready()
     said = [event for event in await cluster.list_all("Event") if event["involvedObject"]["kind"] == "ConfigMap"]
     assert ["broken" in event["message"] for event in said] == [True], said

@@ -79,8 +79,7 @@ async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_s
 async def test_the_crash_that_one_has_before_him_is_named_once_its_signature_is_added(served: Cluster, sim: Simulator) -> None:
     await served.create(config_map("crashes", served.namespace))
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="300")
-    settings = {"signatures_config_map": f"{served.namespace}/crashes", "rules_seconds": "0.5"}
-    async with OperatorProcess(served.kubeconfig, served.namespace, **settings) as operator:
+    async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
         await operator.until_ready(within=60)
         await served.create(llama(served.namespace))
         [pod] = await pods(served)

@@ -11,6 +11,7 @@ from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
+from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -43,6 +44,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     await use_a_claim_of_the_user(served)
     await pin_a_device(served)
     await replace_what_an_earlier_object_left(served)
+    await take_a_rule_of_the_owner(served, operator)
     # watches of before this test's own requests
     await operator.stop()
     await operator.start()
@@ -216,6 +218,13 @@ async def pin_a_device(cluster: Cluster) -> None:
     [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate")]
     await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"allocation": "DevicePlugin", "mig": {"uuids": None}}}})
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
+
+
+async def take_a_rule_of_the_owner(cluster: Cluster, operator: OperatorProcess) -> None:
+    await cluster.create(config_map("rules", cluster.namespace, ATTENTION_RULE))
+    await operator.until_says("rules of the cluster's owner in use: 1", within=10)
+    await cluster.delete("ConfigMap", "rules")
+    await operator.until_says("rules of the cluster's owner in use: 0", within=10)
 
 
 def another_than(old: Manifest) -> Callable[[Manifest], bool]:

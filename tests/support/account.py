@@ -9,11 +9,20 @@ ACCOUNT = "vllm-operator"
 ROLE_GROUP = "rbac.authorization.k8s.io"
 
 
+def _values(namespace: str) -> Manifest:
+    settings = {"rules_config_map": rules_of(namespace)}
+    return {"namespaces": [namespace], "settings": settings, "crds": {"install": False}, "rbac": {"aggregate": False}}
+
+
+def rules_of(namespace: str) -> str:
+    """The ConfigMap that the account may read and watch."""
+    return f"{namespace}/rules"
+
+
 async def make_account(cluster: Cluster, path: Path) -> Path:
     """Create the account with the chart's roles for the test's namespace; write a kubeconfig that acts as it."""
-    values = {"namespaces": [cluster.namespace], "crds": {"install": False}, "rbac": {"aggregate": False}}
     # the release lies in the namespace itself: its cluster-wide objects are named after it
-    for manifest in helm.template(values, namespace=cluster.namespace):
+    for manifest in helm.template(_values(cluster.namespace), namespace=cluster.namespace):
         if manifest["kind"] == "ServiceAccount" or manifest["apiVersion"].startswith(ROLE_GROUP):
             await cluster.apply(manifest)
     return await cluster.act_as(ACCOUNT, path)
@@ -27,7 +36,5 @@ async def remove_account(cluster: Cluster) -> None:
 
 def granted(namespace: str) -> set[tuple[str, str, str]]:
     """What the account may do: (group, resource, verb)."""
-    manifests: list[Manifest] = helm.template(
-        {"namespaces": [namespace], "crds": {"install": False}, "rbac": {"aggregate": False}}, namespace=namespace
-    )
+    manifests: list[Manifest] = helm.template(_values(namespace), namespace=namespace)
     return helm.rules(manifests, "Role") | helm.rules(manifests, "ClusterRole")

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "hack/testenv/README.md")]
+PAGES = [
+    ROOT / name
+    for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", "charts/vllm-operator/README.md", "hack/testenv/README.md")
+]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", "trivy", ".venv/bin/vllm-operator")
@@ -23,6 +26,7 @@ NOT_RUN = {
     "make docs": "a target of its own, which CI runs",
     "make audit": "asks pypi.org; CI runs it",
     "make install": "makes the environment that the tests run in",
+    "kubectl exec deployment/vllm-operator --namespace vllm-system -- vllm-operator catalog gpus": "a simulated Pod runs nothing",
     "make test-unit": "would start these tests once more",
     "make generate": "writes into the source tree; tests compare what is there with what it would write",
     "make golden": "writes into the source tree",
@@ -47,6 +51,7 @@ NOT_RUN = {
 WALK = (
     "docs/quickstart-kind.md",
     "docs/install.md",
+    "charts/vllm-operator/README.md",
     "docs/quickstart-gpu.md",
     "docs/operations.md",
     "docs/troubleshooting.md",

@@ -13,6 +13,19 @@ from vllm_operator.planning.inventory.pools import Inventory
 KINDS = tuple(node_kinds())
 
 
+MACHINES_OF_THE_EXAMPLES = ("h100-sxm", "h200", "b200", "gb200", "rtx-pro-6000", "h100-mig-single", "gb10", "thor", "l4", "t4")
+
+
+def machines_of_the_examples() -> list[dict[str, Any]]:
+    """One node of each kind that the examples ask for, all with a driver for the newest of their images."""
+    nodes = [gpu_node(kind) for kind in MACHINES_OF_THE_EXAMPLES]
+    driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
+    for node in nodes:
+        if "nvidia.com/gpu.product" in node["metadata"]["labels"]:
+            node["metadata"]["labels"] |= driver
+    return nodes
+
+
 @cache
 def known_gpus() -> GPUs:
     return load_gpus()

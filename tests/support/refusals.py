@@ -110,7 +110,7 @@ REFUSALS = (
     ),
     Refusal("a switch as a boolean", {"parallelism": {"expert": True}}, ("spec.parallelism.expert", "must be of type string")),
     Refusal("an empty backend", {"backends": {"moe": ""}}, ("spec.backends.moe",)),
-    Refusal("two backends in one field", {"backends": {"moe": "MARLIN,TRITON"}}, ("write Auto, or one backend",)),
+    Refusal("two backends in one field", {"backends": {"moe": "MARLIN,TRITON"}}, ("write Auto, or the name",)),
     Refusal("both a claim and a volume", {"cache": {"claimName": "caches", "volume": {"size": "20Gi"}}}, ("not both",)),
     Refusal("a claim of no size", {"cache": {"volume": {"size": "0Gi"}}}, ("such as 20Gi",)),
     Refusal("a fraction as a claim's size", {"cache": {"volume": {"size": "1.5Ti"}}}, ("such as 20Gi",)),

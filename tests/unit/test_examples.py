@@ -1,5 +1,6 @@
 """The examples fit the API types, and each can be read without the others."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def test_an_example_starts_by_saying_what_it_is_for(path: Path) -> None:
     lines = path.read_text("utf-8").splitlines()
     assert lines[0].startswith("# ")
     assert all(len(line) <= 120 for line in lines)
+
+
+def test_every_example_is_in_the_list_of_examples() -> None:
+    listed = re.findall(r"\]\(([^)]*\.yaml)\)", (EXAMPLES / "README.md").read_text("utf-8"))
+    assert set(listed) == {path.name for path in EXAMPLES.glob("*.yaml")}
 
 
 def test_no_two_examples_have_the_same_name() -> None:

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+import generate_chart
 import generate_docs
 import site_pages
 from vllm_operator.api import conditions
 
 ROOT = generate_docs.ROOT
 PAGES = [
-    pytest.param(path, id=path.relative_to(ROOT).as_posix()) for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md"))]
+    pytest.param(path, id=path.relative_to(ROOT).as_posix())
+    for path in [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "examples" / "README.md", generate_chart.README]
 ]
 LINK = re.compile(r"\[[^\]]+\]\(([^)#\s]+)[^)]*\)")
 
@@ -58,7 +60,9 @@ def places(entries: list[dict[str, Any]]) -> Iterator[str]:
         ("", "[x](docs/caches.md#priming)", "[x](caches.md#priming)"),
         ("", "![x](docs/images/demo.svg)", "![x](images/demo.svg)"),
         ("", "[x](CONTRIBUTING.md)", "[x](contributing.md)"),
-        ("", "[x](examples)", "[x](https://repository/tree/main/examples)"),
+        ("", "[x](examples)", "[x](examples.md)"),
+        ("", "[x](crds)", "[x](https://repository/tree/main/crds)"),
+        ("examples", "[x](minimal.yaml)", "[x](https://repository/blob/main/examples/minimal.yaml)"),
         ("docs", "[x](../Dockerfile)", "[x](https://repository/blob/main/Dockerfile)"),
         ("docs", "[x](caches.md)", "[x](caches.md)"),
         ("docs/design", "[x](../security.md)", "[x](../security.md)"),

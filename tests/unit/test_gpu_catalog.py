@@ -33,7 +33,7 @@ def test_architectures_from_volta_to_blackwell_are_known() -> None:
 )
 def test_what_an_architecture_can_do(name: str, capability: tuple[int, int], fp8: bool, fp4: bool, mig: bool) -> None:
     architecture = GPUS.architectures[name]
-    assert (architecture.capability, architecture.fp8, architecture.fp4, architecture.mig) == (capability, fp8, fp4, mig)
+    assert (capability_of(name), architecture.fp8, architecture.fp4, architecture.mig) == (capability, fp8, fp4, mig)
     assert architecture_of(capability) == name
 
 

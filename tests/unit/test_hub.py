@@ -141,7 +141,7 @@ async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub:
 @pytest.mark.parametrize(
     ("answer", "said", "unreachable"),
     [
-        (404, "there is no such file", False),
+        (404, "there is no such model, revision or file", False),
         (401, "the token is not accepted", False),
         (503, "HTTP status 503", True),
         (b"{" * 100_000, "is not JSON", False),
@@ -162,6 +162,7 @@ async def test_what_cannot_be_used_is_said_without_the_token(
     assert found.config is None
     assert said in (found.trouble or "")
     assert found.unreachable is unreachable
+    assert found.refused is (answer in (401, 404))
     assert TOKEN not in repr(found)
 
 

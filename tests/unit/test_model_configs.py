@@ -166,6 +166,17 @@ async def test_a_hub_that_is_away_is_left_alone_for_a_minute(operator: Operator)
     assert len(operator.hub.asked) == 1
 
 
+@pytest.mark.parametrize("refused", [True, False])
+async def test_a_model_that_the_hub_refuses_is_noted_also_where_its_family_is_known(operator: Operator, refused: bool) -> None:
+    name = "meta-llama/Llama-3.1-8B-Instrukt"
+    operator.hub.answers[name] = HubAnswer(trouble="There is no such model.", refused=refused)
+    operator.cluster.put(llama(model={"uri": f"hf://{name}"}))
+    await operator.plan_it()
+    plan = operator.status().plan
+    assert plan is not None
+    assert ("There is no such model. The engine will probably meet the same." in plan.notes) is refused
+
+
 async def test_many_objects_with_one_model_ask_once(operator: Operator) -> None:
     keys = [("default", f"m{number}") for number in range(5)]
     operator.hub.wait = asyncio.Event()

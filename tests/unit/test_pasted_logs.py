@@ -121,6 +121,78 @@ def test_the_fault_of_a_request_is_no_crash() -> None:
     assert named(FAULT_OF_A_REQUEST) is None
 
 
+DESCRIBED = """\
+Annotations:    autoscaling.knative.dev/class: kpa.autoscaling.knative.dev
+                internal.serving.kubeflow.org/storage-initializer-sourceuri: gs://models/resnet50
+Status:         Pending
+IP:             10.8.1.91
+"""
+"""What kubectl prints is indented like a traceback (https://github.com/kserve/kserve/issues/817)."""
+
+
+def test_a_description_of_a_pod_is_no_traceback() -> None:
+    assert named(DESCRIBED) is None
+
+
+@pytest.mark.parametrize("escape", ["\x1b", "^[", "#033", "\\u001b", "\\033"])
+def test_colours_are_taken_off_however_they_are_written(escape: str) -> None:
+    end = "#015\n" if escape == "#033" else "\n"
+    head = f"{escape}[1;36m(VllmWorker TP1 pid=413){escape}[0;0m ERROR 09-01 04:36:17 [multiproc_executor.py:559]"
+    assert (
+        named(f"{head} WorkerProc failed to start.{end}{head} AssertionError: 12 is not divisible by 8{end}")
+        == "TensorParallelNotDivisible"
+    )
+
+
+ASIDE = """\
+Traceback (most recent call last):
+  File "/workspace/collect_env.py", line 174, in get_vllm_ascend_version
+    from vllm_ascend._version import __version__
+ModuleNotFoundError: No module named 'vllm_ascend._version'
+"""
+"""What people paste before the log (https://github.com/vllm-project/vllm-ascend/issues)."""
+
+
+def test_the_script_that_collects_the_environment_is_not_the_engine() -> None:
+    failed = "ERROR 05-26 02:41:53 [core.py:1136] EngineCore failed to start.\n"
+    unknown = f"{failed}ERROR 05-26 02:41:53 [core.py:1136] RuntimeError: the fabric sulks\n"
+    assert named(ASIDE + unknown) == "Unknown"
+    assert named(ASIDE) == "PythonPackageMissing"
+
+
+FAULT_OF_A_REQUEST_BEFORE_UVICORN = """\
+ERROR:    Exception in ASGI application
+Traceback (most recent call last):
+  File "/opt/lmformatenforcer/integrations/transformers.py", line 5, in <module>
+    from transformers.generation.logits_process import LogitsWarper
+ImportError: cannot import name 'LogitsWarper' from 'transformers.generation.logits_process' (/opt/transformers/logits_process.py)
+During handling of the above exception, another exception occurred:
+Traceback (most recent call last):
+  File "/opt/uvicorn/protocols/http/httptools_impl.py", line 409, in run_asgi
+    result = await app(
+ImportError: transformers is not installed.
+"""
+"""A request that cannot be served (https://github.com/vllm-project/vllm/issues/14401)."""
+
+
+def test_what_uvicorn_says_of_a_request_is_no_crash() -> None:
+    assert named(FAULT_OF_A_REQUEST_BEFORE_UVICORN) is None
+    assert named(FAULT_OF_A_REQUEST_BEFORE_UVICORN + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore\n") == "EngineDead"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "CRITICAL 02-25 11:11:34 launcher.py:101] MQLLMEngine is already dead, terminating server process",
+        "ERROR 01-22 00:13:32 client.py:282] RuntimeError('Engine process (pid 77) died.')",
+        "ERROR 12-17 09:16:13 [async_llm.py:480] AsyncLLM output_handler failed.",
+    ],
+)
+def test_an_engine_that_died_while_it_served_is_dead(line: str) -> None:
+    serving = "INFO 02-25 11:11:31 metrics.py:455] Avg prompt throughput: 2082.8 tokens/s, Running: 3 reqs\n"
+    assert named(serving + line + "\n") == "EngineDead"
+
+
 def test_a_request_that_finds_the_engine_dead_tells_of_a_crash() -> None:
     line = "ERROR 08-07 19:11:43 [serving_chat.py:1050] vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue.\n"
     assert named(line) == "EngineDead"

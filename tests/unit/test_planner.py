@@ -163,6 +163,14 @@ def test_names_that_the_version_does_not_know_are_noted() -> None:
     notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)
     assert "does not know the variable VLLM_USE_V1" in notes
     assert "does not know the flag --no-such-flag" in notes
+    assert "Did you mean" not in notes
+
+
+def test_a_name_that_is_misspelled_is_noted_with_the_one_that_was_meant() -> None:
+    engine = {"version": "0.20.1", "env": [{"name": "VLLM_USE_DEEPGEMM", "value": "0"}], "args": [{"name": "max-model-length"}]}
+    notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)
+    assert "VLLM_USE_DEEPGEMM: it has no effect. Did you mean VLLM_USE_DEEP_GEMM?" in notes
+    assert "Did you mean --max-model-len?" in notes
 
 
 @pytest.mark.parametrize(

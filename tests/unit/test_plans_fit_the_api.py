@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
+from support.gpus import machines_of_the_examples
 from support.structural import SPEC, STATUS, violations
-from testenv.nodes import gpu_node
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.inventory.nodes import read_inventory
@@ -17,7 +17,6 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 
 ROOT = Path(__file__).parent.parent.parent
-FLEET = ("h100-sxm", "h200", "b200", "rtx-pro-6000", "h100-mig-single", "gb10")
 MANIFESTS = {
     f"{path.stem}:{manifest['metadata']['name']}": manifest
     for folder in (ROOT / "examples", ROOT / "hack" / "demo" / "manifests")
@@ -34,11 +33,7 @@ WITHOUT_GPU = {
 
 @cache
 def fleet() -> Inventory:
-    nodes = [gpu_node(kind) for kind in FLEET]
-    driver = {key: value for key, value in gpu_node("b200")["metadata"]["labels"].items() if key.startswith("nvidia.com/cuda.")}
-    for node in nodes:
-        node["metadata"]["labels"] |= driver
-    return read_inventory(nodes, [], load_catalog().gpus)
+    return read_inventory(machines_of_the_examples(), [], load_catalog().gpus)
 
 
 @cache

@@ -148,8 +148,23 @@ def test_a_uuid_that_no_slice_lists_is_refused() -> None:
     assert "Ask for the profile instead" in message
 
 
+def test_a_product_that_no_node_has_is_answered_with_those_most_like_it() -> None:
+    nodes = map(real_node, ("h200", "b200", "l40s", "h100-sxm", "gb10", "a100"))
+    _, message = refusal(deployment(accelerator={"products": ["NVIDIA-H100"]}), *nodes)
+    assert "(label nvidia.com/gpu.product: NVIDIA-H100-80GB-HBM3, NVIDIA-H200, " in message
+    assert "gpu.product" not in refusal(deployment(accelerator={"products": ["H100"]}), real_node("nfd-only"))[1]
+
+
+def test_weights_too_large_for_a_slice_call_for_a_larger_one() -> None:
+    request = deployment(model={"uri": "hf://meta-llama/Llama-3.1-70B-Instruct"}, accelerator={"mig": {"profile": "1g.10gb"}})
+    [note] = [note for note in made(request, real_node("h100-mig-mixed")).notes if "out of memory" in note]
+    assert "Use a larger slice, whole GPUs or" in note
+    assert "tensor" not in note
+
+
 def test_claims_without_the_driver_for_them() -> None:
     _, message = refusal(deployment(accelerator={"allocation": "DRA"}), real_node("h200"))
+    assert "No node offers 1 whole GPU by dynamic resource allocation" in message
     assert "DRA driver" in message
 
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -31,9 +33,11 @@ class Operator(Bench):
             self.catalog.use,
             what="rules",
             config_map="operators/rules",
-            seconds=0.001,
+            seconds=60,
             metrics=self.metrics,
             changed=self._changed,
+            retry_seconds=0,
+            look_seconds=0,
         )
 
     async def _changed(self) -> None:
@@ -43,6 +47,17 @@ class Operator(Bench):
         plan = self.status().plan
         assert plan is not None
         return next((choice.backend, choice.chosen_by.value) for choice in plan.backends if choice.component == "Attention")
+
+
+@asynccontextmanager
+async def running(operator: Operator) -> AsyncIterator[None]:
+    """Keep the rules up to date meanwhile."""
+    task = asyncio.create_task(operator.source.run())
+    try:
+        yield
+        assert not task.done()
+    finally:
+        task.cancel()
 
 
 @pytest.fixture
@@ -120,15 +135,58 @@ async def test_a_missing_permission_is_said_once_and_waits_for_nobody(operator: 
     assert caplog.text.count("may not get the ConfigMap operators/rules") == 1
 
 
-async def test_a_change_is_noticed_while_running(operator: Operator) -> None:
-    running = asyncio.create_task(operator.source.run())
-    try:
+async def others_go_on() -> None:
+    for _ in range(1000):
+        await asyncio.sleep(0)
+
+
+async def noticed(operator: Operator) -> None:
+    """Wait until the running operator uses other rules than before."""
+    async with asyncio.timeout(5):
+        await operator.changed.wait()
+    operator.changed.clear()
+
+
+async def test_each_change_is_noticed_while_running_and_nothing_is_asked_in_between(operator: Operator) -> None:
+    async with running(operator):
         operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
-        async with asyncio.timeout(5):
-            await operator.changed.wait()
-    finally:
-        running.cancel()
+        await noticed(operator)
+        assert operator.catalog.current.version != known().version
+        await others_go_on()
+        before = dict(operator.cluster.calls)
+        await others_go_on()
+        assert operator.cluster.calls == before
+        operator.cluster.remove(CONFIG_MAP, "operators", "rules")
+        await noticed(operator)
+        assert operator.catalog.current == known()
+
+
+async def test_what_happened_while_no_watch_was_open_is_noticed_by_the_next(operator: Operator) -> None:
+    operator.cluster.fail("watch", CONFIG_MAP, Unavailable("away"), times=3)
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+    await operator.source.load()
+    operator.cluster.remove(CONFIG_MAP, "operators", "rules")
+    async with running(operator):
+        await noticed(operator)
+    assert operator.catalog.current == known()
+    assert operator.cluster.calls["watch"] == 4
+
+
+async def test_a_change_that_could_not_be_read_is_read_again(operator: Operator) -> None:
+    async with running(operator):
+        operator.cluster.fail("get", CONFIG_MAP, Unavailable("away"), times=2)
+        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+        await noticed(operator)
     assert operator.catalog.current.version != known().version
+
+
+async def test_rules_that_may_not_be_watched_are_looked_at_now_and_then(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.cluster.fail("watch", CONFIG_MAP, Forbidden("no", verb="watch", resource="configmaps"), times=1000)
+    with caplog.at_level(logging.WARNING):
+        async with running(operator):
+            operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+            await noticed(operator)
+    assert caplog.text.count("may not watch the ConfigMap operators/rules") == 1
 
 
 async def test_without_a_name_nothing_is_read() -> None:

@@ -107,7 +107,7 @@ Backend = Annotated[
     Field(
         max_length=64,
         pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
-        json_schema_extra=form("write Auto, or one backend by the name that vLLM gives it, for example FLASHINFER_CUTLASS"),
+        json_schema_extra=form("write Auto, or the name that vLLM gives to one backend (letters, digits, _ and -)"),
     ),
 ]
 WeightSize = Annotated[

@@ -34,11 +34,6 @@ class Architecture:
     cuda: Version
     cuda_before: Version | None = None
 
-    @property
-    def capability(self) -> Version:
-        """Compute capability, (9, 0) for sm_90."""
-        return capability_of(self.name)
-
 
 @dataclass(frozen=True, slots=True)
 class Product:

@@ -1,4 +1,4 @@
-"""What the operator asks of a Kubernetes API server: eight verbs on plain dictionaries.
+"""What the operator asks of a Kubernetes API server: nine verbs on plain dictionaries.
 
 Manifests are camelCase dictionaries as they go over the wire, never typed models: a model of an older
 schema drops the fields that it does not know, and writing it back would delete them.
@@ -191,6 +191,15 @@ class ClusterClient(Protocol):
         """Open a log with timestamps; iterate over its bytes in pieces of at most 64 KiB.
 
         That the stream ends says nothing about the container: it ends also when the kubelet restarts.
+        """
+
+    def watch(
+        self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float
+    ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
+        """Watch one object that need not exist; iterate over what happens to it, until `seconds` have passed.
+
+        Whatever happens after this was opened is told. What happened before must be asked for; that the object is there is
+        told too. It may end earlier: open it again then, and ask again.
         """
 
     async def close(self) -> None:

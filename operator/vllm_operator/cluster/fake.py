@@ -6,6 +6,7 @@ controllers: nothing turns a Deployment into Pods.
 """
 
 import asyncio
+import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -59,6 +60,7 @@ class FakeCluster:
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
     _logs: dict[tuple[str, str], list[Sequence[LogStep]]] = field(default_factory=dict)
+    _watches: list[tuple[Identity, asyncio.Event]] = field(default_factory=list)
 
     # what a test does
 
@@ -85,7 +87,9 @@ class FakeCluster:
 
     def remove(self, kind: Kind, namespace: str | None, name: str) -> None:
         """Remove an object at once."""
-        self._objects.pop((kind.kind, namespace if kind.namespaced else None, name), None)
+        identity = (kind.kind, namespace if kind.namespaced else None, name)
+        self._objects.pop(identity, None)
+        self._tell(identity)
 
     def fail(self, verb: str, kind: Kind | None, error: ClusterError, *, times: int = 1) -> None:
         """Let the next calls of a verb on a kind (any if None) fail."""
@@ -197,6 +201,20 @@ class FakeCluster:
             raise steps[0]
         yield _play(steps)
 
+    @asynccontextmanager
+    async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:
+        """Watch one object."""
+        await self._enter("watch", kind)
+        identity = (kind.kind, namespace if kind.namespaced else None, name)
+        happened = asyncio.Event()
+        if identity in self._objects:
+            happened.set()
+        self._watches.append((identity, happened))
+        try:
+            yield _happenings(happened, seconds)
+        finally:
+            self._watches.remove((identity, happened))
+
     async def close(self) -> None:
         """Nothing to close."""
 
@@ -230,10 +248,10 @@ class FakeCluster:
         new = _copied(live) if live else {}
         mine = {"manager": manager, "operation": "Apply", "subresource": subresource}
         others = [entry for entry in _entries(live) if not _is_same(entry, mine)]
-        kept = {path for entry in others for path in fake_fields.leaves(entry["fieldsV1"])} | set(fake_fields.leaves(fields))
+        kept = {path for owned in (*(entry["fieldsV1"] for entry in others), fields) for path in fake_fields.members(owned)}
         for entry in _entries(live):
             if _is_same(entry, mine):
-                for path in sorted(set(fake_fields.leaves(entry["fieldsV1"])) - kept, key=lambda p: (p[-1] != ".", p)):
+                for path in sorted(set(fake_fields.members(entry["fieldsV1"])) - kept, key=len):
                     fake_fields.remove(new, path)
         merged = fake_fields.merge(new, wish)
         contested = _contested(others, fields, merged, live)
@@ -255,7 +273,13 @@ class FakeCluster:
         generation = (old or {}).get("metadata", {}).get("generation", 0)
         metadata["generation"] = generation + 1 if old is None or old.get("spec") != new.get("spec") else generation
         self._objects[self._identity(kind, new)] = new
+        self._tell(self._identity(kind, new))
         return _copied(new)
+
+    def _tell(self, identity: Identity) -> None:
+        for watched, happened in self._watches:
+            if watched == identity:
+                happened.set()
 
     def _written(self, verb: str, kind: Kind, before: Manifest | None, after: Manifest) -> Manifest:
         if before is None or before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]:
@@ -267,6 +291,16 @@ def _copied(value: Content) -> Content:
     """A copy, made as the wire makes it: what is not JSON is refused here as well."""
     copy: Content = json.loads(json.dumps(value))
     return copy
+
+
+async def _happenings(happened: asyncio.Event, seconds: float) -> AsyncIterator[None]:
+    until = asyncio.get_running_loop().time() + seconds
+    with contextlib.suppress(TimeoutError):
+        while True:
+            async with asyncio.timeout_at(until):
+                await happened.wait()
+            happened.clear()
+            yield
 
 
 async def _play(steps: Sequence[LogStep]) -> AsyncIterator[bytes]:

@@ -62,6 +62,14 @@ def leaves(fields: Fields, path: Path = ()) -> Iterator[Path]:
             yield (*path, name)
 
 
+def members(fields: Fields, path: Path = ()) -> Iterator[Path]:
+    """The paths of all fields and entries that are named, those that only lead to others included: what is given up goes with them."""
+    for name, inner in fields.items():
+        if name != ".":
+            yield (*path, name)
+            yield from members(inner, (*path, name))
+
+
 def read(value: Any, path: Path, name: str = "") -> tuple[bool, Any]:
     """Follow a path; (False, None) where it leads nowhere."""
     for step in path:
@@ -82,8 +90,6 @@ def read(value: Any, path: Path, name: str = "") -> tuple[bool, Any]:
 def remove(value: Any, path: Path, name: str = "") -> None:
     """Remove what a path leads to."""
     *way, last = path
-    if last == ".":
-        *way, last = way
     found, parent = read(value, tuple(way), name)
     if not found:
         return

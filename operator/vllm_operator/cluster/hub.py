@@ -26,6 +26,8 @@ INDEX_BYTES = 4096
 """The sum of all sizes is in the index's first lines; its list of tensors takes many MiB for a large model."""
 WEIGHTS_SECONDS = 2.0
 """How long the size of the weights may take beyond config.json, which is worth more."""
+REFUSALS = (401, 403, 404)
+"""Statuses that say something of the model, not of the hub."""
 ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
 """Longer lists and texts, and what lies deeper, say nothing about kernels and are not kept."""
 
@@ -80,7 +82,7 @@ class HttpHub:
         try:
             config = await self._file(repository, revision, "config.json", token)
         except _NoAnswer as error:
-            return HubAnswer(trouble=str(error), unreachable=error.unreachable)
+            return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
         wanted = "quantization_config" not in config and "text_config" not in config
         quantization, size = await asyncio.gather(
             self._quantization(repository, revision, token) if wanted else _nothing(),
@@ -158,7 +160,11 @@ class HttpHub:
                     url = _next(url, response.headers.get("Location", ""), what)
                     continue
                 if response.status != 200:
-                    raise _NoAnswer(f"{what} cannot be read: {_meaning(response.status, token)}.", unreachable=response.status >= 500)
+                    raise _NoAnswer(
+                        f"{what} cannot be read: {_meaning(response.status, token)}.",
+                        refused=response.status in REFUSALS,
+                        unreachable=response.status >= 500,
+                    )
                 return await (_beginning(response, head) if head else _bounded(response, what))
         raise _NoAnswer(f"{what} cannot be read: too many redirections.")
 
@@ -166,8 +172,9 @@ class HttpHub:
 class _NoAnswer(Exception):  # noqa: N818 - a signal
     """There is no answer; the message says why."""
 
-    def __init__(self, message: str, *, unreachable: bool = False) -> None:
+    def __init__(self, message: str, *, refused: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
+        self.refused = refused
         self.unreachable = unreachable
 
 
@@ -222,6 +229,11 @@ def _next(url: str, location: str, what: str) -> str:
 
 
 def _meaning(status: int, token: str | None) -> str:
+    """What a status means here. A hub answers 401 for a model that does not exist, too: nobody shall learn which private ones do."""
     if status in (401, 403):
-        return "the token is not accepted" if token else "it needs a token; name its Secret in spec.model.tokenSecretRef"
-    return "there is no such file" if status == 404 else f"HTTP status {status}"
+        return (
+            "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"
+            if token
+            else "there is no such model, or it needs a token; check spec.model.uri, or name its Secret in spec.model.tokenSecretRef"
+        )
+    return "there is no such model, revision or file; check spec.model.uri and revision" if status == 404 else f"HTTP status {status}"

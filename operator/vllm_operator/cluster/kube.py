@@ -6,6 +6,7 @@ do not know. Raw `aiohttp` errors and HTTP statuses become the errors of `vllm_o
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,6 +37,10 @@ from vllm_operator.cluster.client import (
 PIECE = 64 * 1024
 PAGE = 500
 RELOAD_SECONDS = 10.0
+_MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
+"""How a server-side apply is refused whose object does not fit its kind's schema: with a 500, as if it were the server's fault."""
+_AT_PLACE = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
+"""What such a refusal says before the field that is wrong: which object it is, which is said anyway."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -154,14 +159,33 @@ class KubeClient:
             query["limitBytes"] = request.limit_bytes
         # No total time-out: a quiet engine may say nothing for minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
-        path = POD.path(request.namespace, request.pod, "log")
-        async with asyncio.timeout(self._timeout):
-            response = await self._send("GET", path, query=query, limit=timeout)
+        async with self._stream(POD.path(request.namespace, request.pod, "log"), query, timeout, "get", "pods/log") as pieces:
+            yield pieces
+
+    @asynccontextmanager
+    async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:
+        """Watch one object. The selector by its name lets a Role allow this object alone (`resourceNames`)."""
+        query = {"watch": "true", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": max(1, int(seconds))}
+        # The server ends it; a connection that died silently ends here.
+        timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
+        async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as pieces:
+            yield _happenings(pieces)
+
+    @asynccontextmanager
+    async def _stream(
+        self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Open an answer that is read while it comes."""
+        try:
+            async with asyncio.timeout(self._timeout):
+                response = await self._send("GET", path, query=query, limit=limit)
+        except TimeoutError as error:
+            raise Unavailable(f"{_words(error)} (GET {self.configuration.host}{path})") from error
         try:
             if response.status == 403:
                 self.forbidden()
             if response.status >= 400:
-                raise _error(response, await response.read(), "get", "pods/log")
+                raise _error(response, await response.read(), verb, resource)
             yield _pieces(response.response)
         finally:
             response.response.close()
@@ -256,6 +280,17 @@ async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise Unavailable(_words(error)) from error
 
 
+async def _happenings(pieces: AsyncIterator[bytes]) -> AsyncIterator[None]:
+    """One item for each line of a watch."""
+    rest = b""
+    async for piece in pieces:
+        *lines, rest = (rest + piece).split(b"\n")
+        for line in lines:
+            if line.startswith(b'{"type":"ERROR"'):
+                raise Unavailable(f"The watch broke: {line[:512].decode('utf-8', 'replace')}")
+            yield
+
+
 def _words(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "The API server did not answer in time"
@@ -284,6 +319,8 @@ def _error(response: RESTResponse, data: bytes, verb: str, resource: str) -> Clu
         case 400 | 405 | 413 | 415 | 422:
             causes = tuple((cause.get("field") or "", cause.get("message") or "") for cause in details.get("causes") or [])
             return Invalid(message, causes=causes)
+        case 500 if message.startswith(_MALFORMED):
+            return Invalid(_AT_PLACE.sub("", message))
         case _:
             after = response.headers.get("Retry-After") or ""
             return Unavailable(message, retry_after=float(after) if after.isdigit() else None)

@@ -187,7 +187,7 @@ class _Planner:
             *shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
-            *about_unknown_facts(facts, self.files.trouble),
+            *about_unknown_facts(facts, self.files),
             *about_unknown_size(self.resource, weights, facts.weight_bytes),
         ]
         return Plan(

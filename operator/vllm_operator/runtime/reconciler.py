@@ -41,7 +41,7 @@ from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
-from vllm_operator.planning.outcome import Outcome, Verdict
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
 from vllm_operator.planning.storage.care import CacheCare
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
@@ -171,11 +171,10 @@ class Reconciler:
         try:
             inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
         except Forbidden as error:
-            valid = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
             message = (
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
-            blind = Outcome(valid, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
+            blind = Outcome(ACCEPTED, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
             return blind, lambda generation: blind
 
         def plan(generation: int | None) -> Outcome:

@@ -1,4 +1,4 @@
-"""Knowledge of the cluster's owner, from ConfigMaps: rules and crash signatures, read at the start and again and again.
+"""Knowledge of the cluster's owner, from ConfigMaps: rules and crash signatures, read at the start and when they change.
 
 What is broken in them is said in the log, as an event on the ConfigMap and as a metric, and ignored. A ConfigMap that
 cannot be read at the moment leaves what is known as it is: plans must not depend on whether the API server answers.
@@ -21,6 +21,11 @@ from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
 from vllm_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 2.0
+"""Between two watches."""
+LOOK_SECONDS = 30.0
+"""Between two looks at a ConfigMap that may not be watched."""
 
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """Where Kubernetes tells a Pod its namespace."""
@@ -53,7 +58,7 @@ class KnownCatalog:
     def use(self, texts: Mapping[str, str]) -> Read:
         """Use these rules, and no others of the cluster's owner."""
         self.current, read = with_user_rules(self.shipped, texts)
-        log.info("%d rules of the cluster's owner are used; the catalog is %s", len(read.added), self.current.version)
+        log.info("rules of the cluster's owner in use: %d; the catalog is %s", len(read.added), self.current.version)
         return read
 
 
@@ -74,7 +79,7 @@ class KnownCrashes:
         """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""
         self.startup, read = with_user_signatures(self.shipped, texts)
         self.reporting = self.reporting.with_startup(self.startup)
-        log.info("%d crash signatures of the cluster's owner are used", len(read.added))
+        log.info("crash signatures of the cluster's owner in use: %d", len(read.added))
         return read
 
 
@@ -91,6 +96,8 @@ class UserData:
         seconds: float,
         metrics: Metrics,
         changed: Callable[[], Awaitable[None]],
+        retry_seconds: float = RETRY_SECONDS,
+        look_seconds: float = LOOK_SECONDS,
     ) -> None:
         """Prepare to read.
 
@@ -99,9 +106,11 @@ class UserData:
             use: Takes the texts of the ConfigMap.
             what: What is in it: rules or signatures.
             config_map: `namespace/name`, or empty.
-            seconds: How often it is read.
+            seconds: How long a watch lasts. After each it is read, whatever the watch has told.
             metrics: Where the numbers go.
             changed: Called when a running operator uses other texts than before.
+            retry_seconds: Between two watches.
+            look_seconds: Between two looks where there may be no watch.
         """
         self._client = client
         self._use = use
@@ -110,9 +119,12 @@ class UserData:
         self._seconds = seconds
         self._metrics = metrics
         self._changed = changed
+        self._retry = retry_seconds
+        self._look_seconds = look_seconds
         self._recorder = EventRecorder(client)
         self._texts: dict[str, str] = {}
-        self._trouble = ""
+        self._reading = asyncio.Lock()
+        self._troubles: dict[str, str] = {}
 
     async def load(self) -> bool:
         """Read the ConfigMap; True if its texts have changed.
@@ -122,16 +134,55 @@ class UserData:
         """
         if not self._name:
             return False
+        async with self._reading:
+            try:
+                manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
+            except NotFound:
+                manifest = {}
+            except Unavailable:
+                raise
+            except ClusterError as error:
+                self._say("get", self._words(error))
+                return False
+            self._say("get", "")
+            return await self._take(manifest)
+
+    async def run(self) -> None:
+        """Read the ConfigMap whenever something happens to it, until cancelled."""
+        while self._name:
+            pause = self._retry
+            try:
+                pause = await self._follow()
+            except ClusterError as error:
+                log.debug("the %s cannot be watched now: %s", self._what, error)
+            await asyncio.sleep(pause)
+
+    async def _follow(self) -> float:
+        """Read it for as long as one watch lasts: once for what happened before, and for each thing that happens.
+
+        Returns:
+            Seconds until the next.
+        """
         try:
-            manifest = await self._client.get(CONFIG_MAP, self._name, self._namespace)
-        except NotFound:
-            manifest = {}
-        except Unavailable:
-            raise
-        except ClusterError as error:
-            self._say(self._words(error))
-            return False
-        self._say("")
+            async with self._client.watch(CONFIG_MAP, self._name, self._namespace, seconds=self._seconds) as happenings:
+                self._say("watch", "")
+                await self._look()
+                async for _ in happenings:
+                    await self._look()
+        except Forbidden as error:
+            if error.verb != "watch":
+                raise
+            self._say("watch", f"The operator may not watch the {self._place()}, so changes are noticed late; allow it in a Role there.")
+            await self._look()
+            return self._look_seconds
+        return self._retry
+
+    async def _look(self) -> None:
+        if await self.load():
+            await self._changed()
+
+    async def _take(self, manifest: Manifest) -> bool:
+        """Use what is in it, if that is something else than before."""
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
         if texts == self._texts:
             return False
@@ -141,20 +192,11 @@ class UserData:
         await self._tell(manifest, read)
         return True
 
-    async def run(self) -> None:
-        """Read the ConfigMap again and again, until cancelled."""
-        while self._name:
-            await asyncio.sleep(self._seconds)
-            try:
-                if await self.load():
-                    await self._changed()
-            except ClusterError as error:
-                log.debug("the %s cannot be read now: %s", self._what, error)
-
-    def _say(self, trouble: str) -> None:
-        if trouble and trouble != self._trouble:
+    def _say(self, verb: str, trouble: str) -> None:
+        """Say once what is wrong with a verb; nothing if empty."""
+        if trouble and trouble != self._troubles.get(verb):
             log.warning("%s", trouble)
-        self._trouble = trouble
+        self._troubles[verb] = trouble
 
     async def _tell(self, manifest: Manifest, read: Read) -> None:
         reason = f"{self._what.removesuffix('s').capitalize()}Ignored"
@@ -164,10 +206,12 @@ class UserData:
             await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
 
     def _words(self, error: ClusterError) -> str:
-        place = f"ConfigMap {self._namespace}/{self._name}"
         if isinstance(error, Forbidden):
-            return f"The operator may not get the {place}, so the {self._what} in it are not used; allow it in a Role there."
-        return f"The {place} cannot be read, so the {self._what} in it are not used: {error}"
+            return f"The operator may not get the {self._place()}, so the {self._what} in it are not used; allow it in a Role there."
+        return f"The {self._place()} cannot be read, so the {self._what} in it are not used: {error}"
+
+    def _place(self) -> str:
+        return f"ConfigMap {self._namespace}/{self._name}"
 
 
 def place_of(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:

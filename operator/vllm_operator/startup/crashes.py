@@ -56,6 +56,8 @@ _REFUSED = re.compile(
 """The message of a failure that the user's configuration caused."""
 _REQUEST = "[serving"
 _HEADER = 200
+_ASIDE = "collect_env.py"
+"""A program that people run and paste beside the log: its errors are not vLLM's."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
@@ -177,8 +179,9 @@ class CrashTracker:
         part = self.tracebacks.take(process, text, raw=level is None)
         if part is Part.FRAME or self._stopping:
             return
+        harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if traceback is not None and traceback.harmless:
+        if harmless and self._failures.find(text) is None:
             return
         if level is None and _BULK.search(text):
             return
@@ -242,13 +245,17 @@ class CrashTracker:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
             signature = match.signature
-            evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
+            weak = match.weak or self._is_aside(process)
+            evidence = self._seen(None, signature, text, number, match.captures, weak=weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
                 self._collect(process, evidence)
                 known = known or not (signature.is_echo or provisional)
             else:
                 self._notice(self._with_frames(process, evidence))
         return known
+
+    def _is_aside(self, process: str) -> bool:
+        return any(_ASIDE in frame for frame in self.tracebacks.frames(process))
 
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)
@@ -259,7 +266,7 @@ class CrashTracker:
             if self._ready:
                 self.stopping(number)
             return
-        if text.startswith(("SystemExit", "asyncio.exceptions.CancelledError")):
+        if text.startswith(("SystemExit", "asyncio.exceptions.CancelledError")) or self._is_aside(process):
             return
         if not known and self._failures.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())

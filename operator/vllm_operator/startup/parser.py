@@ -146,7 +146,7 @@ class StartupParser:
             if len(shown) == len(self._bar_shown) and shown < self._bar_shown:
                 self._timeline.counts.are_several = True
             self._bar_shown = shown
-            if self._timeline.counts.are_several:
+            if self._timeline.counts.are_several or (position + 1 < len(lines) and lines[position + 1][: len(shown)] < shown):
                 return False
         return position + 1 < len(lines) and lines[position + 1].startswith(begin)
 

@@ -20,6 +20,8 @@ from vllm_operator.startup.framing import plain
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8
+_SOURCE_LINES = 8
+"""Source lines that a frame may have."""
 _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
@@ -33,10 +35,12 @@ _HARMLESS = (
     "Task exception was never retrieved",
     "Future exception was never retrieved",
     "Exception in thread",
+    "Exception in ASGI application",
     "--- Logging error ---",
     "Error in atexit",
     "Error in sys.excepthook",
 )
+_CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 class Part(Enum):
@@ -69,7 +73,7 @@ class Tracebacks:
         """Nothing so far."""
         self.recent: deque[str] = deque(maxlen=LINES_KEPT)
         self._open: OrderedDict[str, Traceback] = OrderedDict()
-        self._harmless_next = False
+        self._harmless_next = self._harmless_before = False
         self._backward: Iterator[str] | None = None
         self._collected: list[str] = []
         self.wants_top = False
@@ -91,13 +95,27 @@ class Tracebacks:
         if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and self.frames(process, 1)):
+        if self._harmless_before and text.startswith(_CHAINED):
+            self._harmless_next = True
+            return Part.OTHER
+        if _EXCEPTION.match(text) or (_NAME.match(text) and self._follows_frames(process)):
             return Part.EXCEPTION
         return Part.OTHER
 
+    def _follows_frames(self, process: str) -> bool:
+        # What `kubectl describe` prints is indented as well, and has names with colons.
+        return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
+
     def close(self, process: str) -> Traceback | None:
         """The traceback that the exception of the process ends, if it was seen to begin."""
-        return self._open.pop(process, None)
+        closed = self._open.pop(process, None)
+        self._harmless_before = closed is not None and closed.harmless
+        return closed
+
+    def is_harmless(self, process: str) -> bool:
+        """Whether the process goes on after the traceback that is being written."""
+        traceback = self._open.get(process)
+        return traceback is not None and traceback.harmless
 
     def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
         """The last frames and source lines that the process wrote before the latest line, as far as they are kept."""
@@ -109,7 +127,7 @@ class Tracebacks:
     def forget(self) -> None:
         """What was begun does not matter any more."""
         self._open.clear()
-        self._harmless_next = self.wants_top = False
+        self._harmless_next = self._harmless_before = self.wants_top = False
 
     def _start(self, process: str, raw: bool) -> None:
         self._open[process] = Traceback(raw, harmless=self._harmless_next)

@@ -58,7 +58,7 @@ def find_need(situation: Situation, signatures: frozenset[str]) -> CleaningNeed 
         occasion = f"{crash.pod}/{crash.restarts}"
         return CleaningNeed(occasion, is_full=True, node=sufferer, doomed=tuple(_left_behind(situation, timedelta(0))))
     aged = tuple(_left_behind(situation, INSPECTION))
-    node = next((view.node for _, view in situation.replicas() if view.phase is Phase.READY), "")
+    node = next((view.node for _, view in situation.replicas if view.phase is Phase.READY), "")
     if aged and (node or not situation.is_one_node):
         return CleaningNeed(" ".join(aged), is_full=False, node=node or None, doomed=aged)
     return None
@@ -70,7 +70,7 @@ def crashed_for_room(situation: Situation, signatures: frozenset[str]) -> str | 
     if crash is None or crash.signature not in signatures:
         return None
     over = (Phase.READY, Phase.TERMINATING)
-    views = (view for _, view in (*situation.replicas(), *situation.primers()) if view.name == crash.pod and view.phase not in over)
+    views = (view for _, view in (*situation.replicas, *situation.primers) if view.name == crash.pod and view.phase not in over)
     return next((view.node for view in views if view.node), None)
 
 

@@ -80,7 +80,7 @@ def decide(situation: Situation, rules: Sequence[PrimingRule], *, patience_secon
 def _filled(situation: Situation, address: CacheAddress) -> Changes | None:
     """What to record of a cache that is filled; None if it is not."""
     primed = is_primed(situation.claim, address.key)
-    ready = any(at == address and view.phase is Phase.READY for at, view in (*situation.replicas(), *situation.primers()))
+    ready = any(at == address and view.phase is Phase.READY for at, view in (*situation.replicas, *situation.primers))
     if not primed and not ready:
         return None
     record: Changes = {}
@@ -119,15 +119,15 @@ def _replaces_serving(situation: Situation, address: CacheAddress) -> bool:
     """Whether Pods that serve with another cache are to be replaced."""
     if situation.deployment is None or situation.present_address == address:
         return False
-    return any(at != address and view.phase is Phase.READY for at, view in situation.replicas())
+    return any(at != address and view.phase is Phase.READY for at, view in situation.replicas)
 
 
 def _ahead_of_rollout(situation: Situation, address: CacheAddress, patience_seconds: int) -> Staffing:
-    views = [view for at, view in situation.primers() if at == address]
+    views = [view for at, view in situation.primers if at == address]
     skipped = _remembered(situation) or _cannot_prime(situation) or _cannot_create(situation) or _no_gpu(situation, views, patience_seconds)
     if skipped is not None:
         return Staffing(CacheCare(skipped=skipped))
-    if any(view.phase is Phase.CRASHED for _, view in situation.replicas()):
+    if any(view.phase is Phase.CRASHED for _, view in situation.replicas):
         return Staffing()  # what is broken is replaced at once; the Deployment begins with it
     because = "The present replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]

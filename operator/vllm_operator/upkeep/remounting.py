@@ -39,7 +39,7 @@ def remounting(situation: Situation, signatures: frozenset[str]) -> tuple[Remoun
     """
     if situation.claim is None or situation.address is None:
         return None, {}
-    views = [view for _, view in situation.replicas()]
+    views = [view for _, view in situation.replicas]
     times = _times(situation.claim)
     if _is_under_way(views, times):
         return Remounting.UNDER_WAY, {}

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import cached_property
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL
@@ -16,7 +17,7 @@ from vllm_operator.reporting.pods import Phase, PodView, read_pod
 Manifest = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # without slots: what follows from it is worked out once
 class Situation:
     """Everything that a decision about caches is made from.
 
@@ -52,12 +53,12 @@ class Situation:
     holder: Manifest | None = None
     holder_pods: tuple[Manifest, ...] = ()
 
-    @property
+    @cached_property
     def address(self) -> CacheAddress | None:
         """Where the caches of the plan are; None if on no claim."""
         return cache_address(template_spec(self.wish))
 
-    @property
+    @cached_property
     def present_address(self) -> CacheAddress | None:
         """Where the caches of the Deployment as it is are."""
         return cache_address(template_spec(self.deployment))
@@ -77,14 +78,16 @@ class Situation:
         """Whether all Pods must be on one node, because of this claim or that of the weights."""
         return self.is_one_node or reading.is_one_node(self.weights_modes)
 
-    def replicas(self) -> list[tuple[CacheAddress | None, PodView]]:
+    @cached_property
+    def replicas(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The replicas, each with where its caches are."""
-        return [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_replica(pod)]
+        return tuple((cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_replica(pod))
 
-    def primers(self) -> list[tuple[CacheAddress | None, PodView]]:
+    @cached_property
+    def primers(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The primers, each with where its caches are. Those that are leaving are left out."""
         found = [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_primer(pod)]
-        return [(address, view) for address, view in found if view.phase is not Phase.TERMINATING]
+        return tuple((address, view) for address, view in found if view.phase is not Phase.TERMINATING)
 
 
 def is_replica(pod: Manifest) -> bool:

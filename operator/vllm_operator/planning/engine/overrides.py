@@ -1,7 +1,8 @@
 """What the user sets on the engine directly, and how it meets the plan: the user's value wins, and the plan says so."""
 
+import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +15,8 @@ from vllm_operator.planning.foreign import mapping, sequence, text
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
 """Variables that vLLM reads outside its table of variables, or that a plugin may read."""
+LIKENESS = 0.8
+"""From here on a name that is not known is taken for a misspelling (`--max-model-length`), below it for something else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +100,7 @@ def check_names(overrides: Overrides, table: VersionTable | None, replacements: 
     if table is None:
         return []
     variables = [
-        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements)}"
+        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements, table.variables)}"
         for name in overrides.variables
         if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
     ]
@@ -105,7 +108,7 @@ def check_names(overrides: Overrides, table: VersionTable | None, replacements: 
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
     return variables + [
         f"vLLM {table.version} does not know the flag {flag}: it refuses to start, unless a plugin of the image adds the flag."
-        f"{_instead(flag, replacements)}"
+        f"{_instead(flag, replacements, table.flags)}"
         for flag in flags
     ]
 
@@ -119,8 +122,12 @@ def _fields(flag: str, value: str | None) -> list[str]:
     return [f"{flag}.{name}" for name in content] if isinstance(content, dict) else []
 
 
-def _instead(name: str, replacements: Mapping[str, str]) -> str:
-    return f" Use {replacements[name]} instead." if name in replacements else ""
+def _instead(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
+    """What took the place of a name, or the known name that it is a misspelling of."""
+    if name in replacements:
+        return f" Use {replacements[name]} instead."
+    alike = difflib.get_close_matches(name, sorted(known), 1, LIKENESS)
+    return f" Did you mean {alike[0]}?" if alike else ""
 
 
 def subject_of(flag: str) -> str:

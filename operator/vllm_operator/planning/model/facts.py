@@ -29,11 +29,13 @@ class ModelFiles:
         config: Content of its config.json; None if that was not read.
         weight_bytes: Size of its weight files, as their index or the hub tells it; None if that is not known.
         trouble: Why config.json could not be had, in one sentence, where that was tried.
+        refused: The hub has answered, and what it has said will not change by itself: no such model, or not for this token.
     """
 
     config: Mapping[str, Any] | None = None
     weight_bytes: int | None = None
     trouble: str | None = None
+    refused: bool = False
 
 
 NO_FILES = ModelFiles()

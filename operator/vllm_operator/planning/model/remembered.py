@@ -11,7 +11,7 @@ from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.api.status import ModelFact, Plan
 from vllm_operator.catalog.facts import FACTS, Facts
 from vllm_operator.planning.foreign import read_integer
-from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_WEIGHTS, ResolvedFacts
+from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_WEIGHTS, ModelFiles, ResolvedFacts
 
 VALUE_LIMIT = 128
 
@@ -33,11 +33,12 @@ def recall_facts(plan: Plan) -> Facts:
     return Facts(**{name: _value(name, text) for name, text in told.items()})
 
 
-def about_unknown_facts(facts: Facts, trouble: str | None) -> list[str]:
-    """Say what is not known of the model, and why where its files should have told."""
+def about_unknown_facts(facts: Facts, files: ModelFiles) -> list[str]:
+    """Say what is not known of the model, and why where its files should have told; and that the hub refuses it, in any case."""
+    trouble = files.trouble
     unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
     if not unknown:
-        return []
+        return [f"{trouble} The engine will probably meet the same."] if trouble is not None and files.refused else []
     given = ", ".join(f"spec.model.facts.{name}" for name in unknown)
     listed = " and ".join(filter(None, (", ".join(unknown[:-1]), unknown[-1])))
     verb = "is" if len(unknown) == 1 else "are"

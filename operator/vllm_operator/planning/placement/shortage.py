@@ -1,16 +1,19 @@
 """Saying why no GPU fits: what was asked for, what there is, what can be done."""
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
-from vllm_operator.api.spec import AcceleratorSpec
+from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.inventory.pools import Inventory, Pool
 
 KINDS_LIMIT = 6
 """Kinds of nodes listed in a message; a person does not read more."""
+PRODUCTS_LIMIT = 4
+"""Products named in a message: the one that was meant is among the most similar."""
 
 
 class Obstacle(IntEnum):
@@ -51,7 +54,7 @@ def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejection
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
-    remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus))
+    remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus), rejections)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"No node offers {asked}. There is: {there}. {remedy}{unread}"
 
@@ -111,6 +114,8 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
         what += f" of product {' or '.join(wanted.products)}"
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
         what += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
+    if wanted.allocation is Allocation.DRA:
+        what += " by dynamic resource allocation"
     return what + (" on one node" if count > 1 else "")
 
 
@@ -135,7 +140,19 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
     return sorted(found, key=lambda name: (gpus.rank(name), name))
 
 
-def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternatives: Sequence[str]) -> str:
+def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
+    """The products that nodes have, those that are most like the ones asked for first."""
+    names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
+    alike = {name: max(_likeness(name, other) for other in wanted.products or [""]) for name in names}
+    ordered = sorted(names, key=lambda name: (-alike[name], name))[:PRODUCTS_LIMIT]
+    return f" to what nodes have (label nvidia.com/gpu.product: {', '.join(ordered)})" if ordered else ""
+
+
+def _likeness(one: str, other: str) -> float:
+    return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio() + (other.lower() in one.lower())
+
+
+def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternatives: Sequence[str], rejections: Sequence[Rejection]) -> str:
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
@@ -150,8 +167,8 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternative
                 f"{ARCHITECTURE_LABEL} (for example {(wanted.architectures or ['sm_90'])[0]}) on their nodes."
             )
         case Obstacle.PRODUCT:
-            return "Correct spec.accelerator.products (compare with the node label nvidia.com/gpu.product), or leave it out."
-        case Obstacle.ALLOCATION if wanted.allocation is not None and wanted.allocation.value == "DRA":
+            return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or leave it out."
+        case Obstacle.ALLOCATION if wanted.allocation is Allocation.DRA:
             return "Install NVIDIA's DRA driver with GPU support, or use allocation: DevicePlugin."
         case Obstacle.ALLOCATION:
             return "These can be had with allocation: DRA only; or run the NVIDIA device plugin."

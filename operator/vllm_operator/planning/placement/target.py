@@ -218,10 +218,11 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
 def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[str, ...]:
     notes: list[str] = []
     if _is_too_small(pool, request):
+        larger = "Use a larger slice, whole GPUs" if pool.mig_profile else "Raise parallelism.tensor, use larger GPUs"
         notes.append(
             f"The weights take about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB of each device, which has "
-            f"{(pool.memory_mebibytes or 0) / 1024:.0f} GiB: expect the engine to run out of memory. Raise parallelism.tensor, use larger "
-            "GPUs or a model with smaller numbers; if the size is not right, give spec.model.facts.weightSize."
+            f"{(pool.memory_mebibytes or 0) / 1024:.0f} GiB: expect the engine to run out of memory. {larger} or a model "
+            "with smaller numbers; if the size is not right, give spec.model.facts.weightSize."
         )
     if pool.architecture is None:
         notes.append(
