@@ -121,6 +121,29 @@ def test_the_fault_of_a_request_is_no_crash() -> None:
     assert named(FAULT_OF_A_REQUEST) is None
 
 
+DESCRIBED = """\
+Annotations:    autoscaling.knative.dev/class: kpa.autoscaling.knative.dev
+                internal.serving.kubeflow.org/storage-initializer-sourceuri: gs://models/resnet50
+Status:         Pending
+IP:             10.8.1.91
+"""
+"""What kubectl prints is indented like a traceback (https://github.com/kserve/kserve/issues/817)."""
+
+
+def test_a_description_of_a_pod_is_no_traceback() -> None:
+    assert named(DESCRIBED) is None
+
+
+@pytest.mark.parametrize("escape", ["\x1b", "^[", "#033", "\\u001b", "\\033"])
+def test_colours_are_taken_off_however_they_are_written(escape: str) -> None:
+    end = "#015\n" if escape == "#033" else "\n"
+    head = f"{escape}[1;36m(VllmWorker TP1 pid=413){escape}[0;0m ERROR 09-01 04:36:17 [multiproc_executor.py:559]"
+    assert (
+        named(f"{head} WorkerProc failed to start.{end}{head} AssertionError: 12 is not divisible by 8{end}")
+        == "TensorParallelNotDivisible"
+    )
+
+
 ASIDE = """\
 Traceback (most recent call last):
   File "/workspace/collect_env.py", line 174, in get_vllm_ascend_version

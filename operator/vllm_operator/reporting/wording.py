@@ -14,7 +14,8 @@ MESSAGE_LIMIT = 500
 """Characters of a message of ours, at most."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
-_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:)")
+_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
+_FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
 _SPACES = re.compile(r"\s+")
 
 
@@ -52,6 +53,11 @@ def sentence(text: str) -> str:
 def without_preemption(text: str) -> str:
     """What a scheduler says without what follows why no node fits: that ending other Pods would not help either."""
     return _PREEMPTION.split(text, maxsplit=1)[0]
+
+
+def without_pod_name(text: str) -> str:
+    """Why a Pod was refused, without the name that it would have had: each try makes up another."""
+    return _FORBIDDEN_POD.sub("", text)
 
 
 def duration(seconds: float) -> str:

@@ -44,7 +44,10 @@ _WRAPPED = re.compile(
     r"|> |[-*] (?=\d{4}-)|`(?=\w)"
     r")"
 )
-_ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?<!\w)\[[0-9;]{1,8}m")
+_ANSI = re.compile(
+    r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\^\[|#033|\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015(?=\n)"
+)
+"""Colours; also as less, rsyslog and JSON write the escape character, and the return that rsyslog writes."""
 _FOREIGN_LEVEL = re.compile(
     r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
 )

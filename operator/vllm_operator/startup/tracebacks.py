@@ -20,6 +20,8 @@ from vllm_operator.startup.framing import plain
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8
+_SOURCE_LINES = 8
+"""Source lines that a frame may have."""
 _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
@@ -96,9 +98,13 @@ class Tracebacks:
         if self._harmless_before and text.startswith(_CHAINED):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and self.frames(process, 1)):
+        if _EXCEPTION.match(text) or (_NAME.match(text) and self._follows_frames(process)):
             return Part.EXCEPTION
         return Part.OTHER
+
+    def _follows_frames(self, process: str) -> bool:
+        # What `kubectl describe` prints is indented as well, and has names with colons.
+        return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
 
     def close(self, process: str) -> Traceback | None:
         """The traceback that the exception of the process ends, if it was seen to begin."""
