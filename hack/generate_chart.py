@@ -1,4 +1,4 @@
-"""Write what the chart has from elsewhere: its copy of the CRD, the version, and the table of values in its README. `make generate`."""
+"""Write what the chart has from elsewhere: its copy of the CRD, the version, the settings, the table in its README. `make generate`."""
 
 import json
 import re
@@ -10,12 +10,16 @@ from typing import Any
 import yaml
 
 import generate_crds
+import generate_docs
 from vllm_operator import __version__
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
 DEFINITION = CHART / "files" / "vllmdeployments.yaml"
 METADATA = CHART / "Chart.yaml"
+SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
+OWN_VALUES = frozenset({"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint"})
+"""Settings that have a value of their own in the chart, or none because the chart needs them as they are."""
 HEADER = "| value | default | meaning |\n|---|---|---|\n"
 KEEP = """\
   annotations:
@@ -34,9 +38,27 @@ def metadata(current: str) -> str:
     return re.sub(r"(?m)^(version|appVersion): .*$", rf"\1: {__version__}", current)
 
 
+def schema(current: str) -> str:
+    """Return the schema of the values with the operator's settings: a name that is none, or a text for a number, is refused."""
+    content: dict[str, Any] = json.loads(current)
+    content["properties"]["settings"]["properties"] = {
+        name: {"description": f"{meaning} Default: {default}." if default != "" else meaning, **_TYPES[type(default)]}
+        for name, default, meaning in generate_docs.settings_with_meanings()
+        if name not in OWN_VALUES
+    }
+    return json.dumps(content, indent=2) + "\n"
+
+
+_TYPES: dict[type, dict[str, Any]] = {
+    int: {"type": "integer", "minimum": 0},
+    float: {"type": ["number", "string"], "minimum": 0, "pattern": "^[0-9.]+$"},  # `--set` makes a text of 0.5
+    str: {"type": "string"},
+}
+
+
 def readme(current: str) -> str:
     """Return the README with the table of values, from the schema and the defaults."""
-    schema = json.loads((CHART / "values.schema.json").read_text("utf-8"))
+    schema = json.loads(SCHEMA.read_text("utf-8"))
     defaults = yaml.safe_load((CHART / "values.yaml").read_text("utf-8"))
     rows = [f"| `{name}` | {_shown(default)} | {meaning} |" for name, default, meaning in _values(schema, defaults)]
     return current.partition(HEADER)[0] + HEADER + "\n".join(rows) + "\n"
@@ -47,7 +69,7 @@ def _values(schema: dict[str, Any], defaults: Any, path: str = "") -> Iterator[t
     for name, part in schema["properties"].items():
         if name not in defaults:
             continue  # `global`, of charts that this one is a part of
-        if "properties" in part:
+        if "properties" in part and defaults[name]:
             yield from _values(part, defaults[name], f"{path}{name}.")
         else:
             yield path + name, defaults[name], part["description"]
@@ -61,6 +83,7 @@ def _shown(default: Any) -> str:
 
 
 def main() -> int:
+    SCHEMA.write_text(schema(SCHEMA.read_text("utf-8")), "utf-8")
     README.write_text(readme(README.read_text("utf-8")), "utf-8")
     DEFINITION.write_text(definition(), "utf-8")
     METADATA.write_text(metadata(METADATA.read_text("utf-8")), "utf-8")

@@ -181,10 +181,18 @@ def _escaped(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
-def settings_reference() -> str:
-    """Every setting: its variable, its default, its meaning, from the source of `vllm_operator.settings`."""
+def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
+    """Every setting with its default and its meaning, from the source of `vllm_operator.settings`."""
     tree = ast.parse(Path(str(settings.__file__)).read_text("utf-8"))
     [fields] = [node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Settings"]
+    for field, text in pairwise(fields):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            name = field.target.id
+            yield name, getattr(settings.Settings(), name), " ".join(str(ast.literal_eval(text.value)).split())
+
+
+def settings_reference() -> str:
+    """The settings as a page."""
     lines = [
         NOTE.replace("operator/vllm_operator/api. Edit the types", "operator/vllm_operator/settings.py. Edit the texts") + "# Settings\n",
         "Environment variables of `vllm-operator run`, read once at its start. A variable that is not a setting, or holds what cannot be "
@@ -193,12 +201,9 @@ def settings_reference() -> str:
         "`log.format` and `log.level` are values of their own.\n",
         "| variable | default | meaning |\n|---|---|---|",
     ]
-    for field, text in pairwise(fields):
-        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
-            meaning = " ".join(str(ast.literal_eval(text.value)).split())
-            default = getattr(settings.Settings(), field.target.id)
-            shown = f"`{default}`" if default not in ("", ()) else ""
-            lines.append(f"| `{settings.PREFIX}{field.target.id.upper()}` | {shown} | {meaning} |")
+    for name, default, meaning in settings_with_meanings():
+        shown = f"`{default}`" if default not in ("", ()) else ""
+        lines.append(f"| `{settings.PREFIX}{name.upper()}` | {shown} | {meaning} |")
     return "\n".join(lines) + "\n"
 
 

@@ -242,6 +242,39 @@ async def test_what_the_api_server_refuses_is_said_in_its_words(served: Cluster,
     assert "99999" in condition(seen, "Ready")["message"]
 
 
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ({"tolerations": [{"key": "a", "effekt": "NoSchedule"}]}, "effekt: field not declared in schema"),
+        ({"terminationGracePeriodSeconds": "soon"}, "terminationGracePeriodSeconds: expected numeric"),
+        ({"containers": [{"name": "vllm", "resources": {"limits": {"memory": "2Gx"}}}]}, "quantities must match"),
+    ],
+)
+async def test_a_slip_in_the_pod_template_is_said_and_repaired(
+    served: Cluster, operator: OperatorProcess, spec: dict[str, Any], words: str
+) -> None:
+    await served.create(llama(served.namespace, podTemplate={"spec": spec}))
+    seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
+    message = condition(seen, "Ready")["message"]
+    assert words in message
+    assert message.endswith("What is wrong there comes from spec.podTemplate: correct it.")
+    assert [event["reason"] for event in await served.events() if event["type"] == "Warning"] == ["ApplyFailed"]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+
+
+async def test_a_quota_that_forbids_the_pod_is_said_with_its_name(served: Cluster, operator: OperatorProcess) -> None:
+    quotas = f"/api/v1/namespaces/{served.namespace}/resourcequotas"
+    metadata = {"name": "gpus", "namespace": served.namespace}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": metadata, "spec": {"hard": {"requests.nvidia.com/gpu": "1"}}}
+    await served.request("POST", quotas, body=quota)
+    await served.create(llama(served.namespace, parallelism={"tensor": 2}))
+    seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "PodRefused"))
+    message = condition(seen, "Ready")["message"]
+    assert message.startswith("The Deployment cannot create Pods: exceeded quota: gpus, requested: requests.nvidia.com/gpu=2")
+    assert "have the quota raised" in message
+
+
 async def test_a_deployment_of_somebody_else_is_not_taken_over(served: Cluster, operator: OperatorProcess) -> None:
     labels = {"app": "mine"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "mine", "image": "mine:1"}]}}

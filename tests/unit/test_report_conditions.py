@@ -79,6 +79,15 @@ SITUATIONS = {
     "no node takes the Pod": Situation(
         o.observe(o.unschedulable_pod()), "Starting", "False", "Unschedulable", ("3 Insufficient nvidia.com/gpu", "spec.accelerator")
     ),
+    "no node has so much memory": Situation(
+        o.observe(
+            o.unschedulable_pod(message="0/3 nodes are available: 1 Insufficient memory, 2 node(s) didn't match Pod's node affinity.")
+        ),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("1 Insufficient memory", "Ask for less (resources of container vllm"),
+    ),
     "the taint that keeps the Pod off is named with its toleration": Situation(
         tainted(Taint("dedicated", "team-a", "NoSchedule")),
         "Starting",
@@ -112,6 +121,13 @@ SITUATIONS = {
     ),
     "a taint that is tolerated is not named": Situation(
         tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
+    ),
+    "no node has room for the last replica": Situation(
+        o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("2 of 3 replicas serve. No node takes", "change spec.accelerator, or lower spec.replicas to 2."),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
@@ -219,7 +235,7 @@ SITUATIONS = {
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",
         "False",
-        "NotStarted",
+        "PodRefused",
         ("must set securityContext.runAsNonRoot=true", "spec.podTemplate.spec.securityContext", "runAsUser"),
     ),
     "a quota forbids Pods": Situation(
@@ -228,9 +244,29 @@ SITUATIONS = {
         ),
         "Ready",
         "False",
-        "NotStarted",
-        ("exceeded quota: gpus",),
+        "PodRefused",
+        ("exceeded quota: gpus", "have the quota raised"),
     ),
+    **{
+        f"Pods are refused: {message[:40]}": Situation(
+            o.observe(
+                deployment=o.deployment(
+                    0, conditions=[o.condition("ReplicaFailure", "True", message=f'pods "a-1" is forbidden: {message}')]
+                )
+            ),
+            "Starting",
+            "False",
+            "PodRefused",
+            (f"cannot create Pods: {message}", advice),
+        )
+        for message, advice in (
+            ("failed quota: cpu: must specify limits.cpu for: vllm", "in the resources of container vllm"),
+            ("no PriorityClass with name gold was found", "Create it, or name another one in spec.podTemplate.spec"),
+            ('error looking up service account models/a: serviceaccount "a" not found', "Create it, or name another one"),
+            ('pod rejected: RuntimeClass "nvidia" not found', "spec.accelerator.runtimeClassName"),
+            ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
+        )
+    },
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",
@@ -273,7 +309,16 @@ SITUATIONS = {
         "Ready",
         "False",
         "ApplyFailed",
-        ("Deployment vllm-a",),
+        ("Deployment vllm-a", "spec.podTemplate"),
+    ),
+    "a limit forbids a claim": Situation(
+        o.observe(
+            apply_error="PersistentVolumeClaim a-cache: maximum storage usage per PersistentVolumeClaim is 10Gi, but request is 20Gi"
+        ),
+        "Ready",
+        "False",
+        "ApplyFailed",
+        ("request is 20Gi", "spec.cache.volume.size"),
     ),
 }
 

@@ -99,6 +99,8 @@ class Reason:
     """No replica is wanted."""
     NOT_STARTED = "NotStarted"
     """No Pod exists yet."""
+    POD_REFUSED = "PodRefused"
+    """The Deployment cannot create Pods: a quota, a policy, or something that is missing; the message says which."""
     START_FAILED = "StartFailed"
     """The start ended in a crash."""
     STOPPED = "Stopped"

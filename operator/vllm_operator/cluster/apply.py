@@ -99,6 +99,7 @@ class Applier:
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
                 if isinstance(outcome, BaseException):
                     raise outcome
+        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # not by whose answer came first
         if not result.refusals:
             await self._prune(owner, wishes, live, result)
         return result

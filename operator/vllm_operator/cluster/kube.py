@@ -6,6 +6,7 @@ do not know. Raw `aiohttp` errors and HTTP statuses become the errors of `vllm_o
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -36,6 +37,10 @@ from vllm_operator.cluster.client import (
 PIECE = 64 * 1024
 PAGE = 500
 RELOAD_SECONDS = 10.0
+_MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
+"""How a server-side apply is refused whose object does not fit its kind's schema: with a 500, as if it were the server's fault."""
+_AT_PLACE = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
+"""What such a refusal says before the field that is wrong: which object it is, which is said anyway."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -314,6 +319,8 @@ def _error(response: RESTResponse, data: bytes, verb: str, resource: str) -> Clu
         case 400 | 405 | 413 | 415 | 422:
             causes = tuple((cause.get("field") or "", cause.get("message") or "") for cause in details.get("causes") or [])
             return Invalid(message, causes=causes)
+        case 500 if message.startswith(_MALFORMED):
+            return Invalid(_AT_PLACE.sub("", message))
         case _:
             after = response.headers.get("Retry-After") or ""
             return Unavailable(message, retry_after=float(after) if after.isdigit() else None)

@@ -42,6 +42,7 @@ def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -
         *_claim(scene, status),
         *_long_stages(scene),
         *_stuck(scene, status),
+        *_pod_refused(scene, status),
         *_crash(scene, status, crashes),
         *_caches(scene, status),
         *_remediation(scene, status),
@@ -124,6 +125,12 @@ def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     yield EventDraft(
         type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{scene.stage(worst)}", series=series
     )
+
+
+def _pod_refused(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(scene, status, STARTING)
+    if now is not None and now.reason == Reason.POD_REFUSED and (before is None or before.message != now.message):
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}")
 
 
 def _claim(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:

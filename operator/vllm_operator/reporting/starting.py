@@ -45,7 +45,7 @@ def starting(scene: Scene, block: StartupStatus | None, remediation: Remediation
     if observation.care.step is PrimingStep.ELSEWHERE:
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.care.holder))
     if failure := rollout.creation_failure(scene):
-        return Verdict(FALSE, Reason.NOT_STARTED, say("starting.refused", message=failure))
+        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure))
     if scene.serving > 0:
         return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=scene.serving, wanted=observation.wanted))
     if scene.pods:
@@ -73,7 +73,7 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
             done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
-    facts: dict[str, Any] = {"obstacle": obstacle(scene, view)} if view.phase is Phase.UNSCHEDULABLE else {}
+    facts: dict[str, Any] = {"obstacle": obstacle(scene, view), "serving": scene.serving} if view.phase is Phase.UNSCHEDULABLE else {}
     return scene.messages.say(f"pod.{name}", pod=view, text=text, **facts)
 
 

@@ -14,7 +14,8 @@ MESSAGE_LIMIT = 500
 """Characters of a message of ours, at most."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
-_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:)")
+_PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
+_FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
 _SPACES = re.compile(r"\s+")
 
 
@@ -43,6 +44,14 @@ def shorten(text: str, limit: int) -> str:
     return (cut[:space] if space > 0 else cut).rstrip(" ,;:") + "…"
 
 
+def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
+    """As many sentences of a text as fit into `limit` characters; cut at a word where that would be less than `at_least`."""
+    if len(text) <= limit:
+        return text
+    end = text.rfind(". ", at_least - 1, limit)
+    return text[: end + 1] if end > 0 else shorten(text, limit)
+
+
 def sentence(text: str) -> str:
     """End a text with a full stop, unless it has an end already."""
     text = text.strip()
@@ -52,6 +61,11 @@ def sentence(text: str) -> str:
 def without_preemption(text: str) -> str:
     """What a scheduler says without what follows why no node fits: that ending other Pods would not help either."""
     return _PREEMPTION.split(text, maxsplit=1)[0]
+
+
+def without_pod_name(text: str) -> str:
+    """Why a Pod was refused, without the name that it would have had: each try makes up another."""
+    return _FORBIDDEN_POD.sub("", text)
 
 
 def duration(seconds: float) -> str:
