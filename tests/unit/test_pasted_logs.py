@@ -200,3 +200,36 @@ def test_a_request_that_finds_the_engine_dead_tells_of_a_crash() -> None:
 
 def test_an_exception_in_backticks_is_one() -> None:
     assert named("`RuntimeError: something that nobody knows`\n") == "Unknown"
+
+
+FAULT_OF_A_REQUEST_WITHOUT_ITS_HEAD = """\
+  File "/opt/venv/lib/python3.12/site-packages/starlette/_exception_handler.py", line 62, in wrapped_app
+    raise exc
+  File "/opt/venv/lib/python3.12/site-packages/vllm/entrypoints/openai/serving_chat.py", line 254, in create_chat_completion
+    return await self.chat_completion_full_generator(
+KeyError: '<tool_call>'
+"""
+"""https://github.com/vllm-project/vllm/issues/8912"""
+
+
+def test_what_answers_a_request_is_known_by_its_frames() -> None:
+    assert named(FAULT_OF_A_REQUEST_WITHOUT_ITS_HEAD) is None
+    assert named(FAULT_OF_A_REQUEST_WITHOUT_ITS_HEAD + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore\n") == "EngineDead"
+
+
+def test_the_error_of_a_client_is_not_the_engines() -> None:
+    assert named("openai.BadRequestError: Error code: 400 - {'object': 'error', 'message': 'no chat template'}\n") is None
+
+
+def test_a_port_that_is_in_use_is_found_only_when_the_application_is_up() -> None:
+    up = "INFO:     Waiting for application startup.\nINFO:     Application startup complete.\n"
+    down = "INFO:     Waiting for application shutdown.\nINFO:     Application shutdown complete.\n"
+    refused = "ERROR:    [Errno 98] error while attempting to bind on address ('0.0.0.0', 8000): address already in use\n"
+    assert named(up + refused + down) == "PortInUse"
+    assert named(up + down) is None
+
+
+def test_a_runtime_that_finds_no_gpu_is_not_a_process_that_wants_too_many() -> None:
+    line = "Error: OCI runtime create failed: stderr: nvidia-container-cli: detection error: cuda error: invalid device ordinal: unknown\n"
+    assert named(line) == "NoGpuVisible"
+    assert named("RuntimeError: CUDA error: invalid device ordinal\n") == "NotEnoughGpus"

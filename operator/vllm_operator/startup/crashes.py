@@ -11,31 +11,17 @@ forgotten. Once ready, only the death of the engine is a crash, and not if it wa
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
-from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
 from vllm_operator.startup.tracebacks import Part, Tracebacks
-from vllm_operator.startup.wording import render
 
-LINE_LIMIT = 400
-EXCERPT_LIMIT = 800
 EXCERPT_FRAMES = 6
-UNKNOWN = "Unknown"
-"""The signature of a crash that no signature matches."""
-_UNKNOWN_CAUSE = "The engine failed with an error that is not known by name"
-_UNKNOWN_REMEDY = (
-    "Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues."
-)
-_REFUSED_CAUSE = "vLLM refused its configuration with an error that is not known by name"
-_REFUSED_REMEDY = (
-    "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
-)
 _TERMINATED = "TerminatedDuringStartup"
 _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
@@ -49,47 +35,15 @@ _PYDANTIC = re.compile(
 )
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-_REFUSED = re.compile(
-    r"(?:ValueError: |[\w.]{1,81} - )?"
-    r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
-)
-"""The message of a failure that the user's configuration caused."""
 _REQUEST = "[serving"
 _HEADER = 200
 _ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
+_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
+"""Frames of a server that answers a request."""
+_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
+"""Exceptions of a process that ends as it should, and of a client."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    """A line that may explain the crash. `signature` is None for an exception that no signature matches.
-
-    `weak`: explains only what nothing else does; `warned`: a log record of a warning, which alone says nothing;
-    `provisional`: a source line of a traceback, whose exception tells more. `records` is how many records that are
-    no errors came before it.
-    """
-
-    signature: Signature | None
-    text: str
-    number: int
-    frames: tuple[str, ...] = ()
-    captures: tuple[tuple[str, str], ...] = ()
-    weak: bool = False
-    warned: bool = False
-    provisional: bool = False
-    records: int = 0
-
-    @property
-    def rank(self) -> tuple[bool, int, int]:
-        """Sorts the best explanation first."""
-        signature = self.signature
-        return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
-
-    @property
-    def quality(self) -> tuple[bool, bool, int]:
-        """Of two lines of one signature the better one is shown, the first if they are equal."""
-        return (not (self.weak or self.warned), not self.provisional, len(self.captures))
 
 
 class FailureTexts:
@@ -181,7 +135,7 @@ class CrashTracker:
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if harmless and self._failures.find(text) is None:
+        if (harmless or (part is Part.EXCEPTION and self._is_in(process, *_ANSWERING))) and self._failures.find(text) is None:
             return
         if level is None and _BULK.search(text):
             return
@@ -245,7 +199,7 @@ class CrashTracker:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
             signature = match.signature
-            weak = match.weak or self._is_aside(process)
+            weak = match.weak or self._is_in(process, _ASIDE)
             evidence = self._seen(None, signature, text, number, match.captures, weak=weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
                 self._collect(process, evidence)
@@ -254,8 +208,8 @@ class CrashTracker:
                 self._notice(self._with_frames(process, evidence))
         return known
 
-    def _is_aside(self, process: str) -> bool:
-        return any(_ASIDE in frame for frame in self.tracebacks.frames(process))
+    def _is_in(self, process: str, *places: str) -> bool:
+        return any(place in frame for frame in self.tracebacks.frames(process) for place in places)
 
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)
@@ -266,7 +220,7 @@ class CrashTracker:
             if self._ready:
                 self.stopping(number)
             return
-        if text.startswith(("SystemExit", "asyncio.exceptions.CancelledError")) or self._is_aside(process):
+        if text.startswith(_ELSEWHERE) or self._is_in(process, _ASIDE):
             return
         if not known and self._failures.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())
@@ -315,16 +269,16 @@ class CrashTracker:
         ]
 
     def _root(self) -> Evidence | None:
-        known = _best(each for each in self._explaining() if not (each.weak or each.warned))
+        known = best(each for each in self._explaining() if not (each.weak or each.warned))
         return known or (self._unknown if self._unknown is not None and self._counts(self._unknown) else None)
 
     def _weak(self) -> Evidence | None:
-        return _best(each for each in self._explaining() if each.weak or (each.warned and self._failed))
+        return best(each for each in self._explaining() if each.weak or (each.warned and self._failed))
 
     def _just_before(self) -> Evidence | None:
         # Another process may go on for a moment, so that an error right before the failure looks as if it was survived.
         recent = [each for each in self._outlived.values() if self._failed_soon_after(each)]
-        known = _best(
+        known = best(
             each
             for each in recent
             if each.signature is not None
@@ -338,8 +292,8 @@ class CrashTracker:
         return self._failed and self._failed_records - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
-        echo = _best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
-        other = _best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
+        echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
+        other = best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
         return echo or other or (self._echoed if self._failed else None)
 
     def _seen(
@@ -362,38 +316,3 @@ class CrashTracker:
         """The evidence with the last frames of the traceback that the process wrote; without a process there are none."""
         frames = self.tracebacks.frames(process, EXCERPT_FRAMES) if process is not None else ()
         return replace(evidence, frames=frames) if frames else evidence
-
-
-def to_crash(evidence: Evidence) -> Crash:
-    """Put evidence into words, fit to be shown."""
-    signature = evidence.signature
-    line = present(evidence.text.strip(), LINE_LIMIT)
-    excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
-    if signature is None:
-        refused = _REFUSED.match(line) is not None
-        return Crash(
-            signature=UNKNOWN,
-            cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
-            remedy=_REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
-            reference=None,
-            line=line,
-            line_number=evidence.number,
-            excerpt=excerpt,
-        )
-    captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
-    return Crash(
-        signature=signature.id,
-        cause=render(signature.cause, captures),
-        remedy=render(signature.remedy, captures),
-        reference=signature.reference,
-        line=line,
-        line_number=evidence.number,
-        excerpt=excerpt,
-        captures=captures,
-        retryable=signature.retryable,
-        auto_safe=signature.auto_safe,
-    )
-
-
-def _best(evidence: Iterable[Evidence]) -> Evidence | None:
-    return min(evidence, key=lambda each: each.rank, default=None)

@@ -1,0 +1,95 @@
+"""What may explain a crash, and how it is put into words."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_operator.catalog.signatures import Signature
+from vllm_operator.startup.redaction import present
+from vllm_operator.startup.state import Crash
+from vllm_operator.startup.wording import render
+
+LINE_LIMIT = 400
+EXCERPT_LIMIT = 800
+UNKNOWN = "Unknown"
+"""The signature of a crash that no signature matches."""
+_UNKNOWN_CAUSE = "The engine failed with an error that is not known by name"
+_UNKNOWN_REMEDY = (
+    "Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues."
+)
+_REFUSED_CAUSE = "vLLM refused its configuration with an error that is not known by name"
+_REFUSED_REMEDY = (
+    "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
+)
+_REFUSED = re.compile(
+    r"(?:ValueError: |[\w.]{1,81} - )?"
+    r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
+)
+"""The message of a failure that the user's configuration caused."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A line that may explain the crash. `signature` is None for an exception that no signature matches.
+
+    `weak`: explains only what nothing else does; `warned`: a log record of a warning, which alone says nothing;
+    `provisional`: a source line of a traceback, whose exception tells more. `records` is how many records that are
+    no errors came before it.
+    """
+
+    signature: Signature | None
+    text: str
+    number: int
+    frames: tuple[str, ...] = ()
+    captures: tuple[tuple[str, str], ...] = ()
+    weak: bool = False
+    warned: bool = False
+    provisional: bool = False
+    records: int = 0
+
+    @property
+    def rank(self) -> tuple[bool, int, int]:
+        """Sorts the best explanation first."""
+        signature = self.signature
+        return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
+
+    @property
+    def quality(self) -> tuple[bool, bool, int]:
+        """Of two lines of one signature the better one is shown, the first if they are equal."""
+        return (not (self.weak or self.warned), not self.provisional, len(self.captures))
+
+
+def to_crash(evidence: Evidence) -> Crash:
+    """Put evidence into words, fit to be shown."""
+    signature = evidence.signature
+    line = present(evidence.text.strip(), LINE_LIMIT)
+    excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
+    if signature is None:
+        refused = _REFUSED.match(line) is not None
+        return Crash(
+            signature=UNKNOWN,
+            cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
+            remedy=_REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
+            reference=None,
+            line=line,
+            line_number=evidence.number,
+            excerpt=excerpt,
+        )
+    captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
+    return Crash(
+        signature=signature.id,
+        cause=render(signature.cause, captures),
+        remedy=render(signature.remedy, captures),
+        reference=signature.reference,
+        line=line,
+        line_number=evidence.number,
+        excerpt=excerpt,
+        captures=captures,
+        retryable=signature.retryable,
+        auto_safe=signature.auto_safe,
+    )
+
+
+def best(evidence: Iterable[Evidence]) -> Evidence | None:
+    """The best explanation."""
+    return min(evidence, key=lambda each: each.rank, default=None)
