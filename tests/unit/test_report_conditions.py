@@ -168,7 +168,7 @@ SITUATIONS = {
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
-        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("0 of 1",)
+        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("The replica still runs the former spec.",)
     ),
     "its node is lost": Situation(
         o.observe(
@@ -260,6 +260,13 @@ SITUATIONS = {
             ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
         )
     },
+    "somebody has paused the rollout": Situation(
+        o.observe(o.ready_pod(), deployment=o.deployment(updated=0, paused=True)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec, because somebody has paused", "kubectl rollout resume deployment vllm-a."),
+    ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",
