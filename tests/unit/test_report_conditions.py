@@ -168,7 +168,11 @@ SITUATIONS = {
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
-        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("The replica still runs the former spec.",)
+        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec.",),
     ),
     "its node is lost": Situation(
         o.observe(
