@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -127,8 +127,8 @@ class Operator:
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
         self.user_data = (
-            self._make_user_data(known.use, "rules", settings.rules_config_map),
-            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map),
+            self._make_user_data(known.use, "rules", settings.rules_config_map, self.mirroring.add_all),
+            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._look_at_crashes_again),
         )
         self.supervisor = Supervisor(
             Parts(
@@ -165,7 +165,14 @@ class Operator:
         endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
         return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
 
-    def _make_user_data(self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str) -> UserData:
+    async def _look_at_crashes_again(self) -> None:
+        """Whoever names a crash means the one that he has before him."""
+        self.followers.read_again()
+        await self.mirroring.add_all()
+
+    def _make_user_data(
+        self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
+    ) -> UserData:
         return UserData(
             self._client,
             use,
@@ -173,7 +180,7 @@ class Operator:
             config_map=config_map,
             seconds=self._settings.resync_seconds,
             metrics=self.metrics,
-            changed=self.mirroring.add_all,
+            changed=changed,
         )
 
     async def run(self, stop: asyncio.Event) -> int:

@@ -122,6 +122,13 @@ SITUATIONS = {
     "a taint that is tolerated is not named": Situation(
         tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
+    "no node has room for the last replica": Situation(
+        o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("2 of 3 replicas serve. No node takes", "change spec.accelerator, or lower spec.replicas to 2."),
+    ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
         "Starting",

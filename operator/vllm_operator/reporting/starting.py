@@ -73,7 +73,7 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
             done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
-    facts: dict[str, Any] = {"obstacle": obstacle(scene, view)} if view.phase is Phase.UNSCHEDULABLE else {}
+    facts: dict[str, Any] = {"obstacle": obstacle(scene, view), "serving": scene.serving} if view.phase is Phase.UNSCHEDULABLE else {}
     return scene.messages.say(f"pod.{name}", pod=view, text=text, **facts)
 
 

@@ -44,6 +44,14 @@ def shorten(text: str, limit: int) -> str:
     return (cut[:space] if space > 0 else cut).rstrip(" ,;:") + "…"
 
 
+def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
+    """As many sentences of a text as fit into `limit` characters; cut at a word where that would be less than `at_least`."""
+    if len(text) <= limit:
+        return text
+    end = text.rfind(". ", at_least - 1, limit)
+    return text[: end + 1] if end > 0 else shorten(text, limit)
+
+
 def sentence(text: str) -> str:
     """End a text with a full stop, unless it has an end already."""
     text = text.strip()
