@@ -122,6 +122,20 @@ SITUATIONS = {
     "a taint that is tolerated is not named": Situation(
         tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
+    "what takes the place of an evicted Pod is what starts": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),
+        "Starting",
+        "True",
+        "Progressing",
+        ("Pod vllm-a-x1: DeepGEMM warm-up 1436/1735",),
+    ),
+    "an evicted Pod whose place nobody has taken yet": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), replicas=2, states={X1: COMPILING}),
+        "Starting",
+        "False",
+        "StartFailed",
+        ("Pod vllm-a-x0 is over (Evicted)",),
+    ),
     "no node has room for the last replica": Situation(
         o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
         "Starting",
