@@ -122,6 +122,20 @@ SITUATIONS = {
     "a taint that is tolerated is not named": Situation(
         tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
+    "what takes the place of an evicted Pod is what starts": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),
+        "Starting",
+        "True",
+        "Progressing",
+        ("Pod vllm-a-x1: DeepGEMM warm-up 1436/1735",),
+    ),
+    "an evicted Pod whose place nobody has taken yet": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), replicas=2, states={X1: COMPILING}),
+        "Starting",
+        "False",
+        "StartFailed",
+        ("Pod vllm-a-x0 is over (Evicted)",),
+    ),
     "no node has room for the last replica": Situation(
         o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
         "Starting",
@@ -175,7 +189,11 @@ SITUATIONS = {
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
-        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("0 of 1",)
+        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec.",),
     ),
     "its node is lost": Situation(
         o.observe(
@@ -267,6 +285,13 @@ SITUATIONS = {
             ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
         )
     },
+    "somebody has paused the rollout": Situation(
+        o.observe(o.ready_pod(), deployment=o.deployment(updated=0, paused=True)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec, because somebody has paused", "kubectl rollout resume deployment vllm-a."),
+    ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",
