@@ -217,6 +217,19 @@ def test_what_answers_a_request_is_known_by_its_frames() -> None:
     assert named(FAULT_OF_A_REQUEST_WITHOUT_ITS_HEAD + "vllm.v1.engine.exceptions.EngineDeadError: EngineCore\n") == "EngineDead"
 
 
+def test_what_a_parser_of_answers_logs_is_the_fault_of_a_request() -> None:
+    line = "(APIServer pid=1) ERROR 08-19 06:54:43 [mistral_tool_parser.py:365] json.decoder.JSONDecodeError: Expecting value\n"
+    assert named(line) is None
+
+
+def test_an_error_that_a_bar_of_another_process_follows_at_the_end_is_the_crash() -> None:
+    error = "(EngineCore_DP0 pid=556790) torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 80.00 MiB.\n"
+    bar = "Loading safetensors checkpoint shards:   3% Completed | 1/37 [00:02<01:39,  2.77s/it]\n"
+    going_on = "(EngineCore_DP0 pid=556790) INFO 12-24 08:50:36 [core.py:61] Something of this engine\n" * 20
+    assert named(error + bar) == "CudaOutOfMemory"
+    assert named(error + bar + going_on) is None
+
+
 def test_the_error_of_a_client_is_not_the_engines() -> None:
     assert named("openai.BadRequestError: Error code: 400 - {'object': 'error', 'message': 'no chat template'}\n") is None
 

@@ -35,7 +35,8 @@ _PYDANTIC = re.compile(
 )
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-_REQUEST = "[serving"
+_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
+"""The modules that answer requests, at the head of a record."""
 _HEADER = 200
 _ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
@@ -177,7 +178,7 @@ class CrashTracker:
     def _is_of_a_request(self, text: str) -> bool:
         # What vLLM's serving modules log is the fault of a request, unless the engine is dead.
         recent = self.tracebacks.recent
-        return bool(recent) and recent[-1].find(_REQUEST, 0, _HEADER) >= 0 and self._failures.find(text) is None
+        return bool(recent) and _REQUEST.search(recent[-1], 0, _HEADER) is not None and self._failures.find(text) is None
 
     def _look_for_failure(self, process: str, text: str, number: int) -> None:
         failure = self._failures.find(text)
@@ -286,10 +287,10 @@ class CrashTracker:
             and not (each.signature.is_echo or each.weak or each.warned)
         )
         unknown = self._outlived_unknown
-        return known or (unknown if unknown is not None and self._failed_soon_after(unknown) else None)
+        return known or (unknown if unknown is not None and self._failed and self._failed_soon_after(unknown) else None)
 
     def _failed_soon_after(self, evidence: Evidence) -> bool:
-        return self._failed and self._failed_records - evidence.records <= _RECORDS_AFTER
+        return (self._failed_records if self._failed else self.records) - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
         echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
