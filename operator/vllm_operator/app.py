@@ -13,7 +13,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from kubernetes.aio.client.configuration import Configuration
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import Kind, Manifest
+from vllm_operator.cluster.client import Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
@@ -39,7 +39,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.reconciler import Key, Reconciler
+from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, place_of
@@ -127,8 +127,8 @@ class Operator:
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
         self.user_data = (
-            self._make_user_data(known.use, "rules", settings.rules_config_map),
-            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map),
+            self._make_user_data(known.use, "rules", settings.rules_config_map, self.mirroring.add_all),
+            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._look_at_crashes_again),
         )
         self.supervisor = Supervisor(
             Parts(
@@ -165,7 +165,14 @@ class Operator:
         endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
         return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
 
-    def _make_user_data(self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str) -> UserData:
+    async def _look_at_crashes_again(self) -> None:
+        """Whoever names a crash means the one that he has before him."""
+        self.followers.read_again()
+        await self.mirroring.add_all()
+
+    def _make_user_data(
+        self, use: Callable[[Mapping[str, str]], Read], what: str, config_map: str, changed: Callable[[], Awaitable[None]]
+    ) -> UserData:
         return UserData(
             self._client,
             use,
@@ -173,7 +180,7 @@ class Operator:
             config_map=config_map,
             seconds=self._settings.resync_seconds,
             metrics=self.metrics,
-            changed=self.mirroring.add_all,
+            changed=changed,
         )
 
     async def run(self, stop: asyncio.Event) -> int:

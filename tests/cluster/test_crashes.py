@@ -76,6 +76,22 @@ async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_s
         assert "Traceback" not in operator.log, operator.log
 
 
+async def test_the_crash_that_one_has_before_him_is_named_once_its_signature_is_added(served: Cluster, sim: Simulator) -> None:
+    await served.create(config_map("crashes", served.namespace))
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="300")
+    async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
+        await operator.until_ready(within=60)
+        await served.create(llama(served.namespace))
+        [pod] = await pods(served)
+        fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
+        await sim.change(pod, crash_after="0")
+        await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "UnknownCrash"), within=60)
+        await served.patch("ConfigMap", "crashes", {"data": config_map("crashes", served.namespace, LICENCE_SIGNATURE)["data"]})
+        await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=20)
+        assert (await own_events(served)).get("LicenceServerAway", 0) == 0, "it is the same crash, told already"
+        assert "Traceback" not in operator.log, operator.log
+
+
 async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_operator(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:

@@ -10,10 +10,12 @@ import pytest
 from support.cluster import Cluster, Manifest, Simulator
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, in_order, own_events, story
+from testenv.replay import read_recording
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
+INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
 
 
 async def the_pod(cluster: Cluster) -> str:
@@ -61,19 +63,35 @@ async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
     )
 
 
-async def test_a_silent_compilation_is_inferred_and_said_to_be(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it_is_over(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
     await sim.script(path="ok", pull="0", load="hold")
-    await served.create(llama(served.namespace))
-    log = sim.log(await the_pod(served))
-    before = datetime.now(UTC) - timedelta(seconds=60)
-    chosen = b"INFO 11-21 12:00:00 [cuda.py:1] Using FLASHINFER attention backend out of potential backends: ['FLASHINFER'].\n"
-    log.write(RUNNING + chosen + LOADING, at=before)
-    told = await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "probably compiling FlashInfer kernels" in condition(r, "Starting").get("message", "")
-    )
-    assert condition(told, "Starting")["status"] == "True"
-    assert "inferred from the silence" in condition(told, "Starting")["message"]
+    await served.create(llama(served.namespace, backends={"attention": "FLASHINFER"}))
+    pod = await the_pod(served)
+    log, recording = sim.log(pod), read_recording(INDUCED / "good-flashinfer.log")
+    [compiles] = [number for number, output in enumerate(recording) if b"Warming up FlashInfer attention" in output.data]
+    began = datetime.now(UTC) - timedelta(seconds=recording[compiles].seconds + 90)
+    for output in recording[: compiles + 1]:
+        log.write(output.data, at=began + timedelta(seconds=output.seconds))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "inferred from" in condition(r, "Starting").get("message", ""))
+    assert told["status"]["startup"]["stage"] == "FlashInferWarmup"
+    page = await story(served)
+    silent = "warming up FlashInfer's attention; probably compiling FlashInfer kernels, which the engine does without logging"
+    assert in_order(page, f"Ready=False Progressing: Pod {pod}: {silent}", "CacheWarm=False Miss", f"Starting=True Progressing: Pod {pod}")
     assert "Stalled" not in await own_events(served)
+
+    for output in recording[compiles + 1 :]:
+        log.write(output.data)
+    await sim.change(pod, load="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await operator.kill()
+    await operator.start()
+    await operator.until_says("serving", times=2)
+    await asyncio.sleep(2)
+    events = await own_events(served)
+    assert (events["StageCompleted"], events["Started"]) == (1, 1)
+    assert in_order(await story(served), "Normal StageCompleted x1", "warming up FlashInfer's attention took 1 min 3", "Normal Started x1")
 
 
 async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

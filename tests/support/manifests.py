@@ -10,7 +10,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage.cache_key import CachePlan, plan_cache
+from vllm_operator.planning.storage.cache_key import CacheOrigin, CachePlan, plan_cache
 
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden" / "manifests").glob("*/input.yaml"))
 
@@ -26,8 +26,7 @@ def read_case(folder: Path) -> tuple[VLLMDeployment, Plan]:
 
 def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CachePlan:
     parallelism, accelerator = resource.spec.parallelism, resource.spec.accelerator
-    return plan_cache(
-        load_caches(),
+    origin = CacheOrigin(
         version=plan.engine_version,
         distribution=plan.distribution,
         image=plan.image,
@@ -43,3 +42,4 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
         user=run_as_user(resource.spec.pod_template),
         generation=generation,
     )
+    return plan_cache(origin, load_caches())

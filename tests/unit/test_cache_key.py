@@ -14,7 +14,7 @@ from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.storage.cache_key import CachePlan, key_with_image, plan_cache
+from vllm_operator.planning.storage.cache_key import CacheOrigin, CachePlan, key_with_image, plan_cache
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {
@@ -28,7 +28,7 @@ BASE: Mapping[str, Any] = {
 
 
 def plan(**changes: Any) -> CachePlan:
-    return plan_cache(CACHES, **{**BASE, **changes})
+    return plan_cache(CacheOrigin(**{**BASE, **changes}), CACHES)
 
 
 def test_a_key_can_be_read_and_does_not_change_between_releases_of_the_operator() -> None:

@@ -53,13 +53,19 @@ def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[st
     [
         (HEALTHY_START + READY, "Started: the server became ready"),
         (WARMING, "the log ends during kernel warm-up, DeepGEMM warm-up 1436/1735, about 2 min 01 s left"),
-        ("hello\nworld\n", "Is it the log of a vLLM server?"),
-        (b"\x00\xff\xfe\x80" * 1000, "Is it the log of a vLLM server?"),
+        ("hello\nworld\n", "nothing of a vLLM start 2 lines. Is it the log of a vLLM server, and all of it?"),
+        (b"\x00\xff\xfe\x80" * 1000, "1 line. Is it the log of a vLLM server, and all of it?"),
     ],
     ids=["ready", "warming up", "something else", "binary"],
 )
 def test_what_is_no_crash_is_said_as_well(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | bytes, headline: str) -> None:
     assert headline in " ".join(diagnosed(tmp_path, capsys, log).split())
+
+
+def test_an_excerpt_does_not_tell_when_it_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n")
+
+    assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. How far the start came is not in the log.\n\nWhat happened")
 
 
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

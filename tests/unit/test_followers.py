@@ -230,6 +230,24 @@ async def test_a_restart_that_served_at_once_is_read_once_too(world: World) -> N
     await world.until(lambda: world.followers.streams() == (0, 0))
 
 
+async def test_the_log_of_a_crash_is_read_again_when_other_crashes_are_known(world: World) -> None:
+    world.cluster.script_log("default", "p", *[[line(1, "a"), line(2, "crash Boom")]] * 4)
+    world.show(pod(state=TERMINATED))
+    await world.until(lambda: (state := world.state()) and state.crash)
+    world.followers.read_again()
+    assert world.followers.states(KEY) == {}
+    await world.until(lambda: len(world.parsers) == 2 and (state := world.state()) and state.crash)
+    assert world.texts(1) == ["a", "crash Boom"]
+
+
+async def test_the_log_of_a_start_that_went_well_is_not_read_again(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "stage Ready"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    world.followers.read_again()
+    assert len(world.parsers) == 1
+
+
 async def test_a_pod_that_is_gone_is_forgotten(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "a"), FOREVER])
     world.show(pod(state=RUNNING))

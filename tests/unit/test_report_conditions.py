@@ -16,6 +16,7 @@ from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
+IMAGE = "registry.example.com/machine-learning/vllm-openai-with-plugins:v0.20.1-2026-11-21"
 NOT_RESTRICTED = (
     'pods "a-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true '
     '(pod or container "vllm" must set securityContext.runAsNonRoot=true)'
@@ -122,6 +123,27 @@ SITUATIONS = {
     "a taint that is tolerated is not named": Situation(
         tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
+    "what takes the place of an evicted Pod is what starts": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),
+        "Starting",
+        "True",
+        "Progressing",
+        ("Pod vllm-a-x1: DeepGEMM warm-up 1436/1735",),
+    ),
+    "an evicted Pod whose place nobody has taken yet": Situation(
+        o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), replicas=2, states={X1: COMPILING}),
+        "Starting",
+        "False",
+        "StartFailed",
+        ("Pod vllm-a-x0 is over (Evicted)",),
+    ),
+    "no node has room for the last replica": Situation(
+        o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("2 of 3 replicas serve. No node takes", "change spec.accelerator, or lower spec.replicas to 2."),
+    ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
         "Starting",
@@ -168,7 +190,11 @@ SITUATIONS = {
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
-        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("0 of 1",)
+        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec.",),
     ),
     "its node is lost": Situation(
         o.observe(
@@ -224,6 +250,22 @@ SITUATIONS = {
         "ReplicasNotReady",
         ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
     ),
+    **{
+        f"no image, in the words of {reason}": Situation(
+            o.observe(
+                o.pending_pod(reason, f'{before}failed to pull and unpack image "{IMAGE}": failed to resolve reference "{IMAGE}": {cause}')
+            ),
+            "Starting",
+            "False",
+            "ImagePullFailed",
+            (f": {cause}. Check spec.engine.image",),
+        )
+        for reason, before, cause in (
+            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found"),
+            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: ', f"{IMAGE}: not found"),
+            ("RegistryUnavailable", "", 'failed to do request: Head "https://registry.example.com/v2/vllm": dial tcp: no such host'),
+        )
+    },
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",
@@ -260,6 +302,13 @@ SITUATIONS = {
             ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
         )
     },
+    "somebody has paused the rollout": Situation(
+        o.observe(o.ready_pod(), deployment=o.deployment(updated=0, paused=True)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec, because somebody has paused", "kubectl rollout resume deployment vllm-a."),
+    ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",

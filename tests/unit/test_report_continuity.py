@@ -4,13 +4,18 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
+from support.own_knowledge import LICENCE_SIGNATURE
 from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.reporting.knowledge import load_knowledge
 from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
@@ -164,6 +169,23 @@ def test_an_unknown_crash_that_is_understood_later_is_renamed_without_another_ev
     assert second.status.last_crash is not None
     assert second.status.last_crash.signature == "MigUuidNotInteger"
     assert second.events == ()
+
+
+def test_the_owner_of_the_cluster_names_a_crash_that_had_a_name_of_ours_already() -> None:
+    startup, _ = with_user_signatures(load_startup(), {"ours.yaml": yaml.safe_dump([LICENCE_SIGNATURE])})
+    knowledge = load_knowledge().with_startup(startup)
+    name = str(LICENCE_SIGNATURE["id"])
+    own = replace(o.DEEP_GEMM_CRASH, signature=name, cause="The licence server lic-7 did not answer.")
+    observation = o.observe(o.crashed_pod(), states={X1: StartupState(crash=o.DEEP_GEMM_CRASH)})
+    written = report(observation)
+    for cause in (own.cause, "Our licence server lic-7 is away."):
+        told = {("uid-vllm-a-x1", 0): StartupState(crash=replace(own, cause=cause))}
+        written = report(o.after(observation, written, startups=told), knowledge)
+        assert written.status.last_crash is not None
+        assert (written.status.last_crash.signature, written.status.last_crash.cause) == (name, cause)
+        assert written.events == ()
+    log_is_gone = report(o.after(observation, written, startups={}), knowledge)
+    assert log_is_gone.status.last_crash == written.status.last_crash
 
 
 def test_a_known_crash_is_not_forgotten_for_a_vaguer_one() -> None:

@@ -1,6 +1,10 @@
 """The story that events tell, and that nothing is told twice."""
 
 from dataclasses import replace
+from itertools import accumulate
+
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support import observations as o
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
@@ -189,3 +193,68 @@ def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_
 def test_a_crash_of_several_pods_at_once_is_one_event() -> None:
     scene = o.observe(*(o.crashed_pod(f"vllm-a-x{n}") for n in range(4)), replicas=4)
     assert told(report(scene).events) == [("Normal", "Planned"), ("Warning", "UnknownCrash")]
+
+
+def silent(seconds: float, *names: str) -> Observation:
+    """Pods whose engines have said nothing since they began."""
+    pods = (o.starting_pod(name, since=0) for name in names)
+    return o.observe(*pods, replicas=2, now=o.at(seconds))
+
+
+def test_each_pod_that_stalls_is_told_once() -> None:
+    both = ("vllm-a-x0", "vllm-a-x1")
+    story = play(silent(10, "vllm-a-x1"), silent(700, "vllm-a-x1"), silent(710, *both), silent(720, *both))
+    stalls = [[event.message.split()[1] for event in written.events if event.reason == "Stalled"] for written in story]
+    assert stalls == [[], ["vllm-a-x1"], ["vllm-a-x0"], []]
+
+
+def test_a_lost_node_is_told_once() -> None:
+    conditions = [o.condition("ContainersReady", "True"), o.condition("Ready", "False", -20)]
+    lost = o.observe(o.pod(containers=[o.container(o.running(), started=True, ready=True)], conditions=conditions))
+    story = play(o.observe(o.ready_pod()), lost, lost)
+    assert [("Warning", "NodeLost") in told(written.events) for written in story] == [False, True, False]
+
+
+def test_a_long_stage_of_a_pod_that_only_fills_a_cache_is_told_too() -> None:
+    moved = [replace(scene, primers=scene.pods, pods=()) for scene in (compiling(100), capturing(290))]
+    assert told(play(*moved)[1].events) == [("Normal", "StageCompleted")]
+
+
+STAGES = (
+    Stage.PROCESS_START,
+    Stage.CONFIGURATION,
+    Stage.WEIGHT_LOAD,
+    Stage.TORCH_COMPILE,
+    Stage.FLASHINFER_WARMUP,
+    Stage.CUDA_GRAPH_CAPTURE,
+)
+
+
+def at_this_time(durations: list[int], seconds: int) -> Observation:
+    """A start whose stages take so long, as it is so many seconds after it began."""
+    begins = list(accumulate(durations, initial=0))
+    entered = tuple((stage, o.at(begin)) for stage, begin in zip((*STAGES, Stage.READY), begins, strict=True) if begin <= seconds)
+    state = StartupState(stage=entered[-1][0], stage_since=entered[-1][1], started_at=o.at(0), last_line_at=entered[-1][1], entered=entered)
+    serves = state.stage is Stage.READY
+    pod = o.ready_pod(since=0, ready=begins[-1]) if serves else o.starting_pod(since=0)
+    return o.observe(pod, states={X1: state}, now=o.at(seconds))
+
+
+DURATIONS = st.lists(st.integers(1, 200), min_size=len(STAGES), max_size=len(STAGES))
+LOOKS = st.lists(st.tuples(st.integers(0, 1200), st.booleans()), max_size=12)
+
+
+@given(DURATIONS, LOOKS)
+def test_every_long_stage_is_told_exactly_once_whenever_one_looks_and_whatever_is_lost(
+    durations: list[int], looks: list[tuple[int, bool]]
+) -> None:
+    status, keys = at_this_time(durations, 0).resource.status, list[str]()
+    for seconds, is_lost in [(0, False), *sorted(looks), (1200, False)]:
+        scene = at_this_time(durations, seconds)
+        written = report(replace(scene, resource=scene.resource.model_copy(update={"status": status})))
+        keys += [event.key for event in written.events if event.reason == "StageCompleted"]
+        status = status if is_lost else written.status  # the operator may end between the events and the status
+    want = [f"stage-uid-vllm-a-x1-0-{stage}" for stage, seconds in zip(STAGES, durations, strict=True) if seconds > 60]
+    assert sorted(set(keys)) == sorted(want)
+    if not any(is_lost for _, is_lost in looks):
+        assert len(keys) == len(want)

@@ -50,7 +50,7 @@ def facts(name: str) -> dict[str, Any]:
     """A value for each fact that a message names."""
     environment = jinja2.Environment()
     environment.filters.update(
-        dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler", "refusal"), str)
+        dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler", "pull", "refusal"), str)
     )
     return {fact: FACTS.get(fact, "some text") for fact in meta.find_undeclared_variables(environment.parse(DATA["messages"][name]))}
 
@@ -79,7 +79,19 @@ def test_a_message_that_is_given_too_little_fails(name: str) -> None:
 def test_a_stage_without_words_is_refused() -> None:
     words = {name: text for name, text in DATA["stages"].items() if name != Stage.READY}
     with pytest.raises(ValueError, match="Ready"):
-        compile_messages({"stages": words, "messages": {}})
+        compile_messages({"stages": words, "phases": {}, "messages": {}})
+
+
+def test_words_for_a_phase_that_does_not_exist_are_refused() -> None:
+    with pytest.raises(ValueError, match="Napping"):
+        compile_messages({**DATA, "phases": {"Napping": "napping"}})
+
+
+def test_a_long_plan_is_cut_after_a_sentence() -> None:
+    text = "Planned for 8 GPUs. Attention FLASH_ATTN. Note: a long one follows."
+    assert wording.whole_sentences(text, 60, at_least=10) == "Planned for 8 GPUs. Attention FLASH_ATTN."
+    assert wording.whole_sentences(text, 60, at_least=50) == "Planned for 8 GPUs. Attention FLASH_ATTN. Note: a long one…"
+    assert wording.whole_sentences(text, 100, at_least=10) == text
 
 
 def test_every_rule_about_an_end_says_what_to_do() -> None:

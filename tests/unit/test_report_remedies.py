@@ -111,3 +111,11 @@ def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
     assert last.restart_pods == ()
     assert "restarted as many stalled starts" in message(last, "Starting")
     assert last.status.remediation == written.status.remediation
+
+
+def test_a_remedy_that_has_helped_is_named_where_the_crash_is_said_to_be_over() -> None:
+    scene = crashed(AUTO)
+    written = report(scene)
+    serving = report(o.after(scene, written, seconds=60, pods=(o.ready_pod("vllm-a-x2"),), startups={}))
+    said = message(serving, "Crashed")
+    assert said.endswith("Another Pod serves now. The operator has applied --max-model-len 5568; a change of the spec undoes it.")

@@ -29,7 +29,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
     parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
     timeline = _timeline(state)
-    if timeline:
+    if timeline and not _tells_no_start(state):
         parts.append(f"{bold}The start{plain}\n{timeline}")
     if state.crash is not None:
         parts += _crash(state.crash, bold, plain)
@@ -45,18 +45,31 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
 def _headline(state: StartupState, red: str, green: str) -> str:
     name = _NAMES.get(state.stage, state.stage.value)
     if state.crash is not None:
-        return f"{red}Crashed{' while serving' if state.stage is Stage.READY else f' during {name}'}: {state.crash.signature}"
+        when = "" if _tells_no_start(state) else " while serving" if state.stage is Stage.READY else f" during {name}"
+        return f"{red}Crashed{when}: {state.crash.signature}"
     if state.stage is Stage.READY:
         return f"{green}Started: the server became ready"
+    if _tells_no_start(state):
+        return "No crash in this log, and nothing of a vLLM start"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
     return f"Not ready yet, and no crash: the log ends during {name}{progress}"
 
 
+def _tells_no_start(state: StartupState) -> bool:
+    """Whether no line belongs to a stage of a start: the tail of a log, an excerpt, or the log of something else."""
+    return state.stage is Stage.PROCESS_START and state.engine_version is None and not state.observed_backends
+
+
 def _facts(state: StartupState) -> str:
     version = f"vLLM {state.engine_version}, " if state.engine_version else ""
+    lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
+    if not _tells_no_start(state):
+        return _indented(lines, "  ")
+    if state.crash is not None:
+        return _indented(f"{lines}. How far the start came is not in the log.", "  ")
     return _indented(
-        f"{version}{state.lines} lines"
-        + ("" if state.stage is not Stage.PROCESS_START or state.crash else ". Is it the log of a vLLM server?"),
+        f"{lines}. Is it the log of a vLLM server, and all of it? (kubectl logs: no --tail; -c with the engine's container;"
+        " --previous after a restart.)",
         "  ",
     )
 

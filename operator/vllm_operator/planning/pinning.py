@@ -13,7 +13,7 @@ from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import resolve_shape
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage.cache_key import plan_cache
+from vllm_operator.planning.storage.cache_key import CacheOrigin, plan_cache
 
 LINES_IN_MESSAGE = 4
 """Differences named in the condition; all are in `Outcome.drift`."""
@@ -52,8 +52,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
     shape = resolve_shape(resource.spec)
     if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):
         return pinned
-    cache = plan_cache(
-        caches,
+    origin = CacheOrigin(
         version=pinned.engine_version,
         distribution=pinned.distribution,
         image=pinned.image,
@@ -65,4 +64,5 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         arguments=parts.get("arguments"),
         generation=generation,
     )
+    cache = plan_cache(origin, caches)
     return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})

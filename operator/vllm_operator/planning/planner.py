@@ -32,7 +32,7 @@ from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
-from vllm_operator.planning.storage.cache_key import CachePlan, keyed_arguments, per_pod_notes, plan_cache
+from vllm_operator.planning.storage.cache_key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.storage.volumes import about_unknown_size, plan_weights
 from vllm_operator.planning.summary import summarize
 
@@ -73,6 +73,17 @@ def plan(
 
 
 @dataclass(frozen=True, slots=True)
+class _Premises:
+    """What is settled before a GPU is looked for. `engine` is that of the spec, with the image that will really run."""
+
+    engine: EngineSpec | None
+    overrides: Overrides
+    version: ResolvedVersion
+    shape: Shape
+    facts: ResolvedFacts
+
+
+@dataclass(frozen=True, slots=True)
 class _Planner:
     """The arguments of `plan`, and the steps."""
 
@@ -86,30 +97,35 @@ class _Planner:
 
     def outcome(self) -> Outcome:
         """Plan anew."""
+        premises = self._premises()
+        if isinstance(premises, Verdict):
+            return _not_accepted(premises)
+        targets = find_targets(self._request(premises), self.inventory, self.catalog.gpus, self.catalog.images)
+        if isinstance(targets, Verdict):
+            return Outcome(ACCEPTED, targets, None)
+        target, decision = self._best(premises, targets)
+        if decision.refusal is not None:
+            return _not_accepted(decision.refusal)
+        made = self._assemble(premises, target, decision)
+        reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
+
+    def _premises(self) -> _Premises | Verdict:
         spec = self.resource.spec
         try:
             check_pod_template(spec.pod_template)
         except PodTemplateError as error:
-            return _not_accepted(Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}."))
+            return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
         engine = _engine_of(spec.engine, overrides)
         version = resolve_version(engine, self.catalog.versions)
         if isinstance(version, Verdict):
-            return _not_accepted(version)
+            return version
         shape = resolve_shape(spec)
         if isinstance(shape, Verdict):
-            return _not_accepted(shape)
+            return shape
         facts = resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
-        request = self._request(engine, version, shape, facts, overrides)
-        targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
-        if isinstance(targets, Verdict):
-            return Outcome(ACCEPTED, targets, None)
-        target, decision = self._best(version, shape, facts, targets)
-        if decision.refusal is not None:
-            return _not_accepted(decision.refusal)
-        made = self._assemble(version, shape, target, decision, overrides, facts)
-        reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
+        return _Premises(engine, overrides, version, shape, facts)
 
     def _remembered(self) -> Facts | None:
         """What the plan in the status knows of the model, where it is about the same files."""
@@ -121,80 +137,76 @@ class _Planner:
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
-    def _request(
-        self, engine: EngineSpec | None, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, overrides: Overrides
-    ) -> Request:
-        spec, images = self.resource.spec, self.catalog.images
+    def _request(self, premises: _Premises) -> Request:
+        spec, images, version = self.resource.spec, self.catalog.images, premises.version
         variable = images.compatibility_variable
-        resized = any(flag in overrides.arguments for flag in RESIZING_FLAGS)
+        resized = any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
+        weight_bytes = premises.facts.weight_bytes
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
-            count=shape.count,
-            options=image_options(engine, version, images),
+            count=premises.shape.count,
+            options=image_options(premises.engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
-            forced=self._insists() or overrides.variables.get(variable) == "1",
+            forced=self._insists() or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
-            selector=overrides.node_selector,
-            weight_bytes=None if facts.weight_bytes is None or resized else facts.weight_bytes // shape.shards,
+            selector=premises.overrides.node_selector,
+            weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
         )
 
     def _keeps_gpu(self) -> bool:
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         return self.pinned is not None and self.pinned.replan_token == token
 
-    def _best(
-        self, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, targets: Sequence[Target]
-    ) -> tuple[Target, BackendDecision]:
+    def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target on which nothing known to fail stands against the choice; the first of all if there is none."""
-        first = self._decide(version, shape, facts, targets[0])
+        first = self._decide(premises, targets[0])
         seen = {targets[0].architecture, None}
         for target in targets[1:] if first.refusal else ():
             if target.architecture in seen:
                 continue
             seen.add(target.architecture)
-            decision = self._decide(version, shape, facts, target)
+            decision = self._decide(premises, target)
             if decision.refusal is None:
                 note = f"{targets[0].title} would come first, but does not work here: {first.refusal.message if first.refusal else ''}"
                 return target, replace(decision, notes=(note, *decision.notes))
         return targets[0], first
 
-    def _decide(self, version: ResolvedVersion, shape: Shape, facts: ResolvedFacts, target: Target) -> BackendDecision:
-        spec, parallel = self.resource.spec, shape.parallel
+    def _decide(self, premises: _Premises, target: Target) -> BackendDecision:
+        spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
         sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        situation = describe_situation(sized, version, facts, target.architecture, mig_profile=target.pool.mig_profile)
+        situation = describe_situation(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
         return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
 
-    def _assemble(
-        self, version: ResolvedVersion, shape: Shape, target: Target, decision: BackendDecision, overrides: Overrides, facts: ResolvedFacts
-    ) -> Plan:
-        cache = self._cache(version, shape, target, overrides)
-        weights = plan_weights(self.resource, facts.weight_bytes, self.pinned)
-        patience = plan_patience(self.resource.spec, version.table)
+    def _assemble(self, premises: _Premises, target: Target, decision: BackendDecision) -> Plan:
+        resource, version, facts = self.resource, premises.version, premises.facts
+        cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
+        weights = plan_weights(resource, facts.weight_bytes, self.pinned)
+        patience = plan_patience(resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
-        own = engine_arguments(self.resource.spec.model, version, shape.parallel)
+        own = engine_arguments(resource.spec.model, version, premises.shape.parallel)
         args = _distinct([*own, *decision.args])
-        env, args, overridden = drop_overridden(env, args, overrides)
+        env, args, overridden = drop_overridden(env, args, premises.overrides)
         # The more likely it is that somebody has to do something, the further to the front.
         notes = [
             *target.notes,
             *self.translated,
             *decision.notes,
-            *check_names(overrides, version.table, self.catalog.replacements),
+            *check_names(premises.overrides, version.table, self.catalog.replacements),
             *overridden,
-            *per_pod_notes((self.resource.spec.engine and self.resource.spec.engine.env) or (), self.catalog.caches),
-            *shape.notes,
+            *per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches),
+            *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *about_unknown_facts(facts, self.files),
-            *about_unknown_size(self.resource, weights, facts.weight_bytes),
+            *about_unknown_size(resource, weights, facts.weight_bytes),
         ]
         return Plan(
-            observed_generation=self.resource.metadata.generation,
+            observed_generation=resource.metadata.generation,
             catalog_version=self.catalog.version,
-            replan_token=self.resource.metadata.annotations.get(REPLAN_ANNOTATION),
-            model=model_argument(self.resource.spec.model),
+            replan_token=resource.metadata.annotations.get(REPLAN_ANNOTATION),
+            model=model_argument(resource.spec.model),
             image=target.fit.option.image,
             engine_version=version.version,
             distribution=version.distribution,
@@ -221,18 +233,17 @@ class _Planner:
         counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
         return max(counts, default=0) or None
 
-    def _cache(self, version: ResolvedVersion, shape: Shape, target: Target, overrides: Overrides) -> CachePlan:
-        return plan_cache(
-            self.catalog.caches,
-            version=version.version,
-            distribution=version.distribution,
+    def _cache_origin(self, premises: _Premises, target: Target) -> CacheOrigin:
+        return CacheOrigin(
+            version=premises.version.version,
+            distribution=premises.version.distribution,
             image=target.fit.option.image,
             architecture=target.architecture,
             product=target.pool.product,
             mig_profile=target.pool.mig_profile,
-            parallel=shape.parallel,
+            parallel=premises.shape.parallel,
             user=run_as_user(self.resource.spec.pod_template),
-            arguments=keyed_arguments(overrides.arguments, self.catalog.caches),
+            arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,
         )
 

@@ -24,6 +24,7 @@ from vllm_operator.startup.termination import diagnose_termination
 SETTLING_SECONDS = 10
 """How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
 _STRONG = 2
+_OWNERS = 3
 _OVER = (Phase.TERMINATING,)
 _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
 
@@ -147,7 +148,7 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
         run=ended.run,
         time=ended.finished_at,
         in_force=view.phase not in _HAS_SERVED,
-        settles_at=None if previous is not None or has_settled or _weight(scene, found) == _STRONG else settles_at,
+        settles_at=None if previous is not None or has_settled or _weight(scene, found) >= _STRONG else settles_at,
         status=status,
         captures=crash.captures if crash is not None and crash.signature == status.signature else (),
         during_start=state is not None and state.stage is not Stage.READY,
@@ -174,17 +175,23 @@ def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code:
 
 
 def _better(scene: Scene, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
-    """Of two descriptions of one crash the one that says more; what was written stays where they say the same."""
+    """Of two descriptions of one crash the one that says more; what was written stays where they say the same.
+
+    The owner of the cluster may have changed the words of his own.
+    """
     if previous is None:
         return found
     before, now = _weight(scene, previous), _weight(scene, found)
     ended_meanwhile = previous.exit_code is None and found.exit_code is not None
-    return found if now > before or (now == before and ended_meanwhile) else previous
+    return found if now > before or (now == before and (ended_meanwhile or now == _OWNERS)) else previous
 
 
 def _weight(scene: Scene, crash: CrashStatus) -> int:
-    """How much a description says: 0 nothing, 1 little, 2 the cause."""
-    return 0 if crash.signature == UNKNOWN else 1 if crash.signature in scene.knowledge.weak else _STRONG
+    """How much a description says: 0 nothing, 1 little, 2 the cause, 3 the cause as the owner of the cluster names it."""
+    if crash.signature == UNKNOWN:
+        return 0
+    known = scene.knowledge.signatures.get(crash.signature)
+    return 1 if crash.signature in scene.knowledge.weak else _OWNERS if known is not None and known.is_foreign else _STRONG
 
 
 def _diagnose(scene: Scene, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:

@@ -30,8 +30,7 @@ NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """A stage that lasted longer is worth an event."""
-_NO_CLAIM = CLAIM_TROUBLES
-_STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED)
+_STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 
 
 def draft_events(scene: Scene, status: VLLMDeploymentStatus, crashes: Crashes) -> tuple[EventDraft, ...]:
@@ -94,7 +93,7 @@ def _long_stages(scene: Scene) -> Iterator[EventDraft]:
     if before is None or not before.pods or before.stage not in list(Stage):
         return
     lead = before.pods[0]
-    view = next((v for v in scene.pods if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
+    view = next((v for v in (*scene.pods, *scene.primers) if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
     if view is None or view.phase not in (Phase.STARTING, Phase.READY):
         return
     for stage, begun, ended in _left(scene, view, Stage(before.stage), reading.moment(before.stage_since)):
@@ -118,9 +117,11 @@ def _left(scene: Scene, view: PodView, stage: Stage, since: datetime | None) -> 
 
 def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(scene, status, STARTING)
-    if now is None or now.reason not in _STUCK or not scene.troubled or (before is not None and before.reason == now.reason):
+    if now is None or now.reason not in _STUCK or not scene.troubled:
         return
     worst = scene.troubled[0]
+    if before is not None and before.reason == now.reason and worst.name in before.message:
+        return
     series = f"{now.reason}-{worst.uid}"
     yield EventDraft(
         type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{scene.stage(worst)}", series=series

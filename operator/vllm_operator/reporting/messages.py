@@ -15,15 +15,17 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.reporting import wording
+from vllm_operator.reporting.pods import Phase
 from vllm_operator.startup.state import Stage
 
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The compiled templates, and the words for the stages of a start."""
+    """The compiled templates, and the words for the stages of a start and for phases of a Pod."""
 
     templates: Mapping[str, jinja2.Template]
     stages: Mapping[Stage, str]
+    phases: Mapping[Phase, str]
 
     def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message: one line, free of control characters, at most `limit` characters.
@@ -61,7 +63,7 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
 
     Raises:
         jinja2.TemplateSyntaxError: A template is malformed.
-        ValueError: A stage is unknown, or one has no words.
+        ValueError: A stage or phase is unknown, or a stage has no words.
     """
     # plain text, so nothing is escaped; sandboxed, so that a template can do no more than put words together
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
@@ -74,9 +76,11 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         "quote": lambda text, limit=200: wording.clean(text, limit),
         "sentence": wording.sentence,
         "scheduler": wording.without_preemption,
+        "pull": wording.without_pull,
         "refusal": wording.without_pod_name,
     }
     stages = {Stage(name): words for name, words in data["stages"].items()}
     if missing := set(Stage) - set(stages):
         raise ValueError(f"stages without words: {sorted(missing)}")
-    return Messages({name: environment.from_string(text) for name, text in data["messages"].items()}, stages)
+    phases = {Phase(name): words for name, words in data["phases"].items()}
+    return Messages({name: environment.from_string(text) for name, text in data["messages"].items()}, stages, phases)

@@ -28,7 +28,7 @@ def planned(scene: Scene, plan: Plan | None) -> Verdict:
         return verdict
     note = scene.messages.say("planned.mismatch", differences="; ".join(differences))
     room = wording.MESSAGE_LIMIT - len(note) - 1
-    text = wording.shorten(wording.sentence(verdict.message), room) if room >= _WORTH_READING else ""
+    text = wording.whole_sentences(wording.sentence(verdict.message), room, at_least=_WORTH_READING) if room >= _WORTH_READING else ""
     return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
 
 

@@ -47,7 +47,9 @@ def describe(scene: Scene, view: PodView, *, briefly: bool = False) -> str:
     words = scene.messages.stage(stage)
     if view.container and view.phase is Phase.STARTING:
         return scene.messages.say("startup.init", limit=300, container=view.container, since=view.started_at)
-    if state is None or view.phase is not Phase.STARTING:
+    if view.phase is not Phase.STARTING:
+        return scene.messages.phases.get(view.phase, words)
+    if state is None:
         return words
     counted = _progress(state)
     if counted is not None:

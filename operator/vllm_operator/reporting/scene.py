@@ -71,9 +71,10 @@ class Scene:
 
     @property
     def troubled(self) -> tuple[PodView, ...]:
-        """Pods that should serve and do not, worst first. Pods that are over count only while a replica is missing."""
+        """Pods that should serve and do not, worst first. Pods that are over count only until others have taken their places."""
         living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
-        over = tuple(v for v in self.pods if v.phase is Phase.FAILED) if self.serving < self.observation.wanted else ()
+        is_missing = self.serving + len(living) < self.observation.wanted
+        over = tuple(v for v in self.pods if v.phase is Phase.FAILED) if is_missing else ()
         return tuple(sorted((*over, *living), key=self._badness))
 
     def state(self, view: PodView) -> StartupState | None:

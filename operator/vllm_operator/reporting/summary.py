@@ -28,8 +28,9 @@ def crashed(scene: Scene, crashes: Crashes, remediation: RemediationStatus | Non
     facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
     if scene.serving == 0:
         return Verdict(FALSE, Reason.NO_CRASH, scene.messages.fit("crash.former", shrink=("cause",), **facts))
-    same = any(view.name == crashes.last.pod for view in scene.pods)
-    return Verdict(FALSE, Reason.RECOVERED, scene.messages.fit("crash.recovered", shrink=("cause",), same=same, **facts))
+    facts["same"] = any(view.name == crashes.last.pod for view in scene.pods)
+    facts["done"] = _what_helped(scene, crashes.last, remediation)
+    return Verdict(FALSE, Reason.RECOVERED, scene.messages.fit("crash.recovered", shrink=("cause",), **facts))
 
 
 def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
@@ -45,6 +46,13 @@ def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus 
     if len(in_full) <= wording.MESSAGE_LIMIT:
         return in_full
     return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
+
+
+def _what_helped(scene: Scene, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
+    """The remedy for a crash that is in force, in words; empty where none is."""
+    if remediation is None or all(remedy.signature != crash.signature for remedy in remediation.applied):
+        return ""
+    return _done(scene, remediation, crash) if remediation.state is RemediationState.APPLIED else ""
 
 
 def _done(scene: Scene, decided: RemediationStatus | None, crash: CrashStatus) -> str:

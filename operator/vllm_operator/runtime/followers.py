@@ -9,19 +9,17 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import ClusterClient, Manifest
+from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, container_status
 from vllm_operator.runtime.slots import Slots
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.state import Stage, StartupState
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
-RunKey: TypeAlias = tuple[str, int]
+RunKey = tuple[str, int]
 
 
 CATCH_UP_SECONDS = 3.0
@@ -84,6 +82,15 @@ class Followers:
                 entry.follower.finish_soon()  # the log of a run before it, which crashed, is read to its end
         if not deployment.runs:
             del self._deployments[key]
+
+    def read_again(self) -> None:
+        """Read all logs from their beginning, as other crashes are known now; those of starts that went well tell nothing new."""
+        for key, deployment in self._deployments.items():
+            for run_key, entry in list(deployment.runs.items()):
+                state = entry.follower.state
+                if state is None or state.crash is not None or state.stage is not Stage.READY:
+                    deployment.runs.pop(run_key).task.cancel()
+                    self._start(key, deployment, entry.follower.run)
 
     def states(self, key: Key) -> Mapping[RunKey, StartupState]:
         """What the logs of a VLLMDeployment have told, by run."""

@@ -69,7 +69,7 @@ class StartupParser:
         self._time_of: str | None = None
         self._known_time: datetime | None = None
         self._earlier: Crash | None = None
-        self._bar_head = ""
+        self._bar_head = self._bar_begin = self._bar_shown = ""
         self._header: tuple[str, int | None, bool] = ("", None, False)
         self._begin()
 
@@ -123,37 +123,59 @@ class StartupParser:
                 after_frame = True
                 if tracebacks.wants_top or raw.startswith(NATIVE_FRAME, start):
                     self._crashes.error(process_of(raw), level, raw[start:], reader.number)
-            elif level is not None or "%" not in raw or not self._is_passing(raw, start, lines, position):
+            elif level is not None or "%" not in raw:
                 after_frame = False
                 self._unremarkable(raw, start, level)
+            elif not self._is_passing(raw, lines, position):
+                after_frame = False
+                self._unremarkable(raw, start, level)
+                self._remember_bar(raw, start)
         self._header = (header, header_level, after_frame)
         tail = reader.tail
         if "\r" in tail:
             self._growing(tail)
 
-    def _is_passing(self, raw: str, start: int, lines: list[str], position: int) -> bool:
+    def _is_passing(self, raw: str, lines: list[str], position: int) -> bool:
         # Of the updates of a bar that are already there only the last counts.
+        begin = self._bar_begin
+        if not begin or not raw.startswith(begin):
+            return False
+        if begin[0] != "(":
+            # Nothing tells whose bar this is; one that goes back is that of another process.
+            shown = raw[: raw.find("%")]
+            if len(shown) == len(self._bar_shown) and shown < self._bar_shown:
+                self._timeline.counts.are_several = True
+            self._bar_shown = shown
+            if self._timeline.counts.are_several or (position + 1 < len(lines) and lines[position + 1][: len(shown)] < shown):
+                return False
+        return position + 1 < len(lines) and lines[position + 1].startswith(begin)
+
+    def _remember_bar(self, raw: str, start: int) -> None:
+        """How the next update of the bar will begin that this line has shown, if it has shown one."""
         head = self._bar_head
-        return bool(head) and position + 1 < len(lines) and raw.startswith(head, start) and head in lines[position + 1]
+        self._bar_begin = raw[: start + len(head)] if head and raw.startswith(head, start) else ""
+        self._bar_shown = raw[: raw.find("%")]
 
     def _with_returns(self, raw: str, lines: list[str], position: int) -> None:
+        if self._is_passing(raw, lines, position):
+            return
         first = raw.find("\r")
         last = raw[raw.rfind("\r") + 1 :]
-        if "%" in last and self._is_passing(last, 0, lines, position):
-            return
-        if first > 0 and locate(raw[:first])[0] != first:
+        process = _process_before_bar(raw, first)
+        if first > 0 and process is None:
             self._raw(raw[:first])
-        if not ("%" in last and self._bar(last)):
+        if not ("%" in last and self._bar(last, process or "")):
             for piece in raw[first + 1 :].split("\r")[-_UPDATES:]:
                 if piece:
-                    self._raw(piece)
+                    self._raw(piece, process or "")
+        self._remember_bar(raw, first + 1)
 
-    def _unremarkable(self, raw: str, start: int, level: int | None) -> None:
+    def _unremarkable(self, raw: str, start: int, level: int | None, process: str = "") -> None:
         if level is not None:
             self._time_of = raw
             if self._begun is None:
                 self._begin_at()
-        self._logical(process_of(raw), level, raw[start:])
+        self._logical(process_of(raw) or process, level, raw[start:])
 
     def end(self) -> None:
         """The log ends here: a last line without an end counts too."""
@@ -177,14 +199,14 @@ class StartupParser:
     def _growing(self, tail: str) -> None:
         pieces = [piece for piece in tail.split("\r")[:-1] if piece]
         if pieces and "%" in pieces[-1]:
-            self._bar(pieces[-1][-LINE_LIMIT:])
+            self._bar(pieces[-1][-LINE_LIMIT:], _process_before_bar(tail, tail.find("\r")) or "")
 
-    def _raw(self, raw: str) -> None:
+    def _raw(self, raw: str, process: str = "") -> None:
         start, level = locate(raw)
         if start < 0 or len(raw) > LINE_LIMIT:
             self._closely(raw)
         else:
-            self._unremarkable(raw, start, level)
+            self._unremarkable(raw, start, level, process)
 
     def _closely(self, raw: str) -> None:
         for line in self._reader.lines(raw):
@@ -198,7 +220,7 @@ class StartupParser:
         if level is not None and level < ERROR:
             self._records += 1
             self._record(level, text)
-        elif (level is not None or not ("%" in text and self._bar(text))) and text:
+        elif (level is not None or not ("%" in text and self._bar(text, process))) and text:
             if level is None and self._banner(text):
                 return
             self._crashes.records = self._records
@@ -266,17 +288,17 @@ class StartupParser:
 
     def _enter(self, stage: Stage) -> None:
         if self._timeline.is_later(stage) and self._timeline.enter(stage, self._now()):
-            self._bar_head = ""
+            self._bar_head = self._bar_begin = ""
             self._crashes.advanced(stage.value, ready=stage is Stage.READY)
 
-    def _bar(self, text: str) -> bool:
+    def _bar(self, text: str, process: str) -> bool:
         read = self._dispatch.bars.read(text)
         if read is None:
             return False
         stage, progress, rest = read
         self._enter(stage)
         if progress is not None:
-            self._timeline.count(stage, progress, self._now())
+            self._timeline.count(stage, progress, self._now(), process)
             self._bar_head = text[:_BAR_HEAD] if stage is self._timeline.stage else ""
         if rest.strip():
             self._raw(rest.strip())
@@ -342,6 +364,14 @@ class StartupParser:
             lines=self._reader.number,
             notices=tuple(dict.fromkeys(notice.signature for notice in self.notices)),
         )
+
+
+def _process_before_bar(raw: str, end: int) -> str | None:
+    """The name of the process that is all that stands before a bar, empty where there is none; None if something else stands there."""
+    if end <= 0:
+        return ""
+    is_name = raw[0] == "(" and raw.find(") ", 1, end) == end - 2 and raw.find("pid=", 1, end) > 0
+    return process_of(raw) if is_name else None
 
 
 @lru_cache(maxsize=4)

@@ -1,9 +1,8 @@
 """Where a start is: its stage, the progress of what counts, the backends it chose, what its caches did."""
 
-from dataclasses import replace
 from datetime import datetime, timedelta
 
-from vllm_operator.startup.progress import Rate
+from vllm_operator.startup.counts import Counts
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage
 
 STAGES = tuple(Stage)
@@ -23,8 +22,8 @@ class Timeline:
         self.version: str | None = None
         self.cache = CacheEvidence()
         self.backends: dict[tuple[str, str], None] = {}
+        self.counts = Counts()
         self._order = _ORDER[Stage.PROCESS_START]
-        self._rate = Rate()
 
     def is_later(self, stage: Stage) -> bool:
         """Whether the stage comes after the present one."""
@@ -38,6 +37,7 @@ class Timeline:
         self._order = order
         self.stage = stage
         self.progress = None
+        self.counts = Counts()
         self.entered.append((stage, time))
         return True
 
@@ -47,12 +47,9 @@ class Timeline:
         if time is not None and begun is not None and (real := time - timedelta(seconds=seconds)) > begun:
             self.entered[-1] = (stage, real)
 
-    def count(self, stage: Stage, progress: Progress, time: datetime | None) -> None:
-        """A bar of this stage moved."""
-        if stage is not self.stage:
-            return
-        own = self._rate.left(progress, time)
-        self.progress = replace(progress, eta_seconds=own) if progress.eta_seconds is None and own is not None else progress
+    def count(self, stage: Stage, progress: Progress, time: datetime | None, process: str = "") -> None:
+        """A bar of this stage moved, which `process` draws; empty where that is not known."""
+        self.progress = self.counts.update(process, progress, time, is_of_earlier_stage=stage is not self.stage)
 
     def count_cache(self, what: str) -> None:
         """A cache was hit, missed, or could not be loaded."""

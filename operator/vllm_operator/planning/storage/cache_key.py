@@ -30,6 +30,35 @@ _OF_ARGUMENTS = "These flags change what is compiled, and vLLM leaves them out o
 _OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOrigin:
+    """What fills a cache, and on what: starts that agree in all of this may share it.
+
+    Attributes:
+        version: vLLM version; None if not known.
+        distribution: Build of vLLM.
+        image: Container image as in the Pod.
+        architecture: GPU architecture, `sm_90`; None if not known.
+        product: GPU product as in the node label; None if not known.
+        mig_profile: Profile of a slice; None for whole GPUs.
+        parallel: How one replica is spread over its GPUs.
+        user: ID of the user that the engine runs as; None for the image's own.
+        arguments: What `keyed_arguments` says; None for nothing.
+        generation: Raised each time a damaged cache is left behind.
+    """
+
+    version: str | None
+    distribution: Distribution
+    image: str
+    architecture: str | None = None
+    product: str | None = None
+    mig_profile: str | None = None
+    parallel: ParallelShape = SINGLE
+    user: int | None = None
+    arguments: str | None = None
+    generation: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class CachePlan:
     """Where the caches are.
@@ -43,60 +72,11 @@ class CachePlan:
     env: tuple[PlannedVariable, ...]
 
 
-def plan_cache(
-    caches: Caches,
-    *,
-    version: str | None,
-    distribution: Distribution,
-    image: str,
-    architecture: str | None = None,
-    product: str | None = None,
-    mig_profile: str | None = None,
-    parallel: ParallelShape = SINGLE,
-    user: int | None = None,
-    arguments: str | None = None,
-    generation: int = 0,
-) -> CachePlan:
-    """Derive the cache key and the variables that go with it. Equal arguments give equal results.
-
-    Args:
-        caches: The table of caches.
-        version: vLLM version; None if not known.
-        distribution: Build of vLLM.
-        image: Container image as in the Pod.
-        architecture: GPU architecture, `sm_90`; None if not known.
-        product: GPU product as in the node label; None if not known.
-        mig_profile: Profile of a slice; None for whole GPUs.
-        parallel: How one replica is spread over its GPUs.
-        user: ID of the user that the engine runs as; None for the image's own.
-        arguments: What `keyed_arguments` says; None for nothing.
-        generation: Raised each time a damaged cache is left behind.
-    """
-    version = version.removeprefix("v") if version else None
-    digest = digest_of(image)
-    parts = (
-        _part("distribution", distribution.value, "Builds of vLLM have different kernels."),
-        _part("version", version, "Caches of one vLLM version are not read by another."),
-        _part("image", digest or image, _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."),
-        _part("architecture", architecture, "Kernels run on one GPU architecture only."),
-        _part("product", product, "PyTorch refuses artifacts built on a GPU of another name."),
-        _part("migProfile", mig_profile or "none", "A slice has other limits than the whole GPU."),
-        _part("parallelism", str(parallel), "Each rank has artifacts of its own."),
-        *([_part("user", str(user), "What one user has written another may not write.")] if user is not None else []),
-        *([_part("arguments", arguments, _OF_ARGUMENTS)] if arguments else []),
-        _part("generation", str(generation), "Raised when a damaged cache is left behind."),
-    )
-    readable = (
-        "nvllm" if distribution is Distribution.NVLLM else "",
-        f"v{version}" if version else _UNKNOWN,
-        (architecture or "").replace("_", ""),
-        _short_product(product),
-        mig_profile or "",
-        str(parallel),
-        "" if user is None else f"u{user}",
-        f"g{generation}" if generation else "",
-    )
-    return CachePlan(key=_key(readable, parts), parts=parts, env=caches.variables_of(version, distribution))
+def plan_cache(origin: CacheOrigin, caches: Caches) -> CachePlan:
+    """Derive the cache key and the variables that go with it. Equal arguments give equal results."""
+    parts = _parts(origin)
+    variables = caches.variables_of(origin.version, origin.distribution)
+    return CachePlan(key=_key(_readable(origin), parts), parts=parts, env=variables)
 
 
 def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
@@ -128,6 +108,43 @@ def digest_of(image: str) -> str | None:
     """Return the digest that pins an image reference, or None."""
     _, at, digest = image.rpartition("@")
     return digest if at else None
+
+
+def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
+    """All that the key is derived from. Another order, or a part more or less, makes another key."""
+    digest = digest_of(origin.image)
+    of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."
+    return (
+        _part("distribution", origin.distribution.value, "Builds of vLLM have different kernels."),
+        _part("version", _plain_version(origin), "Caches of one vLLM version are not read by another."),
+        _part("image", digest or origin.image, of_image),
+        _part("architecture", origin.architecture, "Kernels run on one GPU architecture only."),
+        _part("product", origin.product, "PyTorch refuses artifacts built on a GPU of another name."),
+        _part("migProfile", origin.mig_profile or "none", "A slice has other limits than the whole GPU."),
+        _part("parallelism", str(origin.parallel), "Each rank has artifacts of its own."),
+        *([_part("user", str(origin.user), "What one user has written another may not write.")] if origin.user is not None else []),
+        *([_part("arguments", origin.arguments, _OF_ARGUMENTS)] if origin.arguments else []),
+        _part("generation", str(origin.generation), "Raised when a damaged cache is left behind."),
+    )
+
+
+def _readable(origin: CacheOrigin) -> tuple[str, ...]:
+    """The parts of the key that a person asks for."""
+    version = _plain_version(origin)
+    return (
+        "nvllm" if origin.distribution is Distribution.NVLLM else "",
+        f"v{version}" if version else _UNKNOWN,
+        (origin.architecture or "").replace("_", ""),
+        _short_product(origin.product),
+        origin.mig_profile or "",
+        str(origin.parallel),
+        "" if origin.user is None else f"u{origin.user}",
+        f"g{origin.generation}" if origin.generation else "",
+    )
+
+
+def _plain_version(origin: CacheOrigin) -> str | None:
+    return origin.version.removeprefix("v") if origin.version else None
 
 
 def _part(name: str, value: str | None, reason: str) -> PlannedVariable:
