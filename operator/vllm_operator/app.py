@@ -25,7 +25,7 @@ from kubernetes.aio.client.configuration import Configuration
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import Kind, Manifest
+from vllm_operator.cluster.client import Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
@@ -39,7 +39,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
-from vllm_operator.runtime.reconciler import Key, Reconciler
+from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, place_of

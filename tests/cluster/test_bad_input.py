@@ -9,19 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.crd import CRD, install_crd
 from support.operator_process import OperatorProcess, condition, has, llama
 from testenv import Environment
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
 
 pytestmark = pytest.mark.cluster
-
-
-async def the_pod(cluster: Cluster) -> str:
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    return str(pod["metadata"]["name"])
 
 
 # the operator's surroundings

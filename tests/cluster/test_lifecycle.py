@@ -2,17 +2,10 @@
 
 import pytest
 
-from support.cluster import Cluster, Simulator, is_ready
+from support.cluster import Cluster, Simulator, is_ready, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
-
-
-async def the_pod(cluster: Cluster) -> str:
-    """The name of the only Pod, once it exists."""
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    return str(pod["metadata"]["name"])
 
 
 async def test_an_object_becomes_a_deployment_that_serves(served: Cluster, operator: OperatorProcess) -> None:

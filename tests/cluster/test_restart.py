@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
 
 MODEL_LOAD = b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n"
-
-
-async def the_pod(cluster: Cluster) -> str:
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    return str(pod["metadata"]["name"])
 
 
 async def versions(cluster: Cluster) -> dict[str, str]:

@@ -13,7 +13,7 @@ import yaml
 import generate_chart
 import generate_crds
 from support import helm
-from support.chart_ways import WAYS
+from support.chart_ways import WAYS, Way
 from support.own_knowledge import EXPERTS_RULE, LICENCE_SIGNATURE
 from testenv.binaries import find_binary
 from vllm_operator import __version__
@@ -47,19 +47,23 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def manifests_of(way: Way) -> list[helm.Manifest]:
+    """What is installed, but for the CRD, which is the same in all ways."""
+    return helm.template({**way.values, "crds": {"install": False}}, kinds=way.kinds)
+
+
 @needs_helm
 @pytest.mark.parametrize("way", WAYS)
 def test_each_way_to_install(way: str, golden: Callable[[Path, str], None]) -> None:
-    # the CRD is the same in all of them
-    manifests = helm.template({**WAYS[way].values, "crds": {"install": False}}, kinds=WAYS[way].kinds)
-    text = yaml.safe_dump_all(sorted(manifests, key=lambda it: (it["kind"], it["metadata"]["name"])), sort_keys=False, width=120)
+    manifests = sorted(manifests_of(WAYS[way]), key=lambda it: (it["kind"], it["metadata"]["name"]))
+    text = yaml.safe_dump_all(manifests, sort_keys=False, width=120)
     golden(GOLDEN / f"{way}.yaml", text.replace(__version__, "VERSION"))
 
 
 @needs_helm
 @pytest.mark.parametrize("way", WAYS)
 def test_the_operator_understands_every_variable_that_the_chart_sets(way: str) -> None:
-    [deployment] = [it for it in helm.template(WAYS[way].values, kinds=WAYS[way].kinds) if it["kind"] == "Deployment"]
+    [deployment] = [it for it in manifests_of(WAYS[way]) if it["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
     settings = Settings.from_environment({variable["name"]: variable["value"] for variable in container["env"]})
     wanted = {**WAYS[way].values.get("settings", {}), "hub_endpoint": WAYS[way].values.get("hub", VALUES["hub"])["endpoint"]}

@@ -239,6 +239,13 @@ class Cluster:
         return self._path(manifest["kind"], "", manifest["metadata"].get("namespace"))
 
 
+async def the_pod(cluster: Cluster) -> str:
+    """The name of the only Pod, once the Deployment `llama` has it."""
+    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
+    [pod] = await cluster.list_all("Pod")
+    return str(pod["metadata"]["name"])
+
+
 class Simulator:
     """A hand on the simulated Pods of one namespace: how they start, what they log, how their kubelet fails."""
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from testenv.binaries import find_binary
+from vllm_operator.catalog.resources import YAML_LOADER
 
 Manifest = dict[str, Any]
 
@@ -43,7 +44,7 @@ def template(values: Manifest, *, namespace: str = NAMESPACE, release: str = REL
     settings = [part for kind in kinds for part in ("--api-versions", kind)]
     # JSON is YAML; a value by --set would be guessed at
     text = _template(release, namespace, yaml.safe_dump(values), tuple(settings))
-    return [manifest for manifest in yaml.safe_load_all(text) if manifest]
+    return [manifest for manifest in yaml.load_all(text, Loader=YAML_LOADER) if manifest]
 
 
 @cache

@@ -136,10 +136,14 @@ def claim(
     return {"metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)}, "spec": spec, "status": {"phase": phase}}
 
 
-def deployment(replicas: int = 1, *, updated: int | None = None, **status: Any) -> dict[str, Any]:
+def deployment(replicas: int = 1, *, updated: int | None = None, paused: bool = False, **status: Any) -> dict[str, Any]:
     counts = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas if updated is None else updated}
     labels = {"app.kubernetes.io/instance": "vllm-a", "app.kubernetes.io/name": "vllm"}
-    return {"metadata": {"name": "vllm-a", "generation": 1}, "spec": {"selector": {"matchLabels": labels}}, "status": counts | status}
+    return {
+        "metadata": {"name": "vllm-a", "generation": 1},
+        "spec": {"selector": {"matchLabels": labels}, "paused": paused},
+        "status": counts | status,
+    }
 
 
 def service() -> dict[str, Any]:

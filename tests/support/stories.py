@@ -5,7 +5,6 @@ from typing import Any
 
 from support.cluster import Cluster
 
-CORPUS = "tests/corpus/h200"
 RUNNING = b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n"
 LOADING = b"INFO 11-21 12:00:01 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n"
 TOO_LONG = (

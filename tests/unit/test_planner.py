@@ -155,7 +155,15 @@ def test_only_nodes_with_the_labels_of_the_pod_template_count() -> None:
     nodes = (real_node("b200", labels={"team": "a"}), real_node("h200", labels={"team": "b"}))
     assert made(request("b"), *nodes).product == "NVIDIA-H200"
     assert made(request("a"), *nodes).product == "NVIDIA-B200"
-    assert "spec.podTemplate.spec.nodeSelector" in refusal(request("c"), *nodes)[1]
+    message = refusal(request("c"), *nodes)[1]
+    assert "No node offers 1 whole GPU, on nodes with team=c." in message
+    assert "Nodes that would do lack the labels of spec.podTemplate.spec.nodeSelector" in message
+
+
+def test_the_labels_of_the_pod_template_are_to_blame_only_for_nodes_that_would_do() -> None:
+    request = deployment(accelerator={"architectures": ["sm_121"]}, podTemplate={"spec": {"nodeSelector": {"kubernetes.io/arch": "amd64"}}})
+    assert "Nodes that would do lack the labels" in refusal(request, real_node("gb10"), real_node("h200"))[1]
+    assert "Add sm_90 to spec.accelerator.architectures" in refusal(request, real_node("h200"))[1]
 
 
 def test_names_that_the_version_does_not_know_are_noted() -> None:

@@ -17,6 +17,7 @@ from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
+IMAGE = "registry.example.com/machine-learning/vllm-openai-with-plugins:v0.20.1-2026-11-21"
 NOT_RESTRICTED = (
     'pods "a-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true '
     '(pod or container "vllm" must set securityContext.runAsNonRoot=true)'
@@ -195,7 +196,11 @@ SITUATIONS = {
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
-        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), "Starting", "True", "RollingOut", ("0 of 1",)
+        o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec.",),
     ),
     "its node is lost": Situation(
         o.observe(
@@ -258,6 +263,22 @@ SITUATIONS = {
         "ReplicasNotReady",
         ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
     ),
+    **{
+        f"no image, in the words of {reason}": Situation(
+            o.observe(
+                o.pending_pod(reason, f'{before}failed to pull and unpack image "{IMAGE}": failed to resolve reference "{IMAGE}": {cause}')
+            ),
+            "Starting",
+            "False",
+            "ImagePullFailed",
+            (f": {cause}. Check spec.engine.image",),
+        )
+        for reason, before, cause in (
+            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found"),
+            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: ', f"{IMAGE}: not found"),
+            ("RegistryUnavailable", "", 'failed to do request: Head "https://registry.example.com/v2/vllm": dial tcp: no such host'),
+        )
+    },
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",
@@ -294,6 +315,13 @@ SITUATIONS = {
             ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
         )
     },
+    "somebody has paused the rollout": Situation(
+        o.observe(o.ready_pod(), deployment=o.deployment(updated=0, paused=True)),
+        "Starting",
+        "True",
+        "RollingOut",
+        ("The replica still runs the former spec, because somebody has paused", "kubectl rollout resume deployment vllm-a."),
+    ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",

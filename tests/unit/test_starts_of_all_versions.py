@@ -8,6 +8,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import cache
 
 import pytest
 from packaging.specifiers import SpecifierSet
@@ -30,6 +31,7 @@ def applies(versions: str, version: str) -> bool:
     return versions == "all" or SpecifierSet(versions).contains(version)
 
 
+@cache
 def samples(version: str, stage: Stage) -> list[str]:
     """What this version writes in a stage, without what precedes the message."""
     lines = [meaning.samples[0] for meaning in KNOWLEDGE.stages.lines if meaning.stage == stage and applies(meaning.versions, version)]
@@ -86,6 +88,7 @@ def prefix(name: str, kind: str, version: str) -> str:
     return f"({name} pid={100 + len(name)}) " if written else ""
 
 
+@cache
 def as_text(version: str, shape: Shape, *, colour: bool = False) -> str:
     lines = []
     for number, (name, kind, text) in enumerate(start(version, shape)):

@@ -9,6 +9,7 @@ from support.gpus import real_node
 from support.plans import deployment, planned
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.rendering.manifests import render
 
 ONE, OTHER = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9", "MIG-1d47f2d1-0dbc-5a9d-8c5e-77d15d5a6bd3"
@@ -144,5 +145,6 @@ def test_the_variable_of_the_container_runtime_is_warned_of(value: str, version:
 
 def test_a_variable_from_elsewhere_is_left_alone() -> None:
     env = [{"name": "CUDA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
-    found = outcome(deployment(engine={"version": "0.20.1", "env": env}, **claims()))
-    assert found.plan is not None
+    given = deployment(engine={"version": "0.20.1", "env": env}, **claims())
+    assert translate(given) == (given, ())
+    assert outcome(given).plan is not None

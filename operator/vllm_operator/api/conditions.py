@@ -138,14 +138,14 @@ def set_condition(
     The result is sorted as in `ORDER`, unknown types last.
     """
     previous = next((c for c in conditions if c.type == type), None)
-    moved = previous is None or previous.status != status or previous.last_transition_time is None
+    since = previous.last_transition_time if previous is not None and previous.status == status else None
     changed = Condition(
         type=type,
         status=status,
         reason=reason,
         message=message,
         observed_generation=generation,
-        last_transition_time=now if moved else previous.last_transition_time,  # type: ignore[union-attr]  # moved is True where it is None
+        last_transition_time=since or now,
     )
     return sort_conditions([c for c in conditions if c.type != type] + [changed])
 

@@ -54,7 +54,7 @@ class StorageSpec(Model):
         default=None,
         description="SharedClaim: one claim for all replicas. ClaimPerReplica: each Pod has a claim of its own, empty at first and gone "
         "with the Pod. HostPath: a directory of each node, which stays there. EmptyDir: nothing outlives the Pod. "
-        "HostPath if `hostPath` is given, else SharedClaim if absent.",
+        "If absent: HostPath where `hostPath` is given, else SharedClaim.",
     )
     claim_name: Name | None = Field(
         default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."

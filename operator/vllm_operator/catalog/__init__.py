@@ -1,1 +1,13 @@
-"""What is known: GPUs, vLLM versions, models, backends, quirks, crash signatures. Data with a typed loader."""
+"""What is known, and from where: data, each file of it with a typed loader. Pure but for reading these files, once.
+
+Where to look, by subject (`data/` has the knowledge itself):
+
+    machines      gpus, images
+    vLLM          versions, kernels (where a backend works), invocations (how it is asked for), caches
+    models        models, facts
+    decisions     rules, situations (what their conditions are held against), priming
+    starts        stages, logged_names; startup is stages and crashes together
+    crashes       signatures, remedies
+    of the user   user_rules, rule_checks, user_signatures, signature_checks, linear_patterns
+    everything    loader; resources reads the files, paths says where things are in the container
+"""

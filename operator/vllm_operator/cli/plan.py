@@ -15,10 +15,10 @@ from typing import Any
 
 import yaml
 
-from vllm_operator.api.conditions import ACCEPTED, PLANNED, Reason
+from vllm_operator.api.conditions import ACCEPTED, PLANNED
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, Plan
+from vllm_operator.api.status import Plan
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import difference_page
@@ -171,10 +171,3 @@ def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
     return [
         {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message} for name, verdict in verdicts
     ]
-
-
-def refusal_of(outcome: Outcome) -> str:
-    """Return the message of the verdict that ended the planning."""
-    if outcome.accepted.status is not ConditionStatus.TRUE or outcome.planned.reason == Reason.NOT_ACCEPTED:
-        return outcome.accepted.message
-    return outcome.planned.message

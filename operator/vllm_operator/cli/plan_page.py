@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, ModelFact, Plan
+from vllm_operator.api.status import ModelFact, Plan
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.inventory.pools import Inventory
@@ -22,10 +22,9 @@ def write_page(
 ) -> None:
     """Write what was planned and why, or why nothing was."""
     lines = [f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}", ""]
-    if outcome.plan is None:
-        refused = outcome.accepted if outcome.accepted.status is not ConditionStatus.TRUE else outcome.planned
-        lines += [f"Not planned: {refused.reason}", *wrap(refused.message, "  ")]
-    else:
+    if outcome.refusal is not None:
+        lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
+    if outcome.plan is not None:
         lines += _plan(outcome.plan, catalog)
         lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
     lines += _section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))

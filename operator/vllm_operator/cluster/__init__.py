@@ -1,1 +1,7 @@
-"""Every call to the Kubernetes API, behind one small Protocol that ships with a fake."""
+"""Every call to the Kubernetes API and to the model hub, behind small Protocols that ship with their fakes.
+
+the client    client (the Protocol), kube (a real API server), connection, mirror (from memory), fake, fake_fields
+reading       observe, inventory, explanations
+writing       apply, ownership (what is to be written), events, records
+the hub       hub
+"""

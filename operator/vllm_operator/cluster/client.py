@@ -25,6 +25,10 @@ Manifest = dict[str, Any]
 """A Kubernetes object, or a part of one, as JSON."""
 
 
+Key = tuple[str, str]
+"""Namespace and name of a VLLMDeployment."""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of object and where the API server serves it. `api_version` is `v1` or `group/version`."""

@@ -108,11 +108,11 @@ class HttpHub:
                 try:
                     return _total_size(await self._get(*self._place(repository, revision, INDEX), token, head=INDEX_BYTES))
                 except _NoAnswer:
-                    return await self._length(*self._place(repository, revision, SINGLE_FILE), token)
+                    return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token)
         except (aiohttp.ClientError, OSError, ValueError, _NoAnswer):
             return None
 
-    async def _length(self, url: str, what: str, token: str | None) -> int | None:
+    async def _length(self, url: str, token: str | None) -> int | None:
         """Size of a file; the hub tells it beside the redirection to where the file lies."""
         async with self._session().head(url, headers=self._authorization(url, token), allow_redirects=False) as response:
             length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)

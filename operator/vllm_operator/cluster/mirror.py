@@ -20,14 +20,12 @@ import marshal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from vllm_operator.api import labels as names
-from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Kind, LogRequest, Manifest, kind_of
+from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
 
-Key: TypeAlias = tuple[str, str]
-"""Namespace and name of a VLLMDeployment."""
-Place: TypeAlias = tuple[str, str]
+Place = tuple[str, str]
 """Namespace and name of any object."""
 
 _NOT_APPLIED = (VLLM_DEPLOYMENT, POD)

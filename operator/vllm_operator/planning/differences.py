@@ -7,7 +7,7 @@ reasons are not: a sentence that was written better is no difference.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vllm_operator.api.status import BackendChoice, ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.status import BackendChoice, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.planning.outcome import Outcome
 
 Setting = tuple[str | None, str | None]
@@ -57,8 +57,7 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
 
 def refusal_of(fresh: Outcome) -> str:
     """Why no plan could be made today."""
-    refused = fresh.accepted if fresh.accepted.status is not ConditionStatus.TRUE else fresh.planned
-    return f"No plan could be made: {refused.message}"
+    return f"No plan could be made: {fresh.refusal.message}" if fresh.refusal else ""
 
 
 def _gpu(plan: Plan) -> str:

@@ -33,3 +33,10 @@ class Outcome:
     plan: Plan | None
     drift: tuple[str, ...] = ()
     today: "Outcome | None" = None
+
+    @property
+    def refusal(self) -> Verdict | None:
+        """What stands against a plan; None if there is one."""
+        if self.plan is not None:
+            return None
+        return self.planned if self.accepted.status is ConditionStatus.TRUE else self.accepted

@@ -30,7 +30,6 @@ NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """A stage that lasted longer is worth an event."""
-_NO_CLAIM = CLAIM_TROUBLES
 _STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 
 

@@ -29,6 +29,12 @@ def is_rolled_out(scene: Scene) -> bool:
     return current and updated >= scene.observation.wanted and replicas(scene) <= updated
 
 
+def paused(scene: Scene) -> str:
+    """The name of the Deployment, if somebody has paused it; empty if nobody has."""
+    deployment = scene.observation.deployment
+    return reading.text(deployment, "metadata", "name") if reading.mapping(deployment, "spec").get("paused") is True else ""
+
+
 def is_current(scene: Scene, view: PodView) -> bool:
     """Whether a Pod runs the present Pod template, as far as the Deployment says.
 

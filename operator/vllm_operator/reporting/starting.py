@@ -111,5 +111,6 @@ def _all_serve(scene: Scene) -> Verdict:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=scene.serving))
     if not rollout.is_rolled_out(scene) and observation.outcome.plan is not None:
         updated = rollout.updated_replicas(scene) or 0
-        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted))
+        paused = rollout.paused(scene)
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=paused))
     return Verdict(FALSE, Reason.STARTED, say("starting.started", wanted=observation.wanted))

@@ -9,10 +9,9 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import ClusterClient, Manifest
+from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, container_status
 from vllm_operator.runtime.slots import Slots
@@ -20,8 +19,7 @@ from vllm_operator.startup.state import Stage, StartupState
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
-RunKey: TypeAlias = tuple[str, int]
+RunKey = tuple[str, int]
 
 
 CATCH_UP_SECONDS = 3.0

@@ -10,6 +10,7 @@ from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.startup.state import Stage
 
 PREFIX = "vllm_operator"
+_OBJECT = ("namespace", "name")
 
 
 class Metrics:
@@ -28,49 +29,35 @@ class Metrics:
         )
         self._writes = Counter(f"{PREFIX}_writes", "Writes to the API server, by verb and kind.", ["verb", "kind"], registry=self.registry)
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Events received from watches, by kind.", ["kind"], registry=self.registry)
-        self._conditions = Gauge(
-            f"{PREFIX}_condition",
-            "Conditions of a VLLMDeployment: 1 for the status that it has.",
-            ["namespace", "name", "type", "status"],
-            registry=self.registry,
+        self._conditions = self._gauge(
+            "condition", "Conditions of a VLLMDeployment: 1 for the status that it has.", *_OBJECT, "type", "status"
         )
-        self._stage = Gauge(
-            f"{PREFIX}_startup_stage",
-            f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.",
-            ["namespace", "name"],
-            registry=self.registry,
+        self._stage = self._gauge(
+            "startup_stage", f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.", *_OBJECT
         )
-        self._starts = Gauge(
-            f"{PREFIX}_start_seconds",
+        self._starts = self._gauge(
+            "start_seconds",
             "Duration of the last start of a VLLMDeployment with its present caches: cold (they were empty) or warm.",
-            ["namespace", "name", "caches"],
-            registry=self.registry,
+            *_OBJECT,
+            "caches",
         )
-        self._saved = Gauge(
-            f"{PREFIX}_start_saved_seconds",
+        self._saved = self._gauge(
+            "start_saved_seconds",
             "What the caches saved: the last cold start with the present cache key against the last warm one.",
-            ["namespace", "name"],
-            registry=self.registry,
+            *_OBJECT,
         )
-        self._left_behind = Gauge(
-            f"{PREFIX}_caches_left_behind",
-            "Generations of caches that were left behind as damaged.",
-            ["namespace", "name"],
-            registry=self.registry,
-        )
+        self._left_behind = self._gauge("caches_left_behind", "Generations of caches that were left behind as damaged.", *_OBJECT)
         self._user_data = {
-            what: Gauge(
-                f"{PREFIX}_user_{what}",
-                f"{what.capitalize()} of the cluster's owner, by state: used or ignored.",
-                ["state"],
-                registry=self.registry,
-            )
+            what: self._gauge(f"user_{what}", f"{what.capitalize()} of the cluster's owner, by state: used or ignored.", "state")
             for what in ("rules", "signatures")
         }
-        Gauge(f"{PREFIX}_info", "The operator's version.", ["version"], registry=self.registry).labels(__version__).set(1)
+        self._gauge("info", "The operator's version.", "version").labels(__version__).set(1)
         self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
         # finding a counter by its labels takes longer than all else that is done with an event
         self._watched: dict[str, Counter] = {}
+
+    def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
 
     def reconciled(self, result: str, seconds: float) -> None:
         """A reconciliation has ended."""
@@ -93,12 +80,12 @@ class Metrics:
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
         """Read depth and age of the queue whenever the metrics are read."""
-        Gauge(f"{PREFIX}_queue_depth", "Keys that wait to be reconciled.", registry=self.registry).set_function(depth)
-        Gauge(f"{PREFIX}_queue_age_seconds", "For how long the oldest key has waited.", registry=self.registry).set_function(age_seconds)
+        self._gauge("queue_depth", "Keys that wait to be reconciled.").set_function(depth)
+        self._gauge("queue_age_seconds", "For how long the oldest key has waited.").set_function(age_seconds)
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
         """Read the number of log streams whenever the metrics are read."""
-        gauge = Gauge(f"{PREFIX}_log_streams", "Container logs, by state: open or waiting.", ["state"], registry=self.registry)
+        gauge = self._gauge("log_streams", "Container logs, by state: open or waiting.", "state")
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
 

@@ -8,8 +8,8 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from vllm_operator.cluster.client import ClusterError, Kind, Manifest
-from vllm_operator.cluster.mirror import Key, Mirror, key_of
+from vllm_operator.cluster.client import ClusterError, Key, Kind, Manifest
+from vllm_operator.cluster.mirror import Mirror, key_of
 
 log = logging.getLogger(__name__)
 

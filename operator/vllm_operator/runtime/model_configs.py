@@ -14,18 +14,16 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import SecretKeyReference
-from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, NotFound
+from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.cluster.hub import HubAnswer, ModelHub
 from vllm_operator.planning.pinning import is_in_force
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
-Question: TypeAlias = tuple[str, str, str | None, str | None, str | None]
+Question = tuple[str, str, str | None, str | None, str | None]
 """Repository and revision; for a gated model also namespace, Secret and its key: nobody reads what another's token opened."""
 
 KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -29,6 +29,7 @@ from vllm_operator.cluster.client import (
     SERVICE,
     ClusterClient,
     Forbidden,
+    Key,
     Kind,
     Manifest,
     NotFound,
@@ -54,8 +55,6 @@ from vllm_operator.upkeep.situation import is_primer, is_replica
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
-"""Namespace and name."""
 
 CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""

@@ -9,7 +9,6 @@ Nodes are not watched: they are large, and change with every heartbeat.
 
 import asyncio
 import contextlib
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -20,8 +19,6 @@ import uvloop
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind, Manifest
 from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
-
-log = logging.getLogger(__name__)
 
 CHUNK = 500
 EXIT_SECONDS = 1.5

@@ -4,9 +4,9 @@ import asyncio
 import logging
 import random
 import time
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
-from vllm_operator.cluster.client import ClusterError, Conflict, Unavailable
+from vllm_operator.cluster.client import ClusterError, Conflict, Key, Unavailable
 from vllm_operator.runtime.log_output import about
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import QueueClosed, WorkQueue
@@ -14,7 +14,6 @@ from vllm_operator.runtime.reconciler import Result
 
 log = logging.getLogger(__name__)
 
-Key: TypeAlias = tuple[str, str]
 
 OUTAGE_SECONDS = 3.0
 """Longest wait while the API server cannot be reached: how late we are when it is back."""

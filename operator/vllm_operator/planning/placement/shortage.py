@@ -1,7 +1,7 @@
 """Saying why no GPU fits: what was asked for, what there is, what can be done."""
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -19,19 +19,19 @@ PRODUCTS_LIMIT = 4
 class Obstacle(IntEnum):
     """What stands between a request and a pool; the higher, the nearer the pool comes."""
 
-    SELECTOR = 0
-    ARCHITECTURE = 1
-    UNKNOWN = 2
-    PRODUCT = 3
-    ALLOCATION = 4
-    NOT_SLICED = 5
-    SLICED = 6
-    PROFILE = 7
-    UUID = 8
-    SHARED = 9
-    HOST = 10
-    COUNT = 11
-    PROBLEM = 12
+    ARCHITECTURE = 0
+    UNKNOWN = 1
+    PRODUCT = 2
+    ALLOCATION = 3
+    NOT_SLICED = 4
+    SLICED = 5
+    PROFILE = 6
+    UUID = 7
+    SHARED = 8
+    HOST = 9
+    COUNT = 10
+    PROBLEM = 11
+    SELECTOR = 12
     IMAGE = 13
 
 
@@ -45,9 +45,16 @@ class Rejection:
     remedy: str | None = None
 
 
-def explain(wanted: AcceleratorSpec, count: int, inventory: Inventory, rejections: Sequence[Rejection], gpus: GPUs) -> str:
+def explain(
+    wanted: AcceleratorSpec,
+    count: int,
+    selector: Mapping[str, str],
+    inventory: Inventory,
+    rejections: Sequence[Rejection],
+    gpus: GPUs,
+) -> str:
     """Say what was asked for, what there is, and what can be done about it."""
-    asked = _asked(wanted, count, gpus)
+    asked = _asked(wanted, count, gpus) + _with_labels(selector)
     if not rejections:
         return _no_gpu_at_all(asked)
     nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
@@ -119,6 +126,11 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
     return what + (" on one node" if count > 1 else "")
 
 
+def _with_labels(selector: Mapping[str, str]) -> str:
+    pairs = [f"{key}={value}" for key, value in sorted(selector.items())]
+    return f", on nodes with {', '.join(pairs[:3])}{', ...' if len(pairs) > 3 else ''}" if pairs else ""
+
+
 def _no_gpu_at_all(asked: str) -> str:
     return (
         f"No node has an NVIDIA GPU that Kubernetes knows of, so none offers {asked}. Add GPU nodes, or install the NVIDIA GPU operator "
@@ -156,7 +168,7 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternative
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
-            return "No node with a GPU has the labels of spec.podTemplate.spec.nodeSelector: correct them, or leave them out."
+            return "Nodes that would do lack the labels of spec.podTemplate.spec.nodeSelector: correct them, or leave them out."
         case Obstacle.ARCHITECTURE:
             if not alternatives:
                 return "Add nodes with such GPUs."

@@ -92,7 +92,7 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
     for whole in inventory.pools:
         pool = _selected(whole, request.selector, inventory)
         if pool is None:
-            rejections.append(Rejection(whole, Obstacle.SELECTOR))
+            rejections.append(_reject(whole, request) or Rejection(whole, Obstacle.SELECTOR))
             continue
         rejection = _reject(pool, request)
         if rejection is not None:
@@ -104,7 +104,7 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
             continue
         candidates.append((pool, fit))
     if not candidates:
-        message = explain(request.accelerator, request.count, inventory, rejections, gpus)
+        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
     ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
     return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)
