@@ -107,6 +107,8 @@ async def on_kind(reader: Reader) -> None:
 
 async def with_gpus(reader: Reader) -> None:
     await reader.run("kubectl label nodes --all vllm-operator.dev/gpu-architecture- nvidia.com/gpu.product-")
+    none = '{"status":{"capacity":{"nvidia.com/gpu":null},"allocatable":{"nvidia.com/gpu":null}}}'
+    await reader.run(f"""kubectl patch "$(kubectl get nodes -o name)" --subresource status --type merge -p '{none}'""")
     reader.environment.add_nodes("h100-sxm", "h200")
 
 

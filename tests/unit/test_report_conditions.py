@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.engine_logs import crash_of, engine_failure
 from support.situations import CRASHES, X1, Situation, crashed_state
 from vllm_operator.api.conditions import ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
@@ -16,6 +17,7 @@ from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
+IMAGE = "registry.example.com/machine-learning/vllm-openai-with-plugins:v0.20.1-2026-11-21"
 NOT_RESTRICTED = (
     'pods "a-1" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true '
     '(pod or container "vllm" must set securityContext.runAsNonRoot=true)'
@@ -36,6 +38,11 @@ UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was plan
 INVALID = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3, and the model has 64 heads.")
 
 
+FROBNICATOR = """\
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, the frobnicator must be even [type=value_error, input_value=3]
+"""
+REFUSED_CONFIGURATION = crash_of(engine_failure(FROBNICATOR))
 GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")
 OURS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
@@ -233,6 +240,13 @@ SITUATIONS = {
         "Recovered",
         ("Pod vllm-a-x1 ended with exit code 1; its log is being read. Its restart serves.",),
     ),
+    "a configuration that vLLM refuses in words that nobody knows": Situation(
+        o.observe(o.crashed_pod(), states={X1: StartupState(crash=REFUSED_CONFIGURATION)}),
+        "Crashed",
+        "True",
+        "UnknownCrash",
+        ("the frobnicator must be even", "What to do: Correct the argument, the environment variable or the file"),
+    ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
     "one serves, the next Pod is not there yet": Situation(
@@ -249,6 +263,22 @@ SITUATIONS = {
         "ReplicasNotReady",
         ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
     ),
+    **{
+        f"no image, in the words of {reason}": Situation(
+            o.observe(
+                o.pending_pod(reason, f'{before}failed to pull and unpack image "{IMAGE}": failed to resolve reference "{IMAGE}": {cause}')
+            ),
+            "Starting",
+            "False",
+            "ImagePullFailed",
+            (f": {cause}. Check spec.engine.image",),
+        )
+        for reason, before, cause in (
+            ("ErrImagePull", "rpc error: code = NotFound desc = ", f"{IMAGE}: not found"),
+            ("ImagePullBackOff", f'Back-off pulling image "{IMAGE}": ErrImagePull: ', f"{IMAGE}: not found"),
+            ("RegistryUnavailable", "", 'failed to do request: Head "https://registry.example.com/v2/vllm": dial tcp: no such host'),
+        )
+    },
     "the namespace demands a setting that the Pod lacks": Situation(
         o.observe(deployment=o.deployment(0, conditions=[o.condition("ReplicaFailure", "True", message=NOT_RESTRICTED)])),
         "Starting",

@@ -50,7 +50,7 @@ def facts(name: str) -> dict[str, Any]:
     """A value for each fact that a message names."""
     environment = jinja2.Environment()
     environment.filters.update(
-        dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler", "refusal"), str)
+        dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler", "pull", "refusal"), str)
     )
     return {fact: FACTS.get(fact, "some text") for fact in meta.find_undeclared_variables(environment.parse(DATA["messages"][name]))}
 

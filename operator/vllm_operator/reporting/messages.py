@@ -76,6 +76,7 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         "quote": lambda text, limit=200: wording.clean(text, limit),
         "sentence": wording.sentence,
         "scheduler": wording.without_preemption,
+        "pull": wording.without_pull,
         "refusal": wording.without_pod_name,
     }
     stages = {Stage(name): words for name, words in data["stages"].items()}

@@ -16,6 +16,10 @@ MESSAGE_LIMIT = 500
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
 _PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
 _FORBIDDEN_POD = re.compile(r'^pods "[^"]*" is forbidden: ')
+_PULLING = re.compile(
+    r'(?:Back-off pulling image "[^"]*": \w+: |rpc error: code = \w+ desc = |Error response from daemon: |'
+    r'failed to pull and unpack image "[^"]*": |failed to resolve (?:reference|image) "[^"]*": )+'
+)
 _SPACES = re.compile(r"\s+")
 
 
@@ -66,6 +70,12 @@ def without_preemption(text: str) -> str:
 def without_pod_name(text: str) -> str:
     """Why a Pod was refused, without the name that it would have had: each try makes up another."""
     return _FORBIDDEN_POD.sub("", text)
+
+
+def without_pull(text: str) -> str:
+    """Why an image cannot be pulled, without the layers of what was being done, each with the image's name: the cause comes last."""
+    start = _PULLING.match(text)
+    return text[start.end() :] if start else text
 
 
 def duration(seconds: float) -> str:
