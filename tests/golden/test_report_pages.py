@@ -9,7 +9,7 @@ import pytest
 
 from support import observations as o
 from support.describe import describe
-from support.engine_logs import engine_failure
+from support.engine_logs import crash_of, engine_failure
 from testenv.replay import SERVING, read_recording
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
 from vllm_operator.catalog.startup import load_startup
@@ -17,7 +17,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.reporting.observation import EventDraft, Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
+from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
@@ -25,16 +25,7 @@ X1 = ("vllm-a-x1", 0)
 NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 (sm_90). Add sm_90 to spec.accelerator.architectures."
 
 
-def from_log(line: str) -> Crash:
-    """A crash as it is found in a log."""
-    parser = StartupParser(load_startup())
-    parser.feed(engine_failure(line))
-    crash = parser.final_state.crash
-    assert crash is not None
-    return crash
-
-
-MIG = from_log("ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'")
+MIG = crash_of(engine_failure("ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'"))
 
 
 DEEP = (("MoE", "DEEPGEMM"),)

@@ -1,5 +1,9 @@
 """Short engine logs as vLLM writes them, to put lines into."""
 
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Crash
+
 HEALTHY_START = """\
 (APIServer pid=1) INFO 11-21 09:20:13 [utils.py:299]  ▄▄ ▄█ █     █     █ ▀▄▀ █  version 0.20.1
 (APIServer pid=1) INFO 11-21 09:20:13 [utils.py:233] non-default args: {'model_tag': 'org/model', 'enable_lora': True}
@@ -56,6 +60,15 @@ def worker_failure(lines: str, *, workers: int = 2) -> str:
         for worker in range(workers)
     )
     return text + engine_failure("Exception: WorkerProc initialization failed due to an exception in a background process.")
+
+
+def crash_of(log: str) -> Crash:
+    """The crash that a log shows."""
+    parser = StartupParser(load_startup())
+    parser.feed(log)
+    crash = parser.final_state.crash
+    assert crash is not None
+    return crash
 
 
 API_SERVER_GIVES_UP = """\

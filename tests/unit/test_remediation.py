@@ -3,11 +3,13 @@
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from support import observations as o
 from vllm_operator.api.resource import VLLMDeployment
@@ -17,7 +19,7 @@ from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.remediation.changes import Engine, exact_changes
 from vllm_operator.planning.remediation.command import patch_command, patch_operations
-from vllm_operator.planning.remediation.in_force import carried_out, remedied, settled
+from vllm_operator.planning.remediation.in_force import carried_out, current, remedied, settled
 from vllm_operator.planning.remediation.remediator import Case, Remediator
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
@@ -291,3 +293,58 @@ def test_the_time_of_a_remedy_is_a_time_that_can_be_read_again() -> None:
     pod_made_a_second_later = o.NOW + timedelta(seconds=1)
     again = decide(replace(later(case()), created_at=pod_made_a_second_later), first, **auto())
     assert again.state is RemediationState.GAVE_UP
+
+
+# hostile sequences
+
+KNOWN = sorted(load_remedies())
+CRASHES = st.sampled_from([*KNOWN, "NoValidAttentionBackend", "CudaOutOfMemory"])
+CAPTURED = {**TOO_LONG, "requests": "256", "tokens": "8192", "free": "10.0", "total": "80.0", "utilization": "0.9"}
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A crash: in a new Pod or in the one before, with its log read or not; before it the spec may have been changed."""
+
+    signature: str
+    in_new_pod: bool
+    has_log: bool
+    spec_changes: bool
+
+
+BLOWS = st.lists(st.builds(Blow, CRASHES, st.booleans(), st.booleans(), st.integers(0, 9).map(lambda n: n == 0)), max_size=25)
+
+
+@given(BLOWS, st.integers(1, 5), st.sampled_from(["0.15.1", "0.20.1", "0.33.0"]), st.sampled_from(["sm_75", "sm_90", "sm_100"]))
+def test_no_sequence_of_crashes_goes_round_in_circles(blows: list[Blow], most: int, version: str, architecture: str) -> None:
+    plan, status = o.plan(engine_version=version, architecture=architecture), None
+    generation, pod, restarts, created = 3, 0, 0, 0
+    for number, blow in enumerate(blows):
+        generation += blow.spec_changes
+        if blow.in_new_pod:
+            pod, restarts, created = pod + 1, 0, 60 * number + 30
+        else:
+            restarts += 1
+        what = case(
+            blow.signature,
+            pod=f"vllm-a-x{pod}",
+            restarts=restarts,
+            now=o.stamp(60 * number + 50),
+            captures=CAPTURED,
+            during_start=blow.has_log,
+            created_at=o.at(created),
+        )
+        spec = auto(maxAttempts=most) | {"engine": {"args": [{"name": "max-num-seqs", "value": "8"}]}}
+        before = current(resource(status, generation=generation, **spec))
+        status = DECIDE.decide(resource(status, generation=generation, **spec), plan, what)
+        applied = [remedy.signature for remedy in status.applied]
+        assert len(applied) <= most
+        assert len(set(applied)) == len(applied), "no remedy is tried twice"
+        assert all(name != "--max-num-seqs" for name, _ in changed(status)), "what the user sets stays"
+        if before is not None:
+            assert status.applied[: len(before.applied)] == before.applied, "what was done is not rewritten"
+            assert len(status.applied) <= len(before.applied) + 1, "one at a time"
+            if before.state is RemediationState.GAVE_UP:
+                assert (status.state, status.applied) == (RemediationState.GAVE_UP, before.applied)
+        again = DECIDE.decide(resource(status, generation=generation, **spec), plan, what)
+        assert again.applied == status.applied, "looking twice does nothing twice"

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.engine_logs import crash_of, engine_failure
 from support.situations import CRASHES, X1, Situation, crashed_state
 from vllm_operator.api.conditions import ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
@@ -37,6 +38,11 @@ UNKNOWN_PLAN = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was plan
 INVALID = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3, and the model has 64 heads.")
 
 
+FROBNICATOR = """\
+pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
+  Value error, the frobnicator must be even [type=value_error, input_value=3]
+"""
+REFUSED_CONFIGURATION = crash_of(engine_failure(FROBNICATOR))
 GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")
 OURS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
 
@@ -233,6 +239,13 @@ SITUATIONS = {
         "False",
         "Recovered",
         ("Pod vllm-a-x1 ended with exit code 1; its log is being read. Its restart serves.",),
+    ),
+    "a configuration that vLLM refuses in words that nobody knows": Situation(
+        o.observe(o.crashed_pod(), states={X1: StartupState(crash=REFUSED_CONFIGURATION)}),
+        "Crashed",
+        "True",
+        "UnknownCrash",
+        ("the frobnicator must be even", "What to do: Correct the argument, the environment variable or the file"),
     ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),

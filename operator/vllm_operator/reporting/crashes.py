@@ -17,7 +17,7 @@ from vllm_operator.reporting.pod_events import killed_by_probe
 from vllm_operator.reporting.pods import Phase, PodView, Termination
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.terminations import match_container, match_pod
-from vllm_operator.startup.evidence import UNKNOWN
+from vllm_operator.startup.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.startup.state import Crash, Stage, StartupState
 from vllm_operator.startup.termination import diagnose_termination
 
@@ -158,7 +158,8 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
 def _status(scene: Scene, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None) -> CrashStatus:
     cause = wording.clean(crash.cause, 1000) if crash is not None else scene.messages.say("crash.unexplained")
     if crash is None or crash.signature == UNKNOWN:
-        remedy = scene.messages.say("crash.unknown_remedy", pod=view)
+        is_refused = crash is not None and crash.remedy == REFUSED_REMEDY
+        remedy = REFUSED_REMEDY if is_refused else scene.messages.say("crash.unknown_remedy", pod=view)
     else:
         remedy = wording.clean(crash.remedy or "", 1000)
     return CrashStatus(

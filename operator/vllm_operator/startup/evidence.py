@@ -18,7 +18,7 @@ _UNKNOWN_REMEDY = (
     "Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues."
 )
 _REFUSED_CAUSE = "vLLM refused its configuration with an error that is not known by name"
-_REFUSED_REMEDY = (
+REFUSED_REMEDY = (
     "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
 )
 _REFUSED = re.compile(
@@ -69,7 +69,7 @@ def to_crash(evidence: Evidence) -> Crash:
         return Crash(
             signature=UNKNOWN,
             cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
-            remedy=_REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
+            remedy=REFUSED_REMEDY if refused else _UNKNOWN_REMEDY,
             reference=None,
             line=line,
             line_number=evidence.number,
