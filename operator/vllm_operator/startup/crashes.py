@@ -198,7 +198,7 @@ class CrashTracker:
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
         known = False
-        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, f"stage {self.stage}")):
+        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
             signature = match.signature
             weak = match.weak or self._is_in(process, _ASIDE)
             evidence = self._seen(None, signature, text, number, match.captures, weak=weak, provisional=provisional)
@@ -208,6 +208,9 @@ class CrashTracker:
             else:
                 self._notice(self._with_frames(process, evidence))
         return known
+
+    def _standing(self) -> str:
+        return f"stage {self.stage} after {' '.join(self._evidence)}"
 
     def _is_in(self, process: str, *places: str) -> bool:
         return any(place in frame for frame in self.tracebacks.frames(process) for place in places)
