@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 ROOT = Path(__file__).parent.parent.parent
@@ -324,8 +325,6 @@ async def measure(bench: Bench, options: argparse.Namespace, ready: float) -> No
 
 
 async def prepare(api: Api) -> None:
-    import yaml
-
     for text in (ROOT / "crds").glob("*.yaml"):
         crd = yaml.safe_load(text.read_text())
         path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"

@@ -13,8 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Literal, Self
+from typing import Literal
 
 import yaml
 
@@ -22,6 +21,7 @@ from testenv import components
 from testenv.api import ApiClient, ApiError
 from testenv.binaries import CONTROL_PLANE, ensure_binaries
 from testenv.components import Setup
+from testenv.lifetime import Startable
 from testenv.ports import accepts_connections, free_ports
 from testenv.processes import ProcessGroup
 
@@ -36,7 +36,7 @@ class ControlPlaneError(Exception):
     """The control plane did not do what was asked; the message says why."""
 
 
-class ControlPlane:
+class ControlPlane(Startable):
     """etcd, kube-apiserver, kube-controller-manager and kube-scheduler, as child processes.
 
     Args:
@@ -56,13 +56,6 @@ class ControlPlane:
         self.token = ""
         self._audit_level = audit_level
         self._setup = Setup(folder=self.folder, binaries={}, etcd_port=0, port=0, audited=audit_level is not None, address=address)
-
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.stop()
 
     @property
     def server(self) -> str:

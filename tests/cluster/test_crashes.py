@@ -58,15 +58,20 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
 
 
+async def lose_the_licence_server(cluster: Cluster, sim: Simulator) -> None:
+    """A crash that no signature of ours knows."""
+    await cluster.create(llama(cluster.namespace))
+    [pod] = await pods(cluster)
+    fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
+    await sim.change(pod, crash_after="0")
+
+
 async def test_a_crash_that_only_the_owner_of_the_cluster_knows_is_named_as_he_says(served: Cluster, sim: Simulator) -> None:
     await served.create(config_map("crashes", served.namespace, {"id": "Broken"}, LICENCE_SIGNATURE))
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
     async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
         await operator.until_ready(within=60)
-        await served.create(llama(served.namespace))
-        [pod] = await pods(served)
-        fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
-        await sim.change(pod, crash_after="0")
+        await lose_the_licence_server(served, sim)
         await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=60)
         page = await story(served)
         told = "The licence server lic-7 did not answer. What to do: Start it, or set OUR_LICENCE_HOST."
@@ -81,10 +86,7 @@ async def test_the_crash_that_one_has_before_him_is_named_once_its_signature_is_
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="300")
     async with OperatorProcess(served.kubeconfig, served.namespace, signatures_config_map=f"{served.namespace}/crashes") as operator:
         await operator.until_ready(within=60)
-        await served.create(llama(served.namespace))
-        [pod] = await pods(served)
-        fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
-        await sim.change(pod, crash_after="0")
+        await lose_the_licence_server(served, sim)
         await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "UnknownCrash"), within=60)
         await served.patch("ConfigMap", "crashes", {"data": config_map("crashes", served.namespace, LICENCE_SIGNATURE)["data"]})
         await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "LicenceServerAway"), within=20)
