@@ -6,7 +6,7 @@ expressions are tried only on the few lines that remain.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -340,7 +340,7 @@ class StartupParser:
         crash = self._crashes.crash(ended=True)
         if crash is None and self._timeline.stage is not Stage.READY:
             crash = self._earlier
-        return self._state(crash)
+        return replace(self._state(crash), is_final=True)
 
     @property
     def notices(self) -> tuple[Crash, ...]:
