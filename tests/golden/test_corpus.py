@@ -48,6 +48,7 @@ def test_a_recorded_start(name: str) -> None:
     assert parser.state.stage is stage
     assert (parser.state.crash and parser.state.crash.signature) == signature
     assert (parser.final_state.crash and parser.final_state.crash.signature) == signature
+    assert (parser.state.is_final, parser.final_state.is_final) == (False, True)
     assert parser.state.cache == cache
     assert parser.state.engine_version == "0.20.1"
 

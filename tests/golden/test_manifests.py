@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from support.manifests import CASES, read_case
-from vllm_operator.rendering import render
+from vllm_operator.rendering.manifests import render
 
 
 class BlockDumper(yaml.SafeDumper):

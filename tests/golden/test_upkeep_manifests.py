@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from support.manifests import CASES, read_case
-from vllm_operator.rendering import render
 from vllm_operator.rendering.addresses import cache_address, template_spec
 from vllm_operator.rendering.cleaning import cleaning_script, render_cleaning
+from vllm_operator.rendering.manifests import render
 from vllm_operator.rendering.primer import render_primer
 
 CHOSEN = ("read-write-many", "smallest", "any-user-read-only", "dra-whole-gpus")

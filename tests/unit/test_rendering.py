@@ -9,8 +9,9 @@ from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedArgument
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.deadline import deadline_seconds, plan_patience
-from vllm_operator.rendering import PodTemplateError, render
+from vllm_operator.planning.pod_template import PodTemplateError
 from vllm_operator.rendering.container import render_arguments
+from vllm_operator.rendering.manifests import render
 
 PLAN = Plan.model_validate(
     {

@@ -247,6 +247,16 @@ SITUATIONS = {
         "UnknownCrash",
         ("the frobnicator must be even", "What to do: Correct the argument, the environment variable or the file"),
     ),
+    "an unknown crash is told as soon as its log was read to the end": Situation(
+        o.observe(o.crashed_pod(seconds=-1), states={X1: StartupState(crash=REFUSED_CONFIGURATION, is_final=True)}),
+        "Crashed",
+        "True",
+        "UnknownCrash",
+        ("the frobnicator must be even",),
+    ),
+    "an end that an event may explain yet": Situation(
+        o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "CrashUnderExamination"
+    ),
     "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
     "one serves, the next Pod is not there yet": Situation(

@@ -51,7 +51,7 @@ def test_a_warning_is_a_notice_and_no_crash(sample: Sample) -> None:
 
 
 def test_there_are_as_many_signatures_as_are_known() -> None:
-    assert len(SIGNATURES) == len(KNOWLEDGE.signatures) == 124
+    assert len(SIGNATURES) == len(KNOWLEDGE.signatures) == 125
     assert {sample.signature for sample in SAMPLES} == set(SIGNATURES) - {"CutlassMlaHang"}  # which logs nothing
 
 
@@ -84,7 +84,10 @@ NAMED = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]+|VLLM_[A-Z0-9_]*[A-Z0-9]")
 CHANGES = [(signature.id, change) for signature in KNOWLEDGE.signatures for change in (*signature.environment, *signature.arguments)]
 # Not vLLM's own: read by CUDA, NCCL, PyTorch, Triton, the model hub or the compiler.
 FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_")
-FOREIGN_NAMES = {"USER", "HOME", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "TMPDIR", "MAX_JOBS", "FORCE_NUM_KV_SPLITS"}
+FOREIGN_NAMES = {"USER", "HOME", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "TMPDIR", "MAX_JOBS", "FORCE_NUM_KV_SPLITS"} | {
+    "OMP_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+}
 
 
 @pytest.mark.parametrize(("name", "change"), [pytest.param(name, change, id=f"{name}-{change.name}") for name, change in CHANGES])

@@ -1,6 +1,7 @@
 """A log tells the same however it was obtained."""
 
 import json
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 
@@ -41,6 +42,18 @@ def cri_in_parts(log: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+HEADER = re.compile(r"^((?:\(\S+ pid=\d+\) )?)([A-Z]+) (\d\d-\d\d \d\d:\d\d:\d\d) \[(\w+)\.py:\d+\] ", re.MULTILINE)
+
+
+def configured(form: str) -> Callable[[str], str]:
+    """Every record as a format of the user's own writes it."""
+
+    def header(found: re.Match[str]) -> str:
+        return found[1] + form.format(level=found[2], time=f"2026-{found[3]},123", name=f"vllm.v1.{found[4]}")
+
+    return lambda log: HEADER.sub(header, log)
+
+
 FORMS: dict[str, Callable[[str], str | bytes]] = {
     "as it is": lambda log: log,
     "from Windows": lambda log: log.replace("\n", "\r\n"),
@@ -57,6 +70,11 @@ FORMS: dict[str, Callable[[str], str | bytes]] = {
     "quoted in an issue": lambda log: each_line(log, "> LINE"),
     "a list in an issue": lambda log: each_line(log, "- 2024-06-22T20:17:30.186+00:00 LINE"),
     "without seconds": lambda log: log.replace("09:21:01 [", "09:21 ["),
+    "a format of one's own": configured("{time} {level:8} 2422 {name} "),
+    "a format of one's own with bars": configured("{time} | {level} | {name}:42 | "),
+    "a format of one's own in brackets": configured("[{time}] [{level}] [{name}] "),
+    "the format of Python": configured("{level}:{name}:"),
+    "a format that names the logger first": configured("{time} {name} {level} "),
     "in columns": lambda log: each_line(log, "LINE" + " " * 60),
     "in colours": lambda log: log.replace("(EngineCore pid=7)", "\x1b[0;36m(EngineCore pid=7)\x1b[0;0m"),
     "in colours that lost their escapes": lambda log: log.replace("(EngineCore pid=7)", "[1;36m(EngineCore pid=7)[0;0m"),

@@ -7,6 +7,7 @@ from typing import Any
 from vllm_operator.catalog.gpus import Version, parse_version
 
 MEBIBYTE = 1024 * 1024
+_EMPTY: Mapping[str, Any] = {}
 SUFFIXES = {
     "": 1,
     "k": 10**3,
@@ -63,9 +64,11 @@ def read_mebibytes(value: Any) -> int | None:
     return None if size is None else size // MEBIBYTE
 
 
-def mapping(value: Any) -> Mapping[str, Any]:
-    """Return the value if it is a mapping, else an empty one."""
-    return value if isinstance(value, Mapping) else {}
+def mapping(value: Any, *path: str) -> Mapping[str, Any]:
+    """Follow a path of keys to an object; an empty one where there is none."""
+    for key in path:
+        value = value.get(key) if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else _EMPTY
 
 
 def sequence(value: Any) -> list[Any]:
@@ -73,6 +76,6 @@ def sequence(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def text(value: Any) -> str | None:
+def read_text(value: Any) -> str | None:
     """Return the value if it is a text that is not empty, else None."""
     return value if isinstance(value, str) and value else None

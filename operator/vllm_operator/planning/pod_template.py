@@ -79,7 +79,7 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
 
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:
     """The user ID that a template gives to the engine; None for the image's own user. Takes any template."""
-    spec = mapping(mapping(template).get("spec"))
+    spec = mapping(template, "spec")
     containers = [mapping(container) for container in sequence(spec.get("containers"))]
     engine = next((container for container in containers if container.get("name") == CONTAINER), {})
     users = (mapping(holder.get("securityContext")).get("runAsUser") for holder in (engine, spec))

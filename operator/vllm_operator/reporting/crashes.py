@@ -23,6 +23,8 @@ from vllm_operator.startup.termination import diagnose_termination
 
 SETTLING_SECONDS = 10
 """How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
+_ENDS_BY_A_PROBE = (None, 0, 137, 143)
+"""Exit codes that an event may explain: it comes some seconds later."""
 _STRONG = 2
 _OWNERS = 3
 _OVER = (Phase.TERMINATING,)
@@ -141,7 +143,8 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
     found = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
     previous = _told_before(scene, found)
     settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
-    has_settled = settles_at is not None and settles_at <= scene.observation.now
+    is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
+    has_settled = is_read or (settles_at is not None and settles_at <= scene.observation.now)
     status = _better(scene, previous, found)
     return Finding(
         view=view,

@@ -8,16 +8,10 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-_EMPTY: Mapping[str, Any] = {}
+from vllm_operator.planning.foreign import mapping as mapping  # so that a report needs one module to read with
+
 _LONGEST_TEXT = 8192
 _LONGEST_LIST = 1000
-
-
-def mapping(value: Any, *path: str) -> Mapping[str, Any]:
-    """Follow a path of keys to an object; an empty one where there is none."""
-    for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else _EMPTY
 
 
 def text(value: Any, *path: str) -> str:
@@ -49,7 +43,7 @@ def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
 
 def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
     """Follow a path of keys to a list of objects; the first whose `key` is `name`, or an empty object."""
-    return next((item for item in objects(value, *path) if item.get(key) == name), _EMPTY)
+    return next((item for item in objects(value, *path) if item.get(key) == name), {})
 
 
 def access_modes(claim: Any) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import Part, Tracebacks
+from vllm_operator.startup.tracebacks import NATIVE_FRAME, Part, Tracebacks
 from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
@@ -177,7 +177,7 @@ class CrashTracker:
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
         part = self.tracebacks.take(process, text, raw=level is None)
-        if part is Part.FRAME or self._stopping:
+        if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None

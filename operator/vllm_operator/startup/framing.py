@@ -30,11 +30,22 @@ _VLLM = re.compile(
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
     r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
 )
+_LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
+_BETWEEN = r"[ \t:|-]{1,10}"
+_LOGGER = r"\[?(?:vllm(?:\.\w{1,60}){1,8}|uvicorn(?:\.\w{1,20})?)\]?(?::\d{1,6})?"
+_NUMBER = rf"(?:\[?\d{{1,9}}\]?{_BETWEEN})?"
+_CONFIGURED = (
+    r"(?:\[?(?P<own>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?)\]?"
+    rf"{_BETWEEN}{_NUMBER})?(?:\[?(?P<first>{_LEVEL})\]?{_BETWEEN}{_NUMBER}{_LOGGER}|{_LOGGER}{_BETWEEN}{_NUMBER}\[?(?P<last>{_LEVEL})\]?)"
+    rf"{_BETWEEN}"
+)
+"""What a format of the user's own (VLLM_LOGGING_CONFIG_PATH) puts before the message: the name of the logger tells that it is one."""
 _WRAPPED = re.compile(
     r"(?:"
     r"(?P<cri>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?P<stream>stdout|stderr) (?P<tag>[FP]) ?"
     r"|(?P<python>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3}) - (?:[\w.]{1,80} - )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
     r"(?:[\w./-]{1,80}(?::\d+)? - ){0,2}(?:[\w./]{1,80}: )?"
+    rf"|{_CONFIGURED}"
     r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t]{1,4}(?!- )"
     r"|\[pod/[^\]\s]{1,200}\] "
     r"|\[(?:[\w.-]{1,60}:)?(?:rank|default) ?\d{1,5}\]: ?"
@@ -245,9 +256,9 @@ class LineReader:
                     yield Line(self.number, inner.process or found["process"] or "", inner.level, inner.time or time, inner.text)
                 return
             raw = raw[wrapped.end() :]
-            time = wrapped["cri"] or wrapped["python"] or wrapped["iso"] or time
-            if wrapped["level"]:
-                level = LEVELS[wrapped["level"]]
+            time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or time
+            if named := wrapped["level"] or wrapped["first"] or wrapped["last"]:
+                level = LEVELS[named]
                 break
             if wrapped["tag"]:
                 stream = wrapped["stream"]

@@ -6,7 +6,7 @@ expressions are tried only on the few lines that remain.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 
@@ -29,7 +29,7 @@ from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
-from vllm_operator.startup.tracebacks import CHARACTERS_KEPT
+from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, NATIVE_FRAME
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
 _NOTICES = ("No", "Your", "FlashInfer")
@@ -121,7 +121,7 @@ class StartupParser:
                 after_frame = after_frame and raw[-1] in "^~"
             elif raw.startswith('  File "', start):
                 after_frame = True
-                if tracebacks.wants_top:
+                if tracebacks.wants_top or raw.startswith(NATIVE_FRAME, start):
                     self._crashes.error(process_of(raw), level, raw[start:], reader.number)
             elif level is not None or "%" not in raw:
                 after_frame = False
@@ -340,7 +340,7 @@ class StartupParser:
         crash = self._crashes.crash(ended=True)
         if crash is None and self._timeline.stage is not Stage.READY:
             crash = self._earlier
-        return self._state(crash)
+        return replace(self._state(crash), is_final=True)
 
     @property
     def notices(self) -> tuple[Crash, ...]:

@@ -1,7 +1,8 @@
 """Reading progress bars.
 
 A bar looks like `DeepGEMM warmup:  12%|█▏        | 361/3000 [00:41<05:02,  8.73it/s]`, with or without the drawing
-between the strokes; the weight loader writes `25% Completed | 41/163 [..]` instead.
+between the strokes; the weight loader writes `25% Completed | 41/163 [..]` instead, and in a terminal without a width
+(`tty: true`) there are no strokes.
 """
 
 import re
@@ -14,7 +15,7 @@ from vllm_operator.startup.state import Progress, Stage
 _NUMBER = r"(\d{1,9}(?:\.\d{1,3})?)([kMGTP]?)i?B?"
 _CLOCK = r"\d{1,9}(?::\d\d){1,2}"
 _BAR = re.compile(
-    rf"(\d{{1,3}})%(?: Completed)?\s{{0,2}}\|(?:[^|\n]{{0,200}}\|)?\s{{0,20}}{_NUMBER}/{_NUMBER}\s{{0,4}}\[({_CLOCK})<(\?|{_CLOCK})"
+    rf"(\d{{1,3}})%(?: Completed)?\s{{0,2}}(?:\|(?:[^|\n]{{0,200}}\|)?)?\s{{0,20}}{_NUMBER}/{_NUMBER}\s{{0,4}}\[({_CLOCK})<(\?|{_CLOCK})"
 )
 _SCALE = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _FILE = re.compile(r"[\w.-]{1,120}\.(?:safetensors|bin|json|gguf|pt|model|txt)$")

@@ -77,7 +77,7 @@ class StartupState:
     set while the engine is in work that it does not log (FlashInfer JIT), as far as can be inferred.
     `observed_backends` pairs a component with the backend that the log names. `entered` are the stages in the
     order in which they were entered, with their times. `notices` are signatures of lines that are worth knowing and no
-    crash.
+    crash. `is_final`: the process has ended, and its log was read to the end.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -94,3 +94,4 @@ class StartupState:
     entered: tuple[tuple[Stage, datetime | None], ...] = ()
     lines: int = 0
     notices: tuple[str, ...] = ()
+    is_final: bool = False

@@ -17,6 +17,8 @@ from itertools import islice
 
 from vllm_operator.startup.framing import plain
 
+NATIVE_FRAME = '  File "<unknown>"'
+"""Begins a frame of a process that died in native code. No exception follows: its functions are all that is known."""
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8

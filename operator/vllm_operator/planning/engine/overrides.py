@@ -10,7 +10,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedArgument, PlannedVariable
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
-from vllm_operator.planning.foreign import mapping, sequence, text
+from vllm_operator.planning.foreign import mapping, read_text, sequence
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
@@ -44,12 +44,12 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
     engine = spec.engine
     variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
     arguments = {} if engine is None else {normalize_flag(a.name): a.value for a in engine.args or ()}
-    pod = mapping(mapping(spec.pod_template).get("spec"))
+    pod = mapping(spec.pod_template, "spec")
     container = next((entry for raw in sequence(pod.get("containers")) if (entry := mapping(raw)).get("name") == CONTAINER), {})
     return Overrides(
         variables={**variables, **_variables_of(container)},
         arguments=arguments,
-        image=text(container.get("image")),
+        image=read_text(container.get("image")),
         replaces_arguments="args" in container or "command" in container,
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items()},
     )

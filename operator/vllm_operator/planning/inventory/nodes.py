@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.foreign import mapping, read_integer, sequence, text
+from vllm_operator.planning.foreign import mapping, read_integer, read_text, sequence
 from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, Told, read_labels
 from vllm_operator.planning.inventory.pools import (
     GPU_DEVICE_CLASS,
@@ -46,7 +46,7 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
     taints: dict[str, tuple[Taint, ...]] = {}
     count = 0
     for node in nodes:
-        name = text(mapping(mapping(node).get("metadata")).get("name"))
+        name = read_text(mapping(node, "metadata").get("name"))
         if name is None:
             continue
         count += 1

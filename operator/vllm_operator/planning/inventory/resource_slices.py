@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.catalog.gpus import Version, architecture_of
-from vllm_operator.planning.foreign import mapping, read_mebibytes, read_version, sequence, text
+from vllm_operator.planning.foreign import mapping, read_mebibytes, read_text, read_version, sequence
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
@@ -35,8 +35,8 @@ def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, 
     """
     found: dict[str, list[Device]] = {}
     for entry in slices:
-        spec = mapping(mapping(entry).get("spec"))
-        node = text(spec.get("nodeName"))
+        spec = mapping(entry, "spec")
+        node = read_text(spec.get("nodeName"))
         if spec.get("driver") != DRIVER or node is None:
             continue
         found.setdefault(node, []).extend(device for raw in sequence(spec.get("devices")) if (device := _device(mapping(raw))))
@@ -50,16 +50,16 @@ def _device(raw: Mapping[str, Any]) -> Device | None:
     if kind not in ("gpu", "mig"):
         return None
     cuda = read_version(_attribute(attributes, "cudaDriverVersion", "version"))
-    product = text(_attribute(attributes, "productName", "string"))
+    product = read_text(_attribute(attributes, "productName", "string"))
     return Device(
         architecture=_architecture(read_version(_attribute(attributes, "cudaComputeCapability", "version"))),
         product="-".join(product.split())[:TEXT_LENGTH] if product else None,
-        memory_mebibytes=read_mebibytes(mapping(mapping(body.get("capacity")).get("memory")).get("value")),
-        mig_profile=(text(_attribute(attributes, "profile", "string")) or UNKNOWN_PROFILE)[:TEXT_LENGTH] if kind == "mig" else None,
+        memory_mebibytes=read_mebibytes(mapping(body, "capacity", "memory").get("value")),
+        mig_profile=(read_text(_attribute(attributes, "profile", "string")) or UNKNOWN_PROFILE)[:TEXT_LENGTH] if kind == "mig" else None,
         driver=read_version(_attribute(attributes, "driverVersion", "version")),
         cuda=cuda[:2] if cuda else None,
-        uuid=text(_attribute(attributes, "uuid", "string")),
-        parent_uuid=text(_attribute(attributes, "parentUUID", "string")),
+        uuid=read_text(_attribute(attributes, "uuid", "string")),
+        parent_uuid=read_text(_attribute(attributes, "parentUUID", "string")),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.planning.foreign import mapping, sequence, text
+from vllm_operator.planning.foreign import mapping, read_text, sequence
 
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 _MOST_TAINTS = 16
@@ -60,6 +60,6 @@ def read_taints(spec: Any) -> tuple[Taint, ...]:
 
 def _taints(entries: Iterable[Mapping[str, Any]]) -> Iterable[Taint]:
     for entry in entries:
-        key, effect = text(entry.get("key")), text(entry.get("effect"))
+        key, effect = read_text(entry.get("key")), read_text(entry.get("effect"))
         if key is not None and effect in _KEEPS_OFF:
-            yield Taint(key[:253], (text(entry.get("value")) or "")[:63], effect)
+            yield Taint(key[:253], (read_text(entry.get("value")) or "")[:63], effect)

@@ -95,7 +95,7 @@ def _compressed(quantization: Mapping[str, Any]) -> Quantization | None:
     named = {"nvfp4-pack-quantized": Quantization.NVFP4, "mxfp4-pack-quantized": Quantization.MXFP4}
     format_name = str(quantization.get("format"))
     groups = mapping(quantization.get("config_groups"))
-    weights = mapping(mapping(next(iter(groups.values()), None)).get("weights"))
+    weights = mapping(next(iter(groups.values()), None), "weights")
     if format_name in named:
         return named[format_name]
     if format_name == "pack-quantized":

@@ -87,7 +87,7 @@ def _are_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
     spec = resource.spec
     if not spec.model.uri.startswith("hf://"):
         return True  # the weights are on the user's claim; what remains is small
-    volumes = sequence(mapping(mapping(spec.pod_template).get("spec")).get("volumes"))
+    volumes = sequence(mapping(spec.pod_template, "spec").get("volumes"))
     if any(mapping(volume).get("name") == CACHE_VOLUME for volume in volumes):
         return True
     if spec.cache is not None and (spec.cache.claim_name or storage_of(spec.cache) in (Storage.HOST_PATH, Storage.EMPTY_DIR)):
