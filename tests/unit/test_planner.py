@@ -256,7 +256,14 @@ def test_a_plan_in_force_survives_nodes_that_go_away() -> None:
     assert "it is cordoned" in outcome.drift[0]
 
 
-@pytest.mark.parametrize("change", [{"generation": 2}, {"annotations": {"vllm-operator.dev/replan": "now"}}])
+def test_scaling_makes_no_new_plan_however_much_is_known_anew() -> None:
+    pinned = made(deployment(), real_node("h200")).model_copy(update={"image": "old"})
+    assert made(deployment(generation=2, replicas=5), real_node("h200"), pinned=pinned) == pinned
+    before_there_were_digests = pinned.model_copy(update={"spec_digest": None})
+    assert made(deployment(generation=2, replicas=5), real_node("h200"), pinned=before_there_were_digests).image != "old"
+
+
+@pytest.mark.parametrize("change", [{"generation": 2, "service": {"port": 80}}, {"annotations": {"vllm-operator.dev/replan": "now"}}])
 def test_a_changed_spec_or_a_wish_brings_a_new_plan(change: dict[str, Any]) -> None:
     pinned = made(deployment(), real_node("h200")).model_copy(update={"image": "old"})
     outcome = planned(deployment(**change), real_node("h200"), pinned=pinned)
@@ -268,7 +275,7 @@ def test_a_changed_spec_or_a_wish_brings_a_new_plan(change: dict[str, Any]) -> N
 def test_a_changed_spec_does_not_move_the_replicas_to_another_gpu() -> None:
     pinned = made(deployment(), real_node("h200"))
     nodes = (real_node("h200"), real_node("b200"))
-    assert made(deployment(generation=2), *nodes, pinned=pinned).product == "NVIDIA-H200"
+    assert made(deployment(generation=2, service={"port": 80}), *nodes, pinned=pinned).product == "NVIDIA-H200"
     asked = deployment(generation=2, annotations={"vllm-operator.dev/replan": "1"})
     assert made(asked, *nodes, pinned=pinned).product == "NVIDIA-B200"
 

@@ -279,6 +279,31 @@ async def test_an_operator_killed_between_its_writes_duplicates_no_event(bench: 
     assert len(bench.cluster.all(EVENT)) == events
 
 
+async def test_without_a_gpu_it_looks_at_the_nodes_again_within_a_minute(bench: Bench) -> None:
+    bench.cluster.put(llama(accelerator={"architectures": ["sm_103"]}))
+    await bench.reconciler.reconcile(KEY)
+    result = await bench.reconciler.reconcile(KEY)
+    assert bench.condition("Planned").reason == "NoMatchingGPU"
+    assert result.requeue_seconds == 30
+    bench.cluster.put({"apiVersion": "v1", "kind": "Node", **real_node("b300")})
+    bench.restart()  # what it knew of the nodes is old by then
+    await bench.settle()
+    assert bench.condition("Planned").reason == "Resolved"
+
+
+async def test_fewer_replicas_follow_at_once_also_where_the_spec_cannot_be_planned(bench: Bench) -> None:
+    bench.cluster.put(llama(replicas=3, cache={"priming": "Never"}))
+    await bench.settle()
+    before = bench.deployment()["spec"]
+    for wanted, had in ((5, 3), (1, 1), (0, 0)):
+        bench.cluster.edit(
+            VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": wanted, "accelerator": {"architectures": ["sm_103"]}}}
+        )
+        await bench.settle()
+        assert bench.condition("Planned").reason == "NoMatchingGPU"
+        assert bench.deployment()["spec"] == {**before, "replicas": had}
+
+
 async def test_without_the_right_to_list_nodes_the_condition_names_it_and_what_runs_keeps_running(bench: Bench) -> None:
     bench.cluster.put(llama())
     await bench.settle()

@@ -122,6 +122,9 @@ class Plan(Model):
     """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
 
     observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this was planned for.")
+    spec_digest: str | None = Field(
+        default=None, max_length=64, description="Digest of that spec without replicas: scaling makes no new plan."
+    )
     catalog_version: str = Field(max_length=64, description="Version of the rules that it was planned with.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation at planning.")
     model: str = Field(max_length=1024, description="Model as passed to the engine.")

@@ -1,12 +1,17 @@
 """Keeping a plan: nothing restarts because the operator, its catalog or the nodes have changed.
 
-A plan stays in force for the generation of the spec that it was made for, until the user changes the spec or asks
-for a new plan with an annotation. What would be chosen otherwise today is told, one line per difference.
+A plan stays in force until the user changes the spec or asks for a new plan with an annotation. Another number of replicas is
+no such change: an autoscaler makes it, and what it starts must be like what is there. What would be chosen otherwise today
+is told, one line per difference.
 """
+
+import hashlib
+import json
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.planning.differences import compare, refusal_of
@@ -20,9 +25,17 @@ LINES_IN_MESSAGE = 4
 
 
 def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
-    """True if the plan was made for the spec as it is, and no new plan was asked for since."""
-    token = resource.metadata.annotations.get(REPLAN_ANNOTATION)
-    return pinned.observed_generation == resource.metadata.generation and pinned.replan_token == token
+    """True if the plan was made for the spec as it is, but for its replicas, and no new plan was asked for since."""
+    if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
+        return False
+    same = pinned.observed_generation == resource.metadata.generation
+    return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
+
+
+def digest_of(spec: VLLMDeploymentSpec) -> str:
+    """Changes with everything that is asked for, except how many replicas of it."""
+    asked = {name: value for name, value in spec.to_json().items() if name != "replicas"}
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, said: str) -> Outcome:

@@ -27,7 +27,7 @@ from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
-from vllm_operator.planning.pinning import is_in_force, keep_plan, with_cache_generation
+from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
@@ -63,10 +63,12 @@ def plan(
         cache_generation: Raised each time a damaged cache was left behind.
         files: What was read of the model's files.
     """
+    in_force = pinned is not None and is_in_force(pinned, resource)
+    digest = digest_of(resource.spec)
     resource, translated = translate(resource)
-    planner = _Planner(resource, translated, inventory, catalog, pinned, cache_generation, files)
+    planner = _Planner(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files)
     fresh = planner.outcome()
-    if pinned is None or not is_in_force(pinned, resource):
+    if pinned is None or not in_force:
         return fresh
     kept = with_cache_generation(pinned, resource, catalog.caches, cache_generation)
     return keep_plan(kept, fresh, summarize(kept, catalog.gpus))
@@ -92,6 +94,8 @@ class _Planner:
     inventory: Inventory
     catalog: Catalog
     pinned: Plan | None
+    in_force: bool
+    digest: str
     cache_generation: int
     files: ModelFiles
 
@@ -132,7 +136,7 @@ class _Planner:
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model):
             return None
-        return recall_facts(pinned) if is_in_force(pinned, self.resource) or model.revision is None else None
+        return recall_facts(pinned) if self.in_force or model.revision is None else None
 
     def _insists(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
@@ -204,6 +208,7 @@ class _Planner:
         ]
         return Plan(
             observed_generation=resource.metadata.generation,
+            spec_digest=self.digest,
             catalog_version=self.catalog.version,
             replan_token=resource.metadata.annotations.get(REPLAN_ANNOTATION),
             model=model_argument(resource.spec.model),

@@ -7,7 +7,7 @@ that speak of them, then the summary, then the events, which are the difference 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING, Reason
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.reporting import caches, claims, planned, progress, reading, remedies, rollout, starting, summary
 from vllm_operator.reporting.conditions import set_conditions
@@ -20,6 +20,8 @@ from vllm_operator.reporting.scene import Scene
 
 _SOON = 1.0
 """Seconds. What is due within less is looked at after this long."""
+NODES_SECONDS = 30
+"""When a VLLMDeployment without a GPU looks at the nodes again: no watch tells of them, and new ones take minutes to come."""
 
 
 def report(observation: Observation, knowledge: Knowledge | None = None) -> Report:
@@ -79,6 +81,9 @@ def _requeue_after(scene: Scene, crashes: Crashes, block: StartupStatus | None) 
 
 def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
     """When time alone changes something."""
+    outcome = scene.observation.outcome
+    if outcome.plan is None and outcome.planned.reason in (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING):
+        yield scene.observation.now + timedelta(seconds=NODES_SECONDS)
     yield progress.held_until(scene, block)
     recheck = scene.observation.care.recheck_seconds
     yield scene.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None

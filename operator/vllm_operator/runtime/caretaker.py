@@ -87,11 +87,14 @@ class Caretaker:
         """
         children = list(snapshot.children)
         if outcome.plan is None:
-            # what runs keeps running: a spec that cannot be planned is no reason to stop
-            name = _claim_name(resource, snapshot.child(DEPLOYMENT))
-            of_weights = weights_claim(template_spec(snapshot.child(DEPLOYMENT)))
+            # what runs keeps running: a spec that cannot be planned is no reason to stop; a wish for fewer replicas is
+            deployment = snapshot.child(DEPLOYMENT)
+            name = _claim_name(resource, deployment)
+            of_weights = weights_claim(template_spec(deployment))
             claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
-            return Tended([], [], outcome, children, name, claims[0], of_weights, claims[1])
+            fewer = resource.spec.replicas < ((deployment or {}).get("spec") or {}).get("replicas", 0)
+            held = resource.spec.replicas if fewer else None
+            return Tended([], [], outcome, children, name, claims[0], of_weights, claims[1], held_replicas=held)
         outcome, situation, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
         upkeep = self._rooms.tend(situation, manifests)
         name = situation.address.claim if situation.address else None

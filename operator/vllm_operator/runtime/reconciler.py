@@ -18,7 +18,7 @@ from typing import Protocol
 from pydantic import ValidationError
 
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import READY, Reason, set_condition
+from vllm_operator.api.conditions import PLANNED, READY, Reason, find_condition, set_condition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan, VLLMDeploymentStatus
 from vllm_operator.cluster.apply import Applied, Applier, Refusal
@@ -166,7 +166,8 @@ class Reconciler:
 
     async def _plan(self, resource: VLLMDeployment, answer: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
-        pending = resource.status.plan is None
+        planned = find_condition(resource.status.conditions, PLANNED)
+        pending = planned is None or planned.status is not ConditionStatus.TRUE
         try:
             inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
         except Forbidden as error:
