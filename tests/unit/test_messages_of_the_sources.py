@@ -1,4 +1,4 @@
-"""What vLLM's own sources raise during a start, by kind: some messages of each family, written out with plausible values.
+"""What vLLM's own sources raise and warn of during a start, by kind: some messages of each family, with plausible values.
 
 Nobody has to have pasted a log for a message to be known by name. The rows are facts of the sources of the versions that
 they name; each is read at the end of the traceback in which the engine prints it.
@@ -53,6 +53,49 @@ API_SERVER_FILES = ("engine/", "entrypoints/", "config/", "transformers_utils/",
 
 MESSAGES: list[tuple[str, str, str, str]] = [
     # signature, module, version, exception and message
+    (
+        "KvTransferConfigInvalid",
+        "config/kv_transfer.py",
+        "0.22.1",
+        "ValueError: Please specify kv_role when kv_connector is set, supported roles are kv_both",
+    ),
+    (
+        "KvTransferConfigInvalid",
+        "distributed/kv_transfer/kv_connector/factory.py",
+        "0.22.1",
+        "ValueError: Connector P2pNcclConnector does not support HMA but HMA is enabled.",
+    ),
+    (
+        "KvTransferConfigInvalid",
+        "v1/kv_offload/cpu/spec.py",
+        "0.22.1",
+        "Exception: cpu_bytes_to_use must be specified in kv_connector_extra_config",
+    ),
+    (
+        "ModelTaskMismatch",
+        "config/model.py",
+        "0.22.1",
+        "ValueError: Embedding models do not support `--runner generate`. Use `--runner pooling`.",
+    ),
+    ("ParallelLayoutInvalid", "config/model.py", "0.33.0", "NotImplementedError: Pipeline parallelism is not supported for this model."),
+    (
+        "ParallelLayoutInvalid",
+        "engine/arg_utils.py",
+        "0.22.1",
+        "AssertionError: nnodes > 1 is only supported with data_parallel_backend=mp",
+    ),
+    (
+        "ParallelLayoutInvalid",
+        "engine/arg_utils.py",
+        "0.33.0",
+        "ValueError: Invalid data-parallel launch options: `--node-rank` must be between 0 and 1; got `--node-rank 2`.",
+    ),
+    (
+        "ParallelLayoutInvalid",
+        "model_executor/layers/quantization/gguf.py",
+        "0.14.1",
+        "NotImplementedError: EPLB not supported for `GGUFMoEMethod` yet.",
+    ),
     (
         "BatchedTokensBelowNeed",
         "config/vllm.py",
@@ -321,8 +364,30 @@ RIGHTLY_UNKNOWN: list[tuple[str, str, str]] = [
     ("config/vllm.py", "0.33.0", "ValueError: FlashInfer ReplaySSM does not support prefix caching yet; use --disable-prefix-caching"),
     ("model_executor/layers/rotary_embedding/__init__.py", "0.22.1", "ValueError: Unknown RoPE scaling type odd"),
     ("v1/engine/utils.py", "0.22.1", "AssertionError: Nodes are not homogenous, {1, 2}"),
+    ("model_executor/layers/fused_moe/layer.py", "0.22.1", "ValueError: EPLB requires logical_replica_count != None"),
 ]
 """Module, version, exception with its message: a signature that is near by would mislead."""
+
+
+WARNINGS: list[tuple[str, str, str]] = [
+    ("config/parallel.py", "0.22.1", "Address already in use. Retrying with a new port."),
+    (
+        "entrypoints/openai/tool_parsers/minimax_tool_parser.py",
+        "0.11.0",
+        "Minimax Tool parser could not locate tool call start/end tokens in the tokenizer. Falling back to string matching.",
+    ),
+    (
+        "utils/argparse_utils.py",
+        "0.22.1",
+        "With `vllm serve`, you should provide the model as a positional argument or in a config file instead of via the `--model` option.",
+    ),
+    (
+        "model_executor/layers/fused_moe/oracle/mxfp4.py",
+        "0.33.0",
+        "No Mxfp4 MoE backend supports activation=mxfp8 for the deployment configuration. Falling back to 'MARLIN' with BF16 activations.",
+    ),
+]
+"""Module, version, warning of a start that goes on."""
 
 
 def crash_of(module: str, error: str) -> Crash:
@@ -357,3 +422,33 @@ def test_a_message_that_is_near_to_a_signature_is_not_taken_for_it(module: str, 
 
     assert crash.signature == "Unknown"
     assert error.partition(": ")[2][:60] in crash.cause
+
+
+@pytest.mark.parametrize("warning", [pytest.param(row[2], id=row[0]) for row in WARNINGS])
+def test_a_warning_is_no_alarm_and_is_not_blamed_for_what_comes_later(warning: str) -> None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(f"(EngineCore pid=77) WARNING 11-21 09:33:11 [some.py:1] {warning}\n")
+    assert parser.state.crash is None
+
+    parser.feed("(EngineCore pid=77) ERROR 11-21 09:33:12 [core.py:1136] EngineCore failed to start.\n")
+    parser.end()
+    assert parser.final_state.crash is not None
+    assert parser.final_state.crash.signature == "EngineCoreInitFailed"
+
+
+@pytest.mark.parametrize(
+    ("module", "error"),
+    [
+        pytest.param("engine/arg_utils.py", "ValueError: --device-ids must not contain duplicates: 0,0", id="arguments"),
+        pytest.param("config/cache.py", "NotImplementedError: Prefix caching is not supported with sliding window.", id="configuration"),
+        pytest.param(
+            "entrypoints/openai/cli_args.py", "TypeError: Error: --enable-log-outputs requires --enable-log-requests", id="command line"
+        ),
+    ],
+)
+def test_an_unknown_error_of_the_configuration_is_said_to_be_one(module: str, error: str) -> None:
+    crash = crash_of(module, error)
+
+    assert crash.signature == "Unknown"
+    assert crash.cause.startswith("vLLM refused its configuration")
+    assert error in crash.cause

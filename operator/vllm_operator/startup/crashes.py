@@ -50,10 +50,11 @@ _PYDANTIC = re.compile(
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
 _REFUSED = re.compile(
-    r"(?:ValueError: |[\w.]{1,81} - )?"
+    r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
     r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
+    r'|File "[^"\n]{1,200}/vllm/(?:config/|engine/arg_utils|entrypoints/\S{0,40}cli_args)[^\n]{1,120}(?:\n {4}[^\n]{0,200}){0,3}\n\S'
 )
-"""The message of a failure that the user's configuration caused."""
+"""The message of a failure that the user's configuration caused, or the last frame before it."""
 _REQUEST = "[serving"
 _HEADER = 200
 _ASIDE = "collect_env.py"
@@ -370,7 +371,7 @@ def to_crash(evidence: Evidence) -> Crash:
     line = present(evidence.text.strip(), LINE_LIMIT)
     excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
     if signature is None:
-        refused = _REFUSED.match(line) is not None
+        refused = _REFUSED.search(excerpt) is not None
         return Crash(
             signature=UNKNOWN,
             cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
