@@ -110,3 +110,8 @@ class Bench:
 
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+def content_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """What a manifest asks for, without what the API server adds."""
+    return {"spec": manifest["spec"], "labels": manifest["metadata"]["labels"]}

@@ -1,10 +1,15 @@
-"""The large rooms have a guide in their docstring, and it names every module."""
+"""A newcomer finds his way: large rooms have a guide, and no module is longer than a person reads at once."""
 
 import importlib
 import pkgutil
 import re
+from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).parents[2]
+LONGEST = 400
+"""Lines, as CONTRIBUTING.md says."""
 
 
 @pytest.mark.parametrize("room", ["catalog", "cluster", "planning", "reporting", "runtime"])
@@ -13,3 +18,9 @@ def test_the_guide_of_a_room_names_all_its_modules(room: str) -> None:
     named = set(re.findall(r"\w+", package.__doc__ or ""))
     missing = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in named]
     assert not missing, f"say in the docstring of vllm_operator.{room} what these are about"
+
+
+@pytest.mark.parametrize("folder", ["operator", "hack", "tests"])
+def test_no_module_is_too_long_to_be_read_at_once(folder: str) -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
+    assert {path: length for path, length in lengths.items() if length > LONGEST} == {}

@@ -1,19 +1,16 @@
 """Which condition each situation leads to, and what stands in its message."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from support import observations as o
 from support.engine_logs import crash_of, engine_failure
 from support.situations import CRASHES, X1, Situation, crashed_state
+from support.taints import TAINTS
 from vllm_operator.api.conditions import ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting.observation import Observation
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
@@ -43,19 +40,11 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, the frobnicator must be even [type=value_error, input_value=3]
 """
 REFUSED_CONFIGURATION = crash_of(engine_failure(FROBNICATOR))
-GPU_TAINT, TEAM = Taint("nvidia.com/gpu", "present", "NoSchedule"), Taint("dedicated", "team-a", "NoSchedule")
-OURS = ({"key": "nvidia.com/gpu", "operator": "Exists"},)
-
-
-def tainted(taint: Taint, *, tolerations: Sequence[Any] | None = OURS, more: Mapping[str, tuple[Taint, ...]] | None = None) -> Observation:
-    """A Pod that the scheduler of Kubernetes 1.35 finds no node for, beside gpu-1 with this taint and `more` nodes."""
-    pod = o.unschedulable_pod(message="0/3 nodes are available: 1 Insufficient nvidia.com/gpu, 2 node(s) had untolerated taint(s).")
-    pod["spec"]["tolerations"] = None if tolerations is None else list(tolerations)
-    return o.observe(pod, taints={"gpu-1": (taint,), **(more or {})})
 
 
 SITUATIONS = {
     **CRASHES,
+    **TAINTS,
     "compile progress": Situation(
         o.observe(o.starting_pod(), states={X1: COMPILING}),
         "Starting",
@@ -94,40 +83,6 @@ SITUATIONS = {
         "False",
         "Unschedulable",
         ("1 Insufficient memory", "Ask for less (resources of container vllm"),
-    ),
-    "the taint that keeps the Pod off is named with its toleration": Situation(
-        tainted(Taint("dedicated", "team-a", "NoSchedule")),
-        "Starting",
-        "False",
-        "Unschedulable",
-        (
-            "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add "
-            "{key: dedicated, operator: Equal, value: team-a, effect: NoSchedule} to spec.podTemplate.spec.tolerations.",
-        ),
-    ),
-    "of the taints that keep the Pod off those of the most open nodes are named": Situation(
-        tainted(Taint("a", "", "NoExecute"), more={"gpu-2": (Taint("a", "", "NoExecute"),), "gpu-0": (TEAM, Taint("b", "", "NoSchedule"))}),
-        "Ready",
-        "False",
-        "Unschedulable",
-        ("2 nodes with its GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),
-    ),
-    "a taint that goes by itself is not to be tolerated": Situation(
-        tainted(Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule")),
-        "Starting",
-        "False",
-        "Unschedulable",
-        ("node.kubernetes.io/disk-pressure:NoSchedule, which goes when the node is well again: `kubectl describe node gpu-1`",),
-    ),
-    "the taint of GPU nodes is tolerated unless somebody has taken that away": Situation(
-        tainted(GPU_TAINT, tolerations=None),
-        "Starting",
-        "False",
-        "Unschedulable",
-        ("nvidia.com/gpu=present:NoSchedule, which the operator tolerates unless spec.podTemplate.spec.tolerations is null",),
-    ),
-    "a taint that is tolerated is not named": Situation(
-        tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
     ),
     "what takes the place of an evicted Pod is what starts": Situation(
         o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),

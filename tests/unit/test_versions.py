@@ -1,3 +1,5 @@
+"""What each version of vLLM knows, and which version an image holds."""
+
 import json
 from pathlib import Path
 
