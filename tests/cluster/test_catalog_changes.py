@@ -46,6 +46,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert attention(resource) == "FLASH_ATTN"
         assert await operator.stop() == 0
     before = await running(served)
+    arguments = before["spec"]["template"]["spec"]["containers"][0]["args"]
 
     await served.create(config_map("rules", served.namespace, ATTENTION_RULE))
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=f"{served.namespace}/rules") as operator:
@@ -58,6 +59,11 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert resource["status"]["plan"]["catalogVersion"] == planned_with
         assert condition(resource, "Ready")["status"] == "True"
         assert await running(served) == before
+
+        await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 2}}, subresource="scale")
+        resource = await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"].get("readyReplicas") == 2, within=60)
+        assert attention(resource) == "FLASH_ATTN"  # what an autoscaler starts is like what is there
+        assert (await running(served))["spec"]["template"]["spec"]["containers"][0]["args"] == arguments
         assert (await plan_diff(served))[0] == 0  # the command knows what ships with it, and that is what was planned with
 
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})

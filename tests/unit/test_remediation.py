@@ -21,6 +21,7 @@ from vllm_operator.planning.remediation.changes import Engine, exact_changes
 from vllm_operator.planning.remediation.command import patch_command, patch_operations
 from vllm_operator.planning.remediation.in_force import carried_out, current, remedied, settled
 from vllm_operator.planning.remediation.remediator import Case, Remediator
+from vllm_operator.planning.standing import digest_of
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 DECIDE = Remediator(load_versions(), load_remedies())
@@ -52,6 +53,22 @@ def case(signature: str = "MaxModelLenExceedsKvCache", **changes: Any) -> Case:
 
 def decide(what: Case, status: RemediationStatus | None = None, plan: Plan | None = None, **spec: Any) -> RemediationStatus:
     return DECIDE.decide(resource(status, **spec), plan or o.plan(), what)
+
+
+def scaled(decided: RemediationStatus) -> VLLMDeployment:
+    """The object with what was decided, one generation later, with the plan of before: somebody has scaled it."""
+    before = resource(decided)
+    plan = o.plan().model_copy(update={"observed_generation": 3, "spec_digest": digest_of(before.spec)})
+    after = resource(decided, generation=4, replicas=7)
+    return after.model_copy(update={"status": after.status.model_copy(update={"plan": plan})})
+
+
+def test_scaling_undoes_no_remedy_and_starts_what_was_stopped() -> None:
+    applied = decide(case(), **auto())
+    assert applied.state is RemediationState.APPLIED
+    assert current(scaled(applied)) == applied
+    assert current(scaled(applied.model_copy(update={"state": RemediationState.STOPPED}))) is None
+    assert current(resource(applied, generation=4)) is None
 
 
 def changed(decided: RemediationStatus) -> list[tuple[str, str | None]]:

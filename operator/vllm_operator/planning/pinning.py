@@ -5,13 +5,9 @@ no such change: an autoscaler makes it, and what it starts must be like what is 
 is told, one line per difference.
 """
 
-import hashlib
-import json
-
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.planning.differences import compare, refusal_of
@@ -22,20 +18,6 @@ from vllm_operator.planning.storage.cache_key import CacheOrigin, plan_cache
 
 LINES_IN_MESSAGE = 4
 """Differences named in the condition; all are in `Outcome.drift`."""
-
-
-def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
-    """True if the plan was made for the spec as it is, but for its replicas, and no new plan was asked for since."""
-    if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
-        return False
-    same = pinned.observed_generation == resource.metadata.generation
-    return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
-
-
-def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """Changes with everything that is asked for, except how many replicas of it."""
-    asked = {name: value for name, value in spec.to_json().items() if name != "replicas"}
-    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, said: str) -> Outcome:

@@ -27,11 +27,12 @@ from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
-from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, with_cache_generation
+from vllm_operator.planning.pinning import keep_plan, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
+from vllm_operator.planning.standing import digest_of, is_in_force
 from vllm_operator.planning.storage.cache_key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.storage.volumes import about_unknown_size, plan_weights
 from vllm_operator.planning.summary import summarize

@@ -12,7 +12,7 @@ from datetime import datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
-from vllm_operator.planning.remediation.in_force import in_words
+from vllm_operator.planning.remediation.in_force import current, in_words
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.claims import CLAIM_TROUBLES
 from vllm_operator.reporting.crashes import Crashes
@@ -171,17 +171,18 @@ def _remediation(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDr
     """What the operator did by itself."""
     now, before = status.remediation, scene.observation.previous.remediation
     generation = scene.observation.resource.metadata.generation
-    applied, earlier = (len(s.applied) if s and s.observed_generation == generation else 0 for s in (now, before))
+    kept = current(scene.observation.resource)
+    applied, earlier = (len(s.applied) if s else 0 for s in (now, kept))
     if now is not None and applied > earlier:
         yield EventDraft(type=NORMAL, reason="RemedyApplied", message=now.message or "", key=f"remedy-{generation}-{applied}")
-    if before is not None and before.applied and before.observed_generation != generation:
+    if before is not None and before.applied and kept is None:
         message = scene.messages.say("event.undone", changes="; ".join(in_words(remedy.changes) for remedy in before.applied))
         yield EventDraft(type=NORMAL, reason="RemediesUndone", message=message, key=f"undone-{generation}")
     for state, reason in ((RemediationState.GAVE_UP, "RemedyGaveUp"), (RemediationState.STOPPED, "Stopped")):
         if now is not None and now.state is state and (before is None or before.state is not state):
             yield EventDraft(type=WARNING, reason=reason, message=now.message or "", key=f"{reason}-{generation}")
     for pod in now.stalled_pods if now is not None else ():
-        if before is None or pod not in before.stalled_pods or before.observed_generation != generation:
+        if kept is None or pod not in kept.stalled_pods:
             message = scene.messages.say("event.stall_restart", stalled=pod)
             yield EventDraft(type=WARNING, reason="RestartedStalled", message=message, key=f"stall-{pod}")
 

@@ -16,12 +16,17 @@ from vllm_operator.api.status import (
     RemediationStatus,
     RemedyChange,
 )
+from vllm_operator.planning.standing import planned_generation
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
-    """What was decided for the present generation of the spec; None if nothing was."""
+    """What was decided for the present spec; None if nothing was. Scaling undoes no remedy, and starts what was stopped."""
     status = resource.status.remediation
-    return status if status is not None and status.observed_generation == resource.metadata.generation else None
+    if status is None:
+        return None
+    stopped = status.state is RemediationState.STOPPED
+    generation = resource.metadata.generation if stopped else planned_generation(resource)
+    return status if status.observed_generation == generation else None
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
@@ -64,7 +69,7 @@ def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pod
     """Note Pods that are restarted because their start stalled."""
     if not pods:
         return status
-    base = status or RemediationStatus(observed_generation=resource.metadata.generation)
+    base = status or RemediationStatus(observed_generation=planned_generation(resource))
     return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})
 
 

@@ -19,6 +19,7 @@ from vllm_operator.catalog.versions import Versions
 from vllm_operator.planning.remediation.changes import Engine, exact_changes
 from vllm_operator.planning.remediation.command import patch_command
 from vllm_operator.planning.remediation.in_force import current, in_words, remedied
+from vllm_operator.planning.standing import planned_generation
 
 DEFAULT_MAX_ATTEMPTS = 2
 HOPELESS_RUNS = 5
@@ -54,7 +55,7 @@ class Remediator:
 
     def decide(self, resource: VLLMDeployment, plan: Plan, case: Case) -> RemediationStatus:
         """Decide about a crash; `plan` is the pinned one, without remedies."""
-        kept = current(resource) or RemediationStatus(observed_generation=resource.metadata.generation)
+        kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
         if kept.state is RemediationState.STOPPED or _is_decided(kept, case) or _is_superseded(kept, case):
             return kept
         fresh = kept.model_copy(update={"signature": case.signature.id, "pod": case.pod, "restarts": case.restarts, "command": None})
@@ -158,4 +159,5 @@ def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> Re
         f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} by {case.signature.id}, which no restart cures. "
         "The GPUs are free; a change of the spec starts it again."
     )
-    return status.model_copy(update={"state": RemediationState.STOPPED, "message": message})
+    stopped = {"state": RemediationState.STOPPED, "observed_generation": resource.metadata.generation}
+    return status.model_copy(update={**stopped, "message": message})
