@@ -22,10 +22,11 @@ REFUSED_REMEDY = (
     "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
 )
 _REFUSED = re.compile(
-    r"(?:ValueError: |[\w.]{1,81} - )?"
+    r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
     r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
+    r'|File "[^"\n]{1,200}/vllm/(?:config/|engine/arg_utils|entrypoints/\S{0,40}cli_args)[^\n]{1,120}(?:\n {4}[^\n]{0,200}){0,3}\n\S'
 )
-"""The message of a failure that the user's configuration caused."""
+"""The message of a failure that the user's configuration caused, or the last frame before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def to_crash(evidence: Evidence) -> Crash:
     line = present(evidence.text.strip(), LINE_LIMIT)
     excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
     if signature is None:
-        refused = _REFUSED.match(line) is not None
+        refused = _REFUSED.search(excerpt) is not None
         return Crash(
             signature=UNKNOWN,
             cause=f"{_REFUSED_CAUSE if refused else _UNKNOWN_CAUSE}: {line}",
