@@ -8,8 +8,9 @@ import yaml
 
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.state import Stage
+from vllm_operator.startup.state import Progress, Stage
 
+H200 = Path(__file__).parent.parent / "corpus" / "h200"
 INDUCED = Path(__file__).parent.parent / "corpus" / "induced"
 LABELS: dict[str, dict[str, Any]] = yaml.safe_load((INDUCED / "labels.yaml").read_text("utf-8"))
 KNOWLEDGE = load_startup()
@@ -54,6 +55,17 @@ def test_the_stages_of_a_good_start_follow_each_other(name: str) -> None:
     assert {Stage.CONFIGURATION, Stage.WEIGHT_LOAD, Stage.SERVER_START} <= set(stages)
     assert state.engine_version == "0.20.1"
     assert {component for component, _ in state.observed_backends} & {"Attention", "MLADecode", "LinearAttention"}
+
+
+@pytest.mark.parametrize("path", [*sorted(H200.glob("*.log")), *(INDUCED / f"{name}.log" for name in SERVED)], ids=lambda path: path.stem)
+def test_every_bar_is_followed_to_its_end(path: Path) -> None:
+    parser = StartupParser(KNOWLEDGE)
+    last: dict[tuple[Stage, str], Progress] = {}
+    for line in path.read_bytes().splitlines(keepends=True):
+        parser.feed(line)
+        if progress := parser.state.progress:
+            last[parser.state.stage, progress.label] = progress
+    assert [progress for progress in last.values() if progress.completed < progress.total] == []
 
 
 def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_capture() -> None:

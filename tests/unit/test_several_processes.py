@@ -54,6 +54,16 @@ CASES: dict[str, tuple[list[str], tuple[int, int] | None]] = {
     "and not once the stage counts": ([compiling(A), weights(31, process=B), graphs(1, process=A), weights(40, process=B)], (1, 35)),
     "without names a bar that goes back is another one": ([weights(n) for n in (10, 5, 20, 15, 30, 25)], (25, 100)),
     "without names a bar that is done makes room": ([weights(n) for n in (10, 5, 100, 60, 3)], (3, 100)),
+    "an update that has lost its name is that of the only process that draws": (
+        [weights(10, process=A), weights(20), weights(30, process=A)],
+        (30, 100),
+    ),
+    "also if it is the last": ([weights(10, process=A), weights(20)], (20, 100)),
+    "a bar whose name comes later is no other bar": ([weights(10), weights(20, process=A), weights(30, process=A)], (30, 100)),
+    "a bar that gives way to another leaves blanks before the next": (
+        [weights(10, process=A), weights(20, process=A).replace("\r", "  \r"), weights(30, process=A)],
+        (30, 100),
+    ),
     "one bar without a name is one bar": ([weights(n) for n in (10, 20, 30)], (30, 100)),
 }
 

@@ -37,7 +37,9 @@ class Counts:
 
     def update(self, process: str, progress: Progress, time: datetime | None, *, is_of_earlier_stage: bool) -> Progress | None:
         """A bar has moved; `process` is empty where it is not known. Return the count that is furthest behind, if there is one."""
-        name = process or (self._track(progress) if self.are_several else "")
+        if process:
+            self._bars.pop("", None)  # was this one's, or another's that will tell its name: it must not stay behind for ever
+        name = process or self._only_named(progress) or (self._track(progress) if self.are_several else "")
         bar = self._bars.get(name)
         if bar is None:
             bar = _Bar(progress, is_of_earlier_stage)
@@ -51,6 +53,14 @@ class Counts:
             self._bars.pop(name, None)
         elif len(self._bars) == 1:
             return progress
+        return self._slowest()
+
+    def _only_named(self, progress: Progress) -> str:
+        """Whose bar this is although it does not say so: the only one that draws such a bar under its name; empty if there are others."""
+        alike = [name for name, bar in self._bars.items() if (bar.progress.label, bar.progress.total) == (progress.label, progress.total)]
+        return alike[0] if len(alike) == 1 and not alike[0].startswith("#") else ""
+
+    def _slowest(self) -> Progress | None:
         slowest = min(self._bars.values(), key=_rank, default=None)
         return slowest.progress if slowest is not None else None
 

@@ -370,7 +370,8 @@ def _process_before_bar(raw: str, end: int) -> str | None:
     """The name of the process that is all that stands before a bar, empty where there is none; None if something else stands there."""
     if end <= 0:
         return ""
-    is_name = raw[0] == "(" and raw.find(") ", 1, end) == end - 2 and raw.find("pid=", 1, end) > 0
+    before = raw[:end].rstrip()  # a bar that gives way to another leaves blanks behind
+    is_name = before[:1] == "(" and before.find(")") == len(before) - 1 and "pid=" in before
     return process_of(raw) if is_name else None
 
 
