@@ -118,10 +118,14 @@ async def test_an_object_of_somebody_else_with_our_name_is_not_taken_over(bench:
 async def test_children_of_an_earlier_object_of_the_name_go_first(bench: Bench) -> None:
     bench.cluster.put(llama())
     await bench.settle()
+    bench.add_pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    await bench.settle()
+    assert bench.condition("Ready").status == "True"
     old = bench.deployment()
     bench.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
     bench.cluster.put(llama())
     result = await bench.reconciler.reconcile(KEY)
     assert (result.name, result.requeue_seconds is not None) == ("waiting", True)
+    assert bench.condition("Ready").status == "False", "what still serves is the earlier object's"
     await bench.settle()
     assert bench.deployment()["metadata"]["uid"] != old["metadata"]["uid"]

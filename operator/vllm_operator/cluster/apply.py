@@ -33,6 +33,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     kind_of,
 )
+from vllm_operator.cluster.observe import is_of_earlier
 
 log = logging.getLogger(__name__)
 
@@ -235,11 +236,9 @@ class Applier:
 
     async def _leaving(self, child: Manifest, owner: Manifest) -> bool:
         """Whether a child is on its way out, or belongs to an earlier object of the same name and must go."""
-        metadata = child["metadata"]
-        if metadata.get("deletionTimestamp"):
+        if child["metadata"].get("deletionTimestamp"):
             return True
-        owners = [ref["uid"] for ref in metadata.get("ownerReferences") or () if ref.get("kind") == labels.KIND]
-        if not owners or owner["metadata"]["uid"] in owners:
+        if not is_of_earlier(child, owner):
             return False
         await self._delete(child)
         return True

@@ -91,6 +91,12 @@ async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str 
         return None
 
 
+def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
+    """Whether a child belongs to an earlier object of the same name: it goes, and says nothing about this one."""
+    owners = [ref["uid"] for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
+    return bool(owners) and owner["metadata"]["uid"] not in owners
+
+
 def is_ready(pod: Manifest) -> bool:
     """Whether a Pod is Ready and not being deleted."""
     conditions: list[Any] = (pod.get("status") or {}).get("conditions") or []

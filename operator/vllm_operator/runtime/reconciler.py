@@ -39,7 +39,7 @@ from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, observe
+from vllm_operator.cluster.observe import Snapshot, is_of_earlier, observe
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
@@ -192,17 +192,19 @@ class Reconciler:
         events, look_again = await self._explanations.read(snapshot.pods, (claim, weights))
         states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
         now = self._now()
+        deployment = snapshot.child(DEPLOYMENT)
+        of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.resource)
         observation = Observation(
             resource=resource,
             outcome=tended.outcome,
             now=now,
-            deployment=_child(applied, DEPLOYMENT, resource) or snapshot.child(DEPLOYMENT),
+            deployment=_child(applied, DEPLOYMENT, resource) or (None if of_earlier else deployment),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
             claim_name=tended.claim_name,
             weights_claim=weights,
             weights_claim_name=tended.weights_claim_name,
-            pods=tuple(pod for pod in snapshot.pods if is_replica(pod)),
+            pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
             startups=states,
