@@ -186,7 +186,21 @@ async def test_rules_that_may_not_be_watched_are_looked_at_now_and_then(operator
         async with running(operator):
             operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
             await noticed(operator)
+            operator.cluster.remove(CONFIG_MAP, "operators", "rules")
+            await noticed(operator)
     assert caplog.text.count("may not watch the ConfigMap operators/rules") == 1
+
+
+async def test_an_api_server_that_does_not_know_the_roles_yet_is_not_taken_at_its_word(
+    operator: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    for verb in ("get", "watch"):
+        operator.cluster.fail(verb, CONFIG_MAP, Forbidden("no", verb=verb, resource="configmaps"), times=1)
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+    with caplog.at_level(logging.WARNING):
+        async with running(operator):
+            await noticed(operator)
+    assert "may not" not in caplog.text
 
 
 async def test_without_a_name_nothing_is_read() -> None:

@@ -124,7 +124,7 @@ class UserData:
         self._recorder = EventRecorder(client)
         self._texts: dict[str, str] = {}
         self._reading = asyncio.Lock()
-        self._troubles: dict[str, str] = {}
+        self._troubles: dict[str, tuple[str, int]] = {}
 
     async def load(self) -> bool:
         """Read the ConfigMap; True if its texts have changed.
@@ -193,10 +193,15 @@ class UserData:
         return True
 
     def _say(self, verb: str, trouble: str) -> None:
-        """Say once what is wrong with a verb; nothing if empty."""
-        if trouble and trouble != self._troubles.get(verb):
+        """Say once what is wrong with a verb, at the second time in a row; empty if nothing is.
+
+        An API server that has just started refuses for a moment what it allows as soon as it knows the Roles.
+        """
+        before, times = self._troubles.get(verb, ("", 0))
+        times = times + 1 if trouble == before else 1
+        self._troubles[verb] = (trouble, times)
+        if trouble and times == 2:
             log.warning("%s", trouble)
-        self._troubles[verb] = trouble
 
     async def _tell(self, manifest: Manifest, read: Read) -> None:
         reason = f"{self._what.removesuffix('s').capitalize()}Ignored"
