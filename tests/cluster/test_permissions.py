@@ -125,10 +125,12 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
         log.write(RUNNING + LOADING + b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
         log.exit()
     await sim.change(pod, crash_after="0.5")
+    await cluster.wait_for("VLLMDeployment", "full", lambda it: "lastCrash" in it.get("status", {}), within=60)
+    [told] = [event for event in await cluster.events(name="full") if event["reason"] == "DiskFull"]
     await cluster.wait_for(
         "VLLMDeployment", "full", lambda it: "volume is full" in condition(it, "CacheWarm").get("message", ""), within=60
     )
-    await cluster.wait_for("VLLMDeployment", "full", lambda it: (it["status"].get("lastCrash") or {}).get("restarts", 0) >= 2, within=60)
+    await cluster.wait_for("Event", told["metadata"]["name"], lambda it: it["count"] > told["count"], within=60)
     await cluster.delete("VLLMDeployment", "full")
     await cluster.wait_until_gone("Deployment", "full", within=60)
     await sim.script(path="ok", crash_after=None, backoff=None)

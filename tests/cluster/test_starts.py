@@ -111,6 +111,9 @@ async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Sim
 
 async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, replicas=9, cache={"volume": {"accessMode": "ReadWriteMany"}}))
+    await served.wait_for(
+        "VLLMDeployment", "llama", lambda it: "8 of 9 replicas serve" in condition(it, "Ready").get("message", ""), within=40
+    )
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Unschedulable"), within=40)
     assert "Insufficient nvidia.com/gpu" in condition(told, "Starting")["message"]
     page = await story(served)
