@@ -213,7 +213,7 @@ class CrashTracker:
         return f"stage {self.stage} after {' '.join(self._evidence)}"
 
     def _is_in(self, process: str, *places: str) -> bool:
-        return any(place in frame for frame in self.tracebacks.frames(process) for place in places)
+        return self.tracebacks.mention(places) and any(place in frame for frame in self.tracebacks.frames(process) for place in places)
 
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)

@@ -10,7 +10,7 @@ when an exception ends a traceback its frames are collected backwards.
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
@@ -125,6 +125,11 @@ class Tracebacks:
             self._backward, self._collected = _backwards(self.recent, process), []
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
+
+    def mention(self, places: Sequence[str]) -> bool:
+        """Whether one of these stands anywhere in the latest lines. Where not, it is in no frame, and this is cheaper to know."""
+        text = "\n".join(self.recent)
+        return any(place in text for place in places)
 
     def forget(self) -> None:
         """What was begun does not matter any more."""
