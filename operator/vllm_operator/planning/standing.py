@@ -23,8 +23,9 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
 def planned_generation(resource: VLLMDeployment) -> int:
     """The generation of the spec as it is asked for, however often it was scaled since: that of the plan in force."""
     plan = resource.status.plan
-    in_force = plan is not None and is_in_force(plan, resource)
-    return plan.observed_generation if in_force and plan and plan.observed_generation is not None else resource.metadata.generation
+    if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
+        return resource.metadata.generation
+    return plan.observed_generation
 
 
 def digest_of(spec: VLLMDeploymentSpec) -> str:

@@ -55,7 +55,6 @@ from vllm_operator.upkeep.situation import is_primer, is_replica
 
 log = logging.getLogger(__name__)
 
-
 CATCH_UP_SECONDS = 0.5
 """Logs that have not shown yet what they hold are asked again after this."""
 ACT_SECONDS = 0.1
