@@ -1,7 +1,7 @@
 """Reading Kubernetes objects from files: YAML or JSON, several documents, lists, or standard input."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,12 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name}: this is not valid YAML: {' '.join(str(error).split())}") from error
     return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]
+
+
+def name_of(manifest: Mapping[str, Any]) -> str:
+    """What an object is called, in words that fit into a message."""
+    metadata = manifest.get("metadata")
+    return str(metadata.get("name", "without a name")) if isinstance(metadata, Mapping) else "without a name"
 
 
 def _read_text(path: str, name: str) -> str:

@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
-from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cli.documents import InputError, name_of, read_objects
 
 HELP = "file with the cluster's own rules: their ConfigMap (- is standard input), or a list of rules"
 
@@ -30,12 +29,7 @@ def _texts(path: str) -> Mapping[str, str]:
     objects = read_objects(path)
     maps = [entry for entry in objects if entry.get("kind") == "ConfigMap"]
     if maps:
-        return {f"{_name(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
+        return {f"{name_of(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
     if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
         raise InputError(f"{path} holds neither a ConfigMap nor a list of rules")
     return {path: yaml.safe_dump(objects, sort_keys=False)}
-
-
-def _name(manifest: Mapping[str, Any]) -> str:
-    metadata = manifest.get("metadata")
-    return str(metadata.get("name", "without a name")) if isinstance(metadata, Mapping) else "without a name"

@@ -22,7 +22,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import difference_page
-from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
+from vllm_operator.cli.documents import STANDARD_INPUT, InputError, name_of, read_objects
 from vllm_operator.cli.own_rules import HELP as RULES_HELP
 from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.plan_page import write_page
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
         resource = VLLMDeployment.parse(manifest)
         pinned = resource.status.plan
         if arguments.diff and pinned is None:
-            raise InputError(f"the VLLMDeployment {_name(manifest)} has no plan in its status, so there is nothing to compare with")
+            raise InputError(f"the VLLMDeployment {name_of(manifest)} has no plan in its status, so there is nothing to compare with")
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
@@ -125,9 +125,9 @@ def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[s
 
 def _one_deployment(path: str, name: str | None) -> dict[str, Any]:
     objects = _of_kind(read_objects(path), KIND)
-    names = [_name(entry) for entry in objects]
+    names = [name_of(entry) for entry in objects]
     if name is not None:
-        objects = [entry for entry in objects if _name(entry) == name]
+        objects = [entry for entry in objects if name_of(entry) == name]
     if len(objects) == 1:
         return objects[0]
     if not names:
@@ -142,16 +142,11 @@ def _check(manifest: Mapping[str, Any], path: str) -> None:
     problems = violations(manifest)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise InputError(f"{path}: the VLLMDeployment {_name(manifest)} is not valid:\n{listed}")
+        raise InputError(f"{path}: the VLLMDeployment {name_of(manifest)} is not valid:\n{listed}")
 
 
 def _of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [entry for entry in objects if entry.get("kind") == kind]
-
-
-def _name(manifest: Mapping[str, Any]) -> str:
-    metadata = manifest.get("metadata")
-    return str(metadata.get("name", "without a name")) if isinstance(metadata, Mapping) else "without a name"
 
 
 def _print_for_programs(content: Mapping[str, Any], form: str) -> None:
