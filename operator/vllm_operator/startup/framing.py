@@ -11,7 +11,7 @@ can be followed while it grows. Line numbers count `\n` only.
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -171,8 +171,9 @@ class Line:
 class LineReader:
     """Cuts chunks of any size into lines, with a bounded memory."""
 
-    def __init__(self) -> None:
-        """Begin with line 1."""
+    def __init__(self, glance: Callable[[str], None] = lambda text: None) -> None:
+        """Begin with line 1. `glance` is shown every chunk before it is cut."""
+        self._glance = glance
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
@@ -192,6 +193,7 @@ class LineReader:
         if self.has_returns:
             text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
             self.has_returns = "\r" in text
+        self._glance(text)
         lines = text.split("\n")
         tail = lines.pop()
         if len(tail) > _TAIL_LIMIT:
