@@ -46,8 +46,10 @@ _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 """Frames of a server that answers a request."""
-_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
+_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.")
 """Exceptions of a process that ends as it should, and of a client."""
+_CLIENTS = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
+"""Frames of a client: what it says is not what the engine says."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
@@ -250,7 +252,7 @@ class CrashTracker:
             # Whoever interrupts a start sees its processes end.
             self._evidence = {name: each for name, each in self._evidence.items() if not each.text.startswith("Process EngineCore")}
             return
-        if text.startswith(_ELSEWHERE):
+        if text.startswith(_ELSEWHERE) or self._is_in(process, *_CLIENTS):
             return
         if not known and self._failures.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())

@@ -66,6 +66,8 @@ _FOREIGN_LEVEL = re.compile(
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
+_CUT = re.compile(r"(?P<rest>[A-Z]{1,7}) \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ")
+"""A record that was copied from within its first word."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 
 
@@ -291,6 +293,8 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
     named = found["level"]
     if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
         level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
+    elif level is None and named is None and (cut := _CUT.match(raw)):
+        level, raw = next((level for name, level in LEVELS.items() if name.endswith(cut["rest"])), None), raw[cut.end() :]
     return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :])
 
 
