@@ -41,7 +41,23 @@ _HEADER = 200
 _ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
-"""Frames of a server that answers a request."""
+_ANSWERS = re.compile(
+    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, in (?![_<])\w+'
+)
+"""Frames of a server that answers a request. What is made when the server starts is in a method whose name begins with `_`."""
+_CLIENTS = (
+    'vllm/benchmarks/serve.py", line',
+    'vllm/entrypoints/cli/benchmark/serve.py", line',
+    'benchmark_serving.py", line',
+    'endpoint_request_func.py", line',
+)
+"""Frames of programs that send requests to a server that runs elsewhere."""
+_OTHERS = (*_ANSWERING, *_CLIENTS, "/serving", "_serving", "api_router.py")
+"""One of these is in the frames of a request or of a client."""
+_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,)\S")
+"""An error that reports what failed elsewhere, and repeats its message."""
+_LINK = "](http"
+"""A link as Markdown writes it: what is around it speaks of a log, and is none."""
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
 """Exceptions of a process that ends as it should, and of a client."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
@@ -89,6 +105,7 @@ class CrashTracker:
         self._evidence: dict[str, Evidence] = {}
         self._unknown: Evidence | None = None
         self._echoed: Evidence | None = None
+        self._quoted: Evidence | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
         self._only_death = False
@@ -136,9 +153,9 @@ class CrashTracker:
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if (harmless or (part is Part.EXCEPTION and self._is_in(process, *_ANSWERING))) and self._failures.find(text) is None:
+        if (harmless or (part is Part.EXCEPTION and self._is_of_others(process))) and self._failures.find(text) is None:
             return
-        if level is None and _BULK.search(text):
+        if level is None and (_LINK in text or _BULK.search(text)):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -148,6 +165,8 @@ class CrashTracker:
             known = self._match_assertion(process, number)
         if part is Part.OTHER and not known and self._wrapped is not None:
             self._continue(process, text)
+        if not known and ("error '" in text or "method" in text) and _QUOTING.search(text):
+            self._quoted = self._quoted or self._seen(process, None, text, number, ())
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
@@ -209,6 +228,13 @@ class CrashTracker:
                 self._notice(self._with_frames(process, evidence))
         return known
 
+    def _is_of_others(self, process: str) -> bool:
+        # A request that is answered, or a client that sends some.
+        if not self.tracebacks.mention(_OTHERS):
+            return False
+        places = (*_ANSWERING, *_CLIENTS)
+        return any(_ANSWERS.search(frame) or any(place in frame for place in places) for frame in self.tracebacks.frames(process))
+
     def _standing(self) -> str:
         return f"stage {self.stage} after {' '.join(self._evidence)}"
 
@@ -249,9 +275,9 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
-        if not self._failed and (self._ready or not ended or self._stopping):
+        if not self._failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(_CLIENTS)):
             return None
-        chosen = self._root() or self._weak() or self._just_before() or self._fallback()
+        chosen = self._root() or self._weak() or self._just_before() or self._quoted or self._fallback()
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:

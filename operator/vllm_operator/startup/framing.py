@@ -52,7 +52,7 @@ _WRAPPED = re.compile(
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
     r"|[\w.-]{1,80} {1,20}\| "
-    r"|> |[-*] (?=\d{4}-)|`(?=\w)"
+    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"
     r")"
 )
 _ANSI = re.compile(
@@ -66,6 +66,14 @@ _FOREIGN_LEVEL = re.compile(
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
+_PIECE = re.compile(
+    _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|⏎(?: ⏎)* ?"
+)
+"""What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
+_ESCAPED = "Traceback (most recent call last):\\n"
+"""A traceback in a string of JSON or of a program."""
+_INDENTED = re.compile(r"(?m)^[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+"""What stands before the lines of a log that is quoted in a list."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 
 
@@ -132,11 +140,16 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if _RECORD.search(raw, 80) is None:
+    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
-    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
-    bounds = [0, *starts, len(raw)]
-    return [raw[start:end] for start, end in pairwise(bounds)]
+    if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
+        raw = raw.replace("\\n", "⏎")
+    bounds = [0]
+    for found in _PIECE.finditer(raw, 1):
+        bounds += [found.start()] if found[0][0] in "(DIWEC" else [found.start(), found.end()]
+    bounds.append(len(raw))
+    pieces = (raw[start:end] for start, end in pairwise(bounds))
+    return [piece for piece in pieces if piece and piece[0] != "⏎"]
 
 
 def plain(raw: str) -> tuple[str, str]:
@@ -186,6 +199,8 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
+        if text[:1] == " " or "\n  (" in text or "\n    (" in text:
+            text = _INDENTED.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
         self.has_returns = "\r" in text
