@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.bystanders import ASIDE, BYSTANDERS, CLIENTS, is_headed_by_a_request, is_no_report, is_of_a_request
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
@@ -35,32 +36,14 @@ _PYDANTIC = re.compile(
 )
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
-"""The modules that answer requests, at the head of a record."""
-_HEADER = 200
-_ASIDE = "collect_env.py"
-"""A program that people run and paste beside the log: its errors are not vLLM's."""
-_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
-_ANSWERS = re.compile(
-    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, in (?![_<])\w+'
-)
-"""Frames of a server that answers a request. What is made when the server starts is in a method whose name begins with `_`."""
-_CLIENTS = (
-    'vllm/benchmarks/serve.py", line',
-    'vllm/entrypoints/cli/benchmark/serve.py", line',
-    'benchmark_serving.py", line',
-    'endpoint_request_func.py", line',
-)
-"""Frames of programs that send requests to a server that runs elsewhere."""
-_OTHERS = (*_ANSWERING, *_CLIENTS, "/serving", "_serving", "api_router.py")
-"""One of these is in the frames of a request or of a client."""
-_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,)\S")
+_TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
+"""What stands before the message of an exception in the record that announces it."""
+_PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
+"""How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
+_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports what failed elsewhere, and repeats its message."""
-_LINK = "](http"
-"""A link as Markdown writes it: what is around it speaks of a log, and is none."""
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
 """Exceptions of a process that ends as it should, and of a client."""
-_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
 class FailureTexts:
@@ -106,6 +89,7 @@ class CrashTracker:
         self._unknown: Evidence | None = None
         self._echoed: Evidence | None = None
         self._quoted: Evidence | None = None
+        self._beside: Evidence | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
         self._only_death = False
@@ -148,14 +132,15 @@ class CrashTracker:
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
-        part = self.tracebacks.take(process, text, raw=level is None)
+        part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if (harmless or (part is Part.EXCEPTION and self._is_of_others(process))) and self._failures.find(text) is None:
+        beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
+        if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._failures.find(text) is None:
             return
-        if level is None and (_LINK in text or _BULK.search(text)):
+        if (level is None and is_no_report(text)) or (beside and self._is_aside(process, text, number)):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -165,10 +150,12 @@ class CrashTracker:
             known = self._match_assertion(process, number)
         if part is Part.OTHER and not known and self._wrapped is not None:
             self._continue(process, text)
-        if not known and ("error '" in text or "method" in text) and _QUOTING.search(text):
+        if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
             self._quoted = self._quoted or self._seen(process, None, text, number, ())
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
+        elif not known and _PANIC.match(text):
+            self._panic(process, text, number)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
@@ -187,7 +174,13 @@ class CrashTracker:
         if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
             self._wrapped = None
         else:
+            if not lines and self._unknown is not None and self._unknown.number == number and _PANIC.match(begun):
+                self._unknown = replace(self._unknown, text=f"{begun} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
+
+    def _panic(self, process: str, text: str, number: int) -> None:
+        self._unknown = self._unknown or self._seen(process, None, text, number, ())
+        self._wrapped = (process, text, number, 0)
 
     def _is_farewell(self, text: str) -> bool:
         # A program that uses the engine as a library ends like this.
@@ -197,7 +190,7 @@ class CrashTracker:
     def _is_of_a_request(self, text: str) -> bool:
         # What vLLM's serving modules log is the fault of a request, unless the engine is dead.
         recent = self.tracebacks.recent
-        return bool(recent) and _REQUEST.search(recent[-1], 0, _HEADER) is not None and self._failures.find(text) is None
+        return bool(recent) and is_headed_by_a_request(recent[-1]) and self._failures.find(text) is None
 
     def _look_for_failure(self, process: str, text: str, number: int) -> None:
         failure = self._failures.find(text)
@@ -219,8 +212,7 @@ class CrashTracker:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
             signature = match.signature
-            weak = match.weak or self._is_in(process, _ASIDE)
-            evidence = self._seen(None, signature, text, number, match.captures, weak=weak, provisional=provisional)
+            evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
                 self._collect(process, evidence)
                 known = known or not (signature.is_echo or provisional)
@@ -228,18 +220,18 @@ class CrashTracker:
                 self._notice(self._with_frames(process, evidence))
         return known
 
-    def _is_of_others(self, process: str) -> bool:
-        # A request that is answered, or a client that sends some.
-        if not self.tracebacks.mention(_OTHERS):
-            return False
-        places = (*_ANSWERING, *_CLIENTS)
-        return any(_ANSWERS.search(frame) or any(place in frame for place in places) for frame in self.tracebacks.frames(process))
-
     def _standing(self) -> str:
         return f"stage {self.stage} after {' '.join(self._evidence)}"
 
-    def _is_in(self, process: str, *places: str) -> bool:
-        return self.tracebacks.mention(places) and any(place in frame for frame in self.tracebacks.frames(process) for place in places)
+    def _is_aside(self, process: str, text: str, number: int) -> bool:
+        recent = self.tracebacks.recent
+        frames = self.tracebacks.frames(process)
+        if any(ASIDE in frame for frame in frames):
+            for match in self._index.find(text):
+                self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
+            return True
+        # Whoever shortens a traceback leaves the command before it.
+        return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)]
 
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)
@@ -249,8 +241,10 @@ class CrashTracker:
         if text.startswith("KeyboardInterrupt"):
             if self._ready:
                 self.stopping(number)
+            # Whoever interrupts a start sees its processes end.
+            self._evidence = {name: each for name, each in self._evidence.items() if not each.text.startswith("Process EngineCore")}
             return
-        if text.startswith(_ELSEWHERE) or self._is_in(process, _ASIDE):
+        if text.startswith(_ELSEWHERE):
             return
         if not known and self._failures.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())
@@ -275,9 +269,10 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
-        if not self._failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(_CLIENTS)):
+        if not self._failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
-        chosen = self._root() or self._weak() or self._just_before() or self._quoted or self._fallback()
+        late = (self._titled() if ended else None) or self._quoted
+        chosen = self._root() or self._weak() or self._just_before() or late or self._fallback()
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:
@@ -318,13 +313,21 @@ class CrashTracker:
         unknown = self._outlived_unknown
         return known or (unknown if unknown is not None and self._failed and self._failed_soon_after(unknown) else None)
 
+    def _titled(self) -> Evidence | None:
+        # The log stops within the traceback of the error with which the engine ended: what is left is how it was announced.
+        for traceback in self.tracebacks.unfinished():
+            text = _TITLE.sub("", traceback.title, count=1)
+            if any(map(str.isalnum, text)) and self._failures.find(text) is None:
+                return self._seen(None, None, text, traceback.number, ())
+        return None
+
     def _failed_soon_after(self, evidence: Evidence) -> bool:
         return (self._failed_records if self._failed else self.records) - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
         echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
         other = best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
-        return echo or other or (self._echoed if self._failed else None)
+        return echo or other or (self._echoed if self._failed else self._beside)
 
     def _seen(
         self,

@@ -11,7 +11,7 @@ can be followed while it grows. Line numbers count `\n` only.
 import codecs
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -140,7 +140,7 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80) < 0 and "⏎" not in raw and _ESCAPED not in raw:
+    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
     if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
         raw = raw.replace("\\n", "⏎")
@@ -184,8 +184,9 @@ class Line:
 class LineReader:
     """Cuts chunks of any size into lines, with a bounded memory."""
 
-    def __init__(self) -> None:
-        """Begin with line 1."""
+    def __init__(self, glance: Callable[[str], None] = lambda text: None) -> None:
+        """Begin with line 1. `glance` is shown every chunk before it is cut."""
+        self._glance = glance
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
@@ -207,6 +208,7 @@ class LineReader:
         if self.has_returns:
             text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
             self.has_returns = "\r" in text
+        self._glance(text)
         lines = text.split("\n")
         tail = lines.pop()
         if len(tail) > _TAIL_LIMIT:

@@ -25,6 +25,7 @@ from vllm_operator.startup.framing import (
     time_of,
 )
 from vllm_operator.startup.matching import SignatureIndex, compiled
+from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
@@ -64,7 +65,8 @@ class StartupParser:
     def __init__(self, knowledge: StartupKnowledge) -> None:
         """Begin with an empty log."""
         self._dispatch = _prepare(knowledge)
-        self._reader = LineReader()
+        self._prefixes = Prefixes()
+        self._reader = LineReader(self._prefixes.learn)
         self._time: datetime | None = None
         self._time_text: str | None = None
         self._time_of: str | None = None
@@ -87,7 +89,7 @@ class StartupParser:
             if self._begun is None:
                 self._begin_at()
         reader = self._reader
-        lines = reader.feed(data)
+        lines = self._prefixes.strip(reader.feed(data))
         returns = reader.has_returns
         words = self._dispatch.words
         header, header_level, after_frame = self._header
@@ -180,7 +182,7 @@ class StartupParser:
 
     def end(self) -> None:
         """The log ends here: a last line without an end counts too."""
-        for raw in self._reader.end():
+        for raw in self._prefixes.strip(self._reader.end()):
             self._reader.number += 1
             self._crashes.tracebacks.recent.append(raw[:CHARACTERS_KEPT])
             self._physical(raw)
