@@ -7,9 +7,10 @@ ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 _ANSWERS = re.compile(
-    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, in (?![_<])\w+'
+    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
+    r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
 )
-"""Frames of a server that answers a request. What is made when the server starts is in a method whose name begins with `_`."""
+"""Frames of a server that answers a request. The same modules are loaded when the server starts, and may fail then."""
 CLIENTS = (
     'vllm/benchmarks/serve.py", line',
     'vllm/entrypoints/cli/benchmark/serve.py", line',
