@@ -15,6 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vllm_operator.startup.prefixes import Prefixes
+from vllm_operator.startup.spelling import plainly
+
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
 _TAIL_LIMIT = 32768
@@ -67,6 +70,10 @@ _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
+_JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
+_JSON_INNER = ("content", "jsonPayload", "fields", "attributes", "data")
+"""Where a line of JSON has the text, its time, and the object that has both."""
 
 
 _LEVEL_WORDS = {
@@ -153,12 +160,23 @@ def plain(raw: str) -> tuple[str, str]:
     return (found["process"] or "", raw[found.end() :]) if found is not None else ("", raw)
 
 
+def _is_wrapping(head: str) -> bool:
+    """Whether something before the beginning of a line is one that is taken off here."""
+    for _ in range(_WRAPPINGS):
+        found = _WRAPPED.match(head) or _VLLM.match(head)
+        if found is None or not found.end():
+            break
+        head = head[found.end() :]
+    return not head
+
+
 @dataclass(slots=True)
 class Line:
     """One line, taken apart.
 
     `process` is the process name of vLLM ("Worker_TP0"), empty if unknown. `level` is None for raw output.
     `time` is the text of the log's own time, as precise as it is there: "2026-11-21T09:06:04.5Z", "11-21 09:06:04".
+    `record` is the line as vLLM wrote it.
     """
 
     number: int
@@ -166,6 +184,7 @@ class Line:
     level: int | None
     time: str | None
     text: str
+    record: str
 
 
 class LineReader:
@@ -177,6 +196,7 @@ class LineReader:
         self._tail = ""
         self._partial: dict[str, str] = {}
         self._split_character = False
+        self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
         """Whether the latest chunk holds a carriage return."""
@@ -188,9 +208,11 @@ class LineReader:
             text = _ANSI.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
+        text = plainly(text)
         self.has_returns = "\r" in text
         if self.has_returns:
-            text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
+            # vLLM ends the inner lines of a record like this; Windows may add another one.
+            text = text.replace("\r\r\n", "\n").replace("\r\n", "\n")
             self.has_returns = "\r" in text
         lines = text.split("\n")
         tail = lines.pop()
@@ -199,7 +221,7 @@ class LineReader:
             lines.append(tail)
             tail = tail[-_TAIL_KEPT:] if "\r" in tail else ""
         self._tail = tail
-        return lines
+        return self._prefixes.without(lines) if self._prefixes.is_watching else lines
 
     @property
     def tail(self) -> str:
@@ -221,7 +243,7 @@ class LineReader:
         tail, self._tail = self._tail + self._decoder.decode(b"", True), ""
         self._decoder.reset()
         self._split_character = False
-        return [tail] if tail else []
+        return self._prefixes.without([tail]) if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
@@ -253,7 +275,9 @@ class LineReader:
                     break
                 # A process prefix around something that has a frame of its own.
                 for inner in self._unwrapped(rest):
-                    yield Line(self.number, inner.process or found["process"] or "", inner.level, inner.time or time, inner.text)
+                    inner.process = inner.process or found["process"] or ""
+                    inner.time = inner.time or time
+                    yield inner
                 return
             raw = raw[wrapped.end() :]
             time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or time
@@ -269,8 +293,8 @@ class LineReader:
         yield _line(self.number, raw, time, level)
 
     def _from_json(self, members: dict[str, object], time: str | None) -> Iterator[Line]:
-        own = next((str(members[key]) for key in ("asctime", "time", "timestamp", "ts", "@timestamp") if members.get(key)), None)
-        text = next((value for key in ("message", "msg", "log", "event", "text") if isinstance(value := members.get(key), str)), None)
+        own = next((str(members[key]) for key in _JSON_TIMES if members.get(key)), None)
+        text = next((value for key in _JSON_TEXTS if isinstance(value := members.get(key), str)), None)
         named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
         process = str(members.get("vllm_process_name") or "")[:60]
         detail = next(
@@ -289,7 +313,7 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
     named = found["level"]
     if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
         level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
-    return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :])
+    return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :], raw)
 
 
 def _json(raw: str) -> dict[str, object] | None:
@@ -297,5 +321,12 @@ def _json(raw: str) -> dict[str, object] | None:
         members = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    known = ("message", "msg", "log", "event", "text")
-    return members if isinstance(members, dict) and any(isinstance(members.get(key), str) for key in known) else None
+    if isinstance(members, dict) and not (found := _has_text(members)):
+        # Datadog and Google wrap it once more.
+        members = next((each for key in _JSON_INNER if isinstance(each := members.get(key), dict)), members)
+        found = _has_text(members)
+    return members if isinstance(members, dict) and found else None
+
+
+def _has_text(members: dict[str, object]) -> bool:
+    return any(isinstance(members.get(key), str) for key in _JSON_TEXTS)

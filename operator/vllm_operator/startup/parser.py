@@ -209,7 +209,12 @@ class StartupParser:
             self._unremarkable(raw, start, level, process)
 
     def _closely(self, raw: str) -> None:
+        recent = self._crashes.tracebacks.recent
+        if raw[0] == "{" and recent:
+            recent.pop()
         for line in self._reader.lines(raw):
+            if raw[0] == "{":
+                recent.append(line.record[:CHARACTERS_KEPT])
             if line.time is not None:
                 self._time_text, self._time_of = line.time, None
                 if self._begun is None:

@@ -1,0 +1,89 @@
+"""What stands before every line of a log because of how it was obtained, where nobody has said in which form.
+
+The forms of the tools that people use most are in `framing`. Any other is learned from the log itself: a log record of
+vLLM, or a line of a traceback, that does not stand at the beginning of its line shows what stands before the others
+too. Numbers in it may differ from line to line: they count, or are times.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+_PROCESS = r"(?:\([\w.:-]{1,60} [^()\n]{0,60}\) ?){0,2}"
+_RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
+_BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|Traceback \(most recent call last\):|  File \"[^\"\n]{{1,200}}\", line \d)")
+"""What stands at the beginning of a line, once everything is taken off."""
+_SIGHTINGS = 2
+"""Lines that must show the same prefix: one may be two lines that lost what parted them."""
+_LONGEST = 160
+_KNOWN_LIMIT, _SEEN_LIMIT = 8, 32
+_WATCHED_LIMIT = 4000
+"""Lines of a log without any record or traceback after which nothing is expected any more."""
+_NUMBER = re.compile(r"([ \t]*)(\d+)|(\D)")
+
+
+class Prefixes:
+    """Learns the prefixes of one log and takes them off. Its memory is bounded."""
+
+    def __init__(self, is_wrapping: Callable[[str], bool]) -> None:
+        """Begin with no prefix. `is_wrapping`: says of a text whether those who read the lines know it as a prefix themselves."""
+        self._is_wrapping = is_wrapping
+        self._known: dict[str, re.Pattern[str]] = {}
+        self._seen: Counter[str] = Counter()
+        self._watched = 0
+        self._has_margin = True
+        self.is_watching = True
+        """Whether lines have to be shown to it: it expects a prefix, or knows one."""
+
+    def without(self, lines: list[str]) -> list[str]:
+        """The lines without their prefixes."""
+        for line in lines:
+            if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
+                break
+            if line and not any(prefix.match(line) for prefix in self._known.values()):
+                self._look_at(line)
+        return [self._taken_off(line) for line in lines] if self._known else lines
+
+    def _taken_off(self, line: str) -> str:
+        for prefix in self._known.values():
+            found = prefix.match(line)
+            if found is not None:
+                return line[found.end() :]
+        return line
+
+    def _look_at(self, line: str) -> None:
+        self._has_margin = self._has_margin and line[0].isspace()
+        found = _BEGINNING.search(line, 0, 400) if line[0] != "{" else None
+        if found is None:
+            self._watched += 1
+            self.is_watching = bool(self._known) or self._watched < _WATCHED_LIMIT
+            return
+        head = line[: found.start()]
+        if self._is_wrapping(head):
+            # The lines of this log begin as they should; what stood in a margin was something else.
+            self._known = {shape: prefix for shape, prefix in self._known.items() if shape.strip()}
+            self.is_watching = bool(self._known)
+        elif self._may_be_one(head, is_record=found["record"] is not None):
+            self._count(head)
+
+    def _may_be_one(self, head: str, *, is_record: bool) -> bool:
+        if len(head) > _LONGEST or "%" in head or head[-1].isalnum():
+            return False  # a bar, or output that lost its end of line
+        return bool(head.strip()) or is_record or self._has_margin
+
+    def _count(self, head: str) -> None:
+        shape = "".join(_generalised(head))
+        self._seen[shape] += 1
+        if self._seen[shape] >= _SIGHTINGS:
+            self._known[shape] = re.compile(shape)
+        elif len(self._seen) > _SEEN_LIMIT:
+            self._seen.clear()
+
+
+def _generalised(head: str) -> Iterable[str]:
+    for found in _NUMBER.finditer(head):
+        blanks, digits, other = found.groups()
+        if digits:
+            yield r"[ \t]{0,12}\d{1,20}" if blanks or found.start() == 0 else r"\d{1,20}"
+        else:
+            yield re.escape(other)
