@@ -249,32 +249,34 @@ class LineReader:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
         if len(raw) > LINE_LIMIT:
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
-        return self._unwrapped(raw)
+        return self._unwrapped(raw, _WRAPPINGS)
 
-    def _unwrapped(self, raw: str) -> Iterator[Line]:
+    def _unwrapped(self, raw: str, wrappings: int) -> Iterator[Line]:
         time: str | None = None
         level: int | None = None
-        for _ in range(_WRAPPINGS):
+        for _ in range(wrappings):
             if raw[:1] == "{":
                 members = _json(raw)
                 if members is not None:
-                    yield from self._from_json(members, time)
+                    yield from self._from_json(members, time, wrappings - 1)
                     return
             wrapped = _WRAPPED.match(raw)
             if wrapped is None:
+                found = _VLLM.match(raw)
+                assert found is not None  # every part of it is optional
+                if found["level"] or found.end() == len(raw):
+                    break
                 inside = _INSIDE.search(raw, 1, 300) if _RECORD.search(raw, 1, 300) else None
                 if inside is not None:
                     raw = raw[inside.start() :]
                     break
-                found = _VLLM.match(raw)
-                assert found is not None  # every part of it is optional
-                if not found.end() or found.end() == len(raw):
+                if not found.end():
                     break
                 rest = raw[found.end() :]
-                if found["level"] or not (rest[:1] == "{" or _WRAPPED.match(rest)):
+                if not (rest[:1] == "{" or _WRAPPED.match(rest)):
                     break
                 # A process prefix around something that has a frame of its own.
-                for inner in self._unwrapped(rest):
+                for inner in self._unwrapped(rest, wrappings - 1):
                     inner.process = inner.process or found["process"] or ""
                     inner.time = inner.time or time
                     yield inner
@@ -292,7 +294,7 @@ class LineReader:
                     return
         yield _line(self.number, raw, time, level)
 
-    def _from_json(self, members: dict[str, object], time: str | None) -> Iterator[Line]:
+    def _from_json(self, members: dict[str, object], time: str | None, wrappings: int) -> Iterator[Line]:
         own = next((str(members[key]) for key in _JSON_TIMES if members.get(key)), None)
         text = next((value for key in _JSON_TEXTS if isinstance(value := members.get(key), str)), None)
         named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
@@ -302,7 +304,10 @@ class LineReader:
         )
         level = LEVELS.get(named)
         for each in (f"{text or ''}\n{detail}" if detail else (text or "")).rstrip("\n").split("\n")[:2000]:
-            inner = _line(self.number, each[:LINE_LIMIT], own or time, level)
+            if each[:1] == "{" and level is None and wrappings > 0:
+                yield from self._unwrapped(each[:LINE_LIMIT], wrappings)
+                continue
+            inner = _line(self.number, each[:LINE_LIMIT].rstrip("\r"), own or time, level)
             inner.process = inner.process or process
             yield inner
 
