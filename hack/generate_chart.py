@@ -12,6 +12,7 @@ import yaml
 import generate_crds
 import generate_docs
 from vllm_operator import __version__
+from vllm_operator.settings import MAY_BE_ZERO
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
 DEFINITION = CHART / "files" / "vllmdeployments.yaml"
@@ -42,18 +43,23 @@ def schema(current: str) -> str:
     """Return the schema of the values with the operator's settings: a name that is none, or a text for a number, is refused."""
     content: dict[str, Any] = json.loads(current)
     content["properties"]["settings"]["properties"] = {
-        name: {"description": f"{meaning} Default: {default}." if default != "" else meaning, **_TYPES[type(default)]}
+        name: {"description": f"{meaning} Default: {default}." if default != "" else meaning, **_type(name, default)}
         for name, default, meaning in generate_docs.settings_with_meanings()
         if name not in OWN_VALUES
     }
     return json.dumps(content, indent=2) + "\n"
 
 
-_TYPES: dict[type, dict[str, Any]] = {
-    int: {"type": "integer", "minimum": 0},
-    float: {"type": ["number", "string"], "minimum": 0, "pattern": "^[0-9.]+$"},  # `--set` makes a text of 0.5
-    str: {"type": "string"},
-}
+def _type(name: str, default: object) -> dict[str, Any]:
+    """Return what the schema says of the values of a setting."""
+    match default:
+        case int():
+            return {"type": "integer", "minimum": 0 if name in MAY_BE_ZERO else 1}
+        case float():
+            bound = "minimum" if name in MAY_BE_ZERO else "exclusiveMinimum"
+            return {"type": ["number", "string"], bound: 0, "pattern": "^[0-9.]+$"}  # `--set` makes a text of 0.5
+        case _:
+            return {"type": "string"}
 
 
 def readme(current: str) -> str:

@@ -3,6 +3,7 @@
 Every wait and every bound of the operator is here, with its unit, its default and why it is that.
 """
 
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -13,6 +14,19 @@ from typing import Any
 PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 """Variables that Kubernetes sets in each Pod for Services of the namespace, one named vllm-operator among them."""
+
+MAY_BE_ZERO = frozenset(
+    {
+        "rest_milliseconds",
+        "node_cache_seconds",
+        "hub_wait_seconds",
+        "status_interval_seconds",
+        "status_step_percent",
+        "priming_patience_seconds",
+        "http_port",
+    }
+)
+"""Where zero means "at once" or "any"; of everything else the operator needs some."""
 
 
 class LogFormat(StrEnum):
@@ -122,8 +136,9 @@ def _read(variable: str, text: str, default: object) -> Any:
                 number = type(default)(text)
             except ValueError:
                 raise SettingsError(f"{variable} is {text!r}; it must be a number such as {default}.") from None
-            if number < 0:
-                raise SettingsError(f"{variable} is {text}; it must not be negative.")
+            may_be_zero = variable.removeprefix(PREFIX).lower() in MAY_BE_ZERO
+            if not (number > 0 or (number == 0 and may_be_zero)) or number == math.inf:
+                raise SettingsError(f"{variable} is {text}; it must be {'0 or more' if may_be_zero else 'more than 0'}, such as {default}.")
             return number
         case _:
             if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):

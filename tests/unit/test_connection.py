@@ -67,7 +67,11 @@ def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_settin
     ("variable", "value", "words"),
     [
         ("WORKERS", "many", "must be a number"),
-        ("WORKERS", "-1", "must not be negative"),
+        ("WORKERS", "-1", "must be more than 0, such as 24"),
+        ("WORKERS", "0", "must be more than 0"),
+        ("RETRY_BASE_SECONDS", "0", "must be more than 0"),
+        ("RETRY_LIMIT_SECONDS", "inf", "must be more than 0"),
+        ("HUB_WAIT_SECONDS", "-0.5", "must be 0 or more"),
         ("LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("LOG_FORMAT", "xml", "text or json"),
         ("WOKERS", "1", "is not a setting"),

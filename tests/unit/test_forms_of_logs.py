@@ -32,7 +32,7 @@ def within(key: str, **others: object) -> Callable[[str], str]:
     return each_line(lambda _, line: json.dumps({**others, key: line}))
 
 
-FORMS = {
+FORMS: dict[str, Callable[[str], str]] = {
     "kubectl --prefix": before("[pod/llama-6bf9d-abcde/vllm] "),
     "kubectl --timestamps": before("2026-11-21T09:{minute:02d}:{second:02d}.123456789Z "),
     "kubectl --prefix --timestamps": before("[pod/llama-6bf9d-abcde/vllm] 2026-11-21T09:{minute:02d}:{second:02d}.123456789Z "),
@@ -131,7 +131,7 @@ Collecting flash-attn
         File "/usr/lib/python3.12/site-packages/pip/_vendor/pyproject_hooks/_in_process/_in_process.py", line 353, in <module>
           main()
         File "<string>", line 22, in <module>
-      ModuleNotFoundError: No module named 'torch'
+      RuntimeError: the fabric sulks
 """
 
 

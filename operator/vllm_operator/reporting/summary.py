@@ -42,9 +42,11 @@ def crash_text(scene: Scene, crash: CrashStatus, remediation: RemediationStatus 
     facts |= {"crash": crash, "times": times, "others": others, "done": _done(scene, decided, crash)}
     if decided is not None and decided.state is RemediationState.APPLIED:
         facts["remedy"] = ""  # it is being tried
-    in_full = scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts, suggested=_suggested(decided))
-    if len(in_full) <= wording.MESSAGE_LIMIT:
-        return in_full
+    # what helps goes before the reference, which status.lastCrash has too
+    for less in ({}, {"reference": ""}):
+        text = scene.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_suggested(decided))
+        if len(text) <= wording.MESSAGE_LIMIT:
+            return text
     return scene.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
 
 

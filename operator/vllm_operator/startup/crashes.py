@@ -41,6 +41,10 @@ _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_par
 _HEADER = 200
 _ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
+_TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
+"""What stands before the message of an exception in the record that announces it."""
+_PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
+"""How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 """Frames of a server that answers a request."""
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
@@ -90,6 +94,7 @@ class CrashTracker:
         self._evidence: dict[str, Evidence] = {}
         self._unknown: Evidence | None = None
         self._echoed: Evidence | None = None
+        self._beside: Evidence | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
         self._only_death = False
@@ -132,14 +137,14 @@ class CrashTracker:
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
-        part = self.tracebacks.take(process, text, raw=level is None)
+        part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         if (harmless or (part is Part.EXCEPTION and self._is_in(process, *_ANSWERING))) and self._failures.find(text) is None:
             return
-        if level is None and _BULK.search(text):
+        if (level is None and _BULK.search(text)) or (part is Part.EXCEPTION and self._is_aside(process, text, number)):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -151,6 +156,8 @@ class CrashTracker:
             self._continue(process, text)
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
+        elif not known and _PANIC.match(text):
+            self._panic(process, text, number)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
@@ -169,7 +176,13 @@ class CrashTracker:
         if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
             self._wrapped = None
         else:
+            if not lines and self._unknown is not None and self._unknown.number == number and _PANIC.match(begun):
+                self._unknown = replace(self._unknown, text=f"{begun} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
+
+    def _panic(self, process: str, text: str, number: int) -> None:
+        self._unknown = self._unknown or self._seen(process, None, text, number, ())
+        self._wrapped = (process, text, number, 0)
 
     def _is_farewell(self, text: str) -> bool:
         # A program that uses the engine as a library ends like this.
@@ -201,8 +214,7 @@ class CrashTracker:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
             signature = match.signature
-            weak = match.weak or self._is_in(process, _ASIDE)
-            evidence = self._seen(None, signature, text, number, match.captures, weak=weak, provisional=provisional)
+            evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
                 self._collect(process, evidence)
                 known = known or not (signature.is_echo or provisional)
@@ -216,6 +228,18 @@ class CrashTracker:
     def _is_in(self, process: str, *places: str) -> bool:
         return self.tracebacks.mention(places) and any(place in frame for frame in self.tracebacks.frames(process) for place in places)
 
+    def _is_aside(self, process: str, text: str, number: int) -> bool:
+        recent = self.tracebacks.recent
+        if not self.tracebacks.mention((_ASIDE,)):
+            return False
+        frames = self.tracebacks.frames(process)
+        if any(_ASIDE in frame for frame in frames):
+            for match in self._index.find(text):
+                self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
+            return True
+        # Whoever shortens a traceback leaves the command before it.
+        return len(recent) > 1 + len(frames) and _ASIDE in recent[-2 - len(frames)]
+
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)
         return bool(frames) and self._match(process, frames[-1].strip(), number)
@@ -224,8 +248,10 @@ class CrashTracker:
         if text.startswith("KeyboardInterrupt"):
             if self._ready:
                 self.stopping(number)
+            # Whoever interrupts a start sees its processes end.
+            self._evidence = {name: each for name, each in self._evidence.items() if not each.text.startswith("Process EngineCore")}
             return
-        if text.startswith(_ELSEWHERE) or self._is_in(process, _ASIDE):
+        if text.startswith(_ELSEWHERE):
             return
         if not known and self._failures.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())
@@ -252,7 +278,7 @@ class CrashTracker:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
         if not self._failed and (self._ready or not ended or self._stopping):
             return None
-        chosen = self._root() or self._weak() or self._just_before() or self._fallback()
+        chosen = self._root() or self._weak() or self._just_before() or (self._titled() if ended else None) or self._fallback()
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:
@@ -293,13 +319,21 @@ class CrashTracker:
         unknown = self._outlived_unknown
         return known or (unknown if unknown is not None and self._failed and self._failed_soon_after(unknown) else None)
 
+    def _titled(self) -> Evidence | None:
+        # The log stops within the traceback of the error with which the engine ended: what is left is how it was announced.
+        for traceback in self.tracebacks.unfinished():
+            text = _TITLE.sub("", traceback.title, count=1)
+            if any(map(str.isalnum, text)) and self._failures.find(text) is None:
+                return self._seen(None, None, text, traceback.number, ())
+        return None
+
     def _failed_soon_after(self, evidence: Evidence) -> bool:
         return (self._failed_records if self._failed else self.records) - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
         echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
         other = best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
-        return echo or other or (self._echoed if self._failed else None)
+        return echo or other or (self._echoed if self._failed else self._beside)
 
     def _seen(
         self,

@@ -23,6 +23,8 @@ LINE_LIMIT = 8192
 _TAIL_LIMIT = 32768
 _TAIL_KEPT = 2048
 _WRAPPINGS = 6
+_HEAD = 130
+"""Characters in which the name of a process stands."""
 
 LEVELS = {"DEBUG": 0, "INFO": 1, "WARNING": 2, "WARN": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
 """How urgent; lines without a level are raw output."""
@@ -304,8 +306,11 @@ class LineReader:
         )
         level = LEVELS.get(named)
         for each in (f"{text or ''}\n{detail}" if detail else (text or "")).rstrip("\n").split("\n")[:2000]:
-            if each[:1] == "{" and level is None and wrappings > 0:
-                yield from self._unwrapped(each[:LINE_LIMIT], wrappings)
+            if "{" in each[:_HEAD] and wrappings > 0:
+                # vLLM's own JSON, in that of a container runtime.
+                for inner in self._unwrapped(each[:LINE_LIMIT].rstrip("\r"), wrappings):
+                    inner.level = level if inner.level is None else inner.level
+                    yield inner
                 continue
             inner = _line(self.number, each[:LINE_LIMIT].rstrip("\r"), own or time, level)
             inner.process = inner.process or process

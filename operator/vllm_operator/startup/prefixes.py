@@ -1,8 +1,9 @@
 """What stands before every line of a log because of how it was obtained, where nobody has said in which form.
 
-The forms of the tools that people use most are in `framing`. Any other is learned from the log itself: a log record of
-vLLM, or a line of a traceback, that does not stand at the beginning of its line shows what stands before the others
-too. Numbers in it may differ from line to line: they count, or are times.
+The forms of the tools that people use most are in `framing`. There are as many others as there are programs that pass
+logs on (Modal, SkyPilot, DJL, stern, CI systems), so they are learned from the log itself: a log record of vLLM, or a line
+of a traceback, that does not stand at the beginning of its line shows what stands before the others too. Numbers and
+levels in it may differ from line to line.
 """
 
 import re
@@ -11,7 +12,9 @@ from collections.abc import Callable, Iterable
 
 _PROCESS = r"(?:\([\w.:-]{1,60} [^()\n]{0,60}\) ?){0,2}"
 _RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
-_BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|Traceback \(most recent call last\):|  File \"[^\"\n]{{1,200}}\", line \d)")
+_SERVER = "INFO:     (?:Started server process|Waiting for application startup)"
+_TRACEBACK = r"Traceback \(most recent call last\):|  File \"[^\"\n]{1,200}\", line \d"
+_BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|{_SERVER}|{_TRACEBACK})")
 """What stands at the beginning of a line, once everything is taken off."""
 _SIGHTINGS = 2
 """Lines that must show the same prefix: one may be two lines that lost what parted them."""
@@ -19,7 +22,12 @@ _LONGEST = 160
 _KNOWN_LIMIT, _SEEN_LIMIT = 8, 32
 _WATCHED_LIMIT = 4000
 """Lines of a log without any record or traceback after which nothing is expected any more."""
-_NUMBER = re.compile(r"([ \t]*)(\d+)|(\D)")
+_VARYING = re.compile(
+    r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
+)
+_HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
+_DRAWN = re.compile(r"[\s|+>-]*")
+"""What a group of exceptions puts before its lines, and whoever quotes them."""
 
 
 class Prefixes:
@@ -31,7 +39,7 @@ class Prefixes:
         self._known: dict[str, re.Pattern[str]] = {}
         self._seen: Counter[str] = Counter()
         self._watched = 0
-        self._has_margin = True
+        self._margin: str | None = None
         self.is_watching = True
         """Whether lines have to be shown to it: it expects a prefix, or knows one."""
 
@@ -52,24 +60,25 @@ class Prefixes:
         return line
 
     def _look_at(self, line: str) -> None:
-        self._has_margin = self._has_margin and line[0].isspace()
+        self._margin = line[0] if self._margin in (None, line[0]) else ""
         found = _BEGINNING.search(line, 0, 400) if line[0] != "{" else None
         if found is None:
             self._watched += 1
             self.is_watching = bool(self._known) or self._watched < _WATCHED_LIMIT
             return
         head = line[: found.start()]
-        if self._is_wrapping(head):
+        is_record = found["record"] is not None
+        if self._is_wrapping(head) and (is_record or not _HARMLESS.search(head)):
             # The lines of this log begin as they should; what stood in a margin was something else.
             self._known = {shape: prefix for shape, prefix in self._known.items() if shape.strip()}
             self.is_watching = bool(self._known)
-        elif self._may_be_one(head, is_record=found["record"] is not None):
+        elif self._may_be_one(head, is_record=is_record):
             self._count(head)
 
     def _may_be_one(self, head: str, *, is_record: bool) -> bool:
         if len(head) > _LONGEST or "%" in head or head[-1].isalnum():
             return False  # a bar, or output that lost its end of line
-        return bool(head.strip()) or is_record or self._has_margin
+        return is_record or not _DRAWN.fullmatch(head) or self._margin == head[0]
 
     def _count(self, head: str) -> None:
         shape = "".join(_generalised(head))
@@ -81,9 +90,11 @@ class Prefixes:
 
 
 def _generalised(head: str) -> Iterable[str]:
-    for found in _NUMBER.finditer(head):
-        blanks, digits, other = found.groups()
-        if digits:
-            yield r"[ \t]{0,12}\d{1,20}" if blanks or found.start() == 0 else r"\d{1,20}"
+    """A regular expression for the prefix with other numbers and levels. The blanks before the text stay as they are."""
+    core = head.rstrip(" ")
+    for found in _VARYING.finditer(core):
+        if found["digits"]:
+            yield r" {0,12}\d{1,20}" if found["blanks"] or found.start() == 0 else r"\d{1,20}"
         else:
-            yield re.escape(other)
+            yield re.escape(found["other"]) if found["other"] else r"[A-Za-z]{4,8} {0,8}"
+    yield re.escape(head[len(core) :])

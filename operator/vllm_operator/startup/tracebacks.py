@@ -32,6 +32,11 @@ _NAME = re.compile(r"(?=[\w.]{0,240}[A-Z.])[A-Za-z_][\w.]{0,240}(?:\(\w{1,80}\))
 _TOP_FRAME = re.compile(
     r"in <module>|multiprocessing/(?:process|spawn|popen_\w+)\.py|in _run_module_as_main|in run_engine_core|in worker_main"
 )
+_ENGINE_FRAME = re.compile(
+    r'engine/multiprocessing/engine\.py", line \d+, in (?:start|run_mp_engine)\b|in (?:run_engine_core|worker_main|_run_worker_process)\b'
+)
+"""The first frame of a traceback that a process of the engine logs when it ends."""
+_BEGINNING = "Traceback (most recent call last)"
 _HARMLESS = (
     "Exception ignored in",
     "Task exception was never retrieved",
@@ -59,13 +64,17 @@ class Traceback:
     """A traceback that has begun.
 
     `raw`: printed by Python, not logged. `uncaught`: it reaches from the top of the process. `harmless`: Python
-    says that the process goes on.
+    says that the process goes on. `title`: the message of the record that it belongs to; who logs an exception
+    writes its message there. `number` is its line. `ends_engine`: a process of the engine ends with it.
     """
 
     raw: bool
     harmless: bool = False
     uncaught: bool = False
     has_top: bool = False
+    title: str = ""
+    number: int = 0
+    ends_engine: bool = False
 
 
 class Tracebacks:
@@ -81,7 +90,7 @@ class Tracebacks:
         self.wants_top = False
         """Whether the next frame has to be looked at: it tells where the traceback begins."""
 
-    def take(self, process: str, text: str, *, raw: bool) -> Part:
+    def take(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         """Say what the line, the latest of the log, is to the tracebacks."""
         self._backward = None
         if text[:1] == " ":
@@ -91,9 +100,12 @@ class Tracebacks:
             if text[:4] == "    " and not text.strip(" ^~"):
                 return Part.FRAME
             return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
-        if text.startswith("Traceback (most recent call last)"):
-            self._start(process, raw)
+        if text.startswith(_BEGINNING):
+            self._start(process, raw, "" if raw else self._line_before(process), number - 1)
             return Part.FRAME
+        if text.endswith(f"{_BEGINNING}:"):
+            self._start(process, raw, text[: -len(_BEGINNING) - 1], number)
+            return Part.OTHER
         if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
@@ -136,8 +148,16 @@ class Tracebacks:
         self._open.clear()
         self._harmless_next = self._harmless_before = self.wants_top = False
 
-    def _start(self, process: str, raw: bool) -> None:
-        self._open[process] = Traceback(raw, harmless=self._harmless_next)
+    def unfinished(self) -> Iterator[Traceback]:
+        """Those with which processes of the engine ended, where the log stops before they end."""
+        return (each for each in self._open.values() if each.ends_engine and not each.harmless)
+
+    def _line_before(self, process: str) -> str:
+        writer, text = plain(self.recent[-2]) if len(self.recent) > 1 else ("", "")
+        return text if writer == process else ""
+
+    def _start(self, process: str, raw: bool, title: str, number: int) -> None:
+        self._open[process] = Traceback(raw, harmless=self._harmless_next, title=title.strip(" ,"), number=number)
         self._open.move_to_end(process)
         self._harmless_next = False
         self.wants_top = True
@@ -149,6 +169,7 @@ class Tracebacks:
         if traceback is not None and not traceback.has_top:
             traceback.has_top = True
             traceback.uncaught = traceback.raw and _TOP_FRAME.search(text) is not None
+            traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
             self.wants_top = any(not each.has_top for each in self._open.values())
 
 

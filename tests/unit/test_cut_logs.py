@@ -1,0 +1,114 @@
+"""Logs that stop before the error, and errors that no exception of Python tells of."""
+
+import pytest
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.state import Crash
+
+KNOWLEDGE = load_startup()
+
+
+def crash(log: str) -> Crash | None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(log)
+    parser.end()
+    return parser.final_state.crash
+
+
+ANNOUNCED = """\
+INFO 12-17 18:40:36 llm_engine.py:249] Initializing an LLM engine (v0.6.4) with config: model='m'
+ERROR 12-17 18:40:37 engine.py:366] {title}
+ERROR 12-17 18:40:37 engine.py:366] Traceback (most recent call last):
+ERROR 12-17 18:40:37 engine.py:366]   File "/opt/vllm/engine/multiprocessing/engine.py", line 357, in run_mp_engine
+ERROR 12-17 18:40:37 engine.py:366]     engine = MQLLMEngine.from_engine_args(engine_args=engine_args,
+"""
+
+
+@pytest.mark.parametrize(
+    "title",
+    [
+        "not enough values to unpack (expected 2, got 1)",  # https://github.com/vllm-project/vllm/issues/11266
+        "'layers.0.mlp.down_proj.weight.absmax'",  # https://github.com/vllm-project/vllm/issues/11010
+        "[Rank:0] FATAL ERROR :: MODULE:PT_LAZY Error, ValidateSyncInputTensors tensor_data is empty",  # HabanaAI/vllm-fork issue 776
+    ],
+)
+def test_an_error_whose_traceback_is_cut_off_is_shown_as_it_was_announced(title: str) -> None:
+    found = crash(ANNOUNCED.format(title=title))
+
+    assert found is not None
+    assert (found.signature, found.line, found.line_number) == ("Unknown", title, 2)
+
+
+def test_the_end_of_a_traceback_tells_more_than_its_title() -> None:
+    found = crash(ANNOUNCED.format(title="'x'") + "ERROR 12-17 18:40:37 engine.py:366] ValueError: the fabric sulks\n")
+
+    assert found is not None
+    assert found.line == "ValueError: the fabric sulks"
+
+
+def test_a_traceback_that_is_still_being_written_is_no_crash_yet() -> None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(ANNOUNCED.format(title="'x'"))
+
+    assert parser.state.crash is None
+
+
+def test_a_process_of_the_engine_that_is_cut_off_is_named() -> None:
+    """https://github.com/verl-project/verl/issues/1642."""
+    cut = "(AsyncvLLMServer pid=5222) Process EngineCore_0:\n(AsyncvLLMServer pid=5222) Traceback (most recent call last):\n"
+    top = '(AsyncvLLMServer pid=5222)   File "/opt/lib/python3.10/multiprocessing/process.py", line 314, in _bootstrap\n'
+    found = crash(cut + top)
+
+    assert found is not None
+    assert found.signature == "EngineCoreInitFailed"
+    assert crash(cut + top + "(AsyncvLLMServer pid=5222) KeyboardInterrupt\n") is None
+
+
+def test_a_panic_of_rust_is_shown_with_its_message() -> None:
+    """https://github.com/ai-dynamo/dynamo/issues/349."""
+    found = crash(
+        "thread 'tokio-runtime-worker' panicked at lib/llm/src/engines/vllm/worker.rs:247:17:\n"
+        "Failed to import python 'vllm' module. Are we running in the correct venv?\nstack backtrace:\n   0: rust_begin_unwind\n"
+    )
+
+    assert found is not None
+    assert found.signature == "Unknown"
+    assert "worker.rs:247:17: Failed to import python 'vllm' module." in found.line
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        # https://github.com/ublue-os/bluefin/issues/3454
+        'Error: OCI runtime error: unable to start container "c1":crun: {"msg":"error executing hook `/usr/bin/nvidia-cdi-hook`"}',
+        # https://github.com/kserve/kserve/issues/3769
+        "2024-07-01 07:28:04.488 1 kserve ERROR [__main__.py:254] Failed to start model server: integer division or modulo by zero",
+        # https://github.com/triton-inference-server/server/issues/8578
+        'E1216 02:12:49.624646 179 model.py:248] "[vllm] Failed to start engine: NoneType: None"',
+        # https://github.com/Project-HAMi/HAMi/issues/39
+        "  Warning  UnexpectedAdmissionError  73s  kubelet  Allocate failed due to rpc error: transport is closing",
+    ],
+)
+def test_what_starts_the_engine_tells_why_it_did_not(line: str) -> None:
+    found = crash(f"{line}\n")
+
+    assert found is not None
+    assert found.signature == "Unknown"
+    assert found.line in line
+
+
+def test_talk_of_a_core_dump_is_none() -> None:
+    """https://github.com/unslothai/unsloth/issues/1624."""
+    assert crash("However, it core dumped on me. Is this an OOM error?\n") is None
+    found = crash("Segmentation fault (core dumped)\n")
+    assert found is not None
+    assert found.signature == "Unknown"
+
+
+def test_a_program_beside_the_log_fails_for_itself() -> None:
+    """https://github.com/vllm-project/vllm/issues/10147."""
+    assert (
+        crash("python collect_env.py\n    from vllm.envs import environment_variables\nModuleNotFoundError: No module named 'vllm.envs'\n")
+        is None
+    )
