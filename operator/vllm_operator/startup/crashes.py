@@ -32,7 +32,8 @@ _WRAPS = 3
 """Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
 _PYDANTIC = re.compile(
-    r" {2,4}(?:(?:Value error|Assertion failed), |(?:Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,300}\[type=)"
+    r" {2,4}(?:Value error|Assertion failed), "
+    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
 )
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
@@ -162,7 +163,7 @@ class CrashTracker:
     def _with_field(self, text: str) -> str:
         # Before what is wrong with a field of the configuration stands its name, on a line of its own.
         recent = self.tracebacks.recent
-        before = plain(recent[-2])[1].strip() if text.startswith("  ") and len(recent) > 1 else ""
+        before = plain(recent[-2])[1].strip() if _PYDANTIC.match(text) and len(recent) > 1 else ""
         return f"{before} - {text.strip()}" if _FIELD.fullmatch(before) else text
 
     def _continue(self, process: str, text: str) -> None:

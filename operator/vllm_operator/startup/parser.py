@@ -25,7 +25,6 @@ from vllm_operator.startup.framing import (
     time_of,
 )
 from vllm_operator.startup.matching import SignatureIndex, compiled
-from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
@@ -65,8 +64,7 @@ class StartupParser:
     def __init__(self, knowledge: StartupKnowledge) -> None:
         """Begin with an empty log."""
         self._dispatch = _prepare(knowledge)
-        self._prefixes = Prefixes()
-        self._reader = LineReader(self._prefixes.learn)
+        self._reader = LineReader()
         self._time: datetime | None = None
         self._time_text: str | None = None
         self._time_of: str | None = None
@@ -89,7 +87,7 @@ class StartupParser:
             if self._begun is None:
                 self._begin_at()
         reader = self._reader
-        lines = self._prefixes.strip(reader.feed(data))
+        lines = reader.feed(data)
         returns = reader.has_returns
         words = self._dispatch.words
         header, header_level, after_frame = self._header
@@ -182,7 +180,7 @@ class StartupParser:
 
     def end(self) -> None:
         """The log ends here: a last line without an end counts too."""
-        for raw in self._prefixes.strip(self._reader.end()):
+        for raw in self._reader.end():
             self._reader.number += 1
             self._crashes.tracebacks.recent.append(raw[:CHARACTERS_KEPT])
             self._physical(raw)
@@ -212,7 +210,12 @@ class StartupParser:
             self._unremarkable(raw, start, level, process)
 
     def _closely(self, raw: str) -> None:
+        recent = self._crashes.tracebacks.recent
+        if raw[0] == "{" and recent:
+            recent.pop()
         for line in self._reader.lines(raw):
+            if raw[0] == "{":
+                recent.append(line.record[:CHARACTERS_KEPT])
             if line.time is not None:
                 self._time_text, self._time_of = line.time, None
                 if self._begun is None:
