@@ -11,15 +11,20 @@ can be followed while it grows. Line numbers count `\n` only.
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+
+from vllm_operator.startup.prefixes import Prefixes
+from vllm_operator.startup.spelling import plainly
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
 _TAIL_LIMIT = 32768
 _TAIL_KEPT = 2048
 _WRAPPINGS = 6
+_HEAD = 130
+"""Characters in which the name of a process stands."""
 
 LEVELS = {"DEBUG": 0, "INFO": 1, "WARNING": 2, "WARN": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
 """How urgent; lines without a level are raw output."""
@@ -52,7 +57,7 @@ _WRAPPED = re.compile(
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
     r"|[\w.-]{1,80} {1,20}\| "
-    r"|> |[-*] (?=\d{4}-)|`(?=\w)"
+    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"
     r")"
 )
 _ANSI = re.compile(
@@ -68,7 +73,19 @@ _INSIDE = re.compile(
 )
 _CUT = re.compile(r"(?P<rest>[A-Z]{1,7}) \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ")
 """A record that was copied from within its first word."""
+_PIECE = re.compile(
+    _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|⏎(?: ⏎)* ?"
+)
+"""What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
+_ESCAPED = "Traceback (most recent call last):\\n"
+"""A traceback in a string of JSON or of a program."""
+_INDENTED = re.compile(r"(?m)^[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+"""What stands before the lines of a log that is quoted in a list."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
+_JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
+_JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
+_JSON_INNER = ("content", "jsonPayload", "fields", "attributes", "data")
+"""Where a line of JSON has the text, its time, and the object that has both."""
 
 
 _LEVEL_WORDS = {
@@ -134,11 +151,16 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if _RECORD.search(raw, 80) is None:
+    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
-    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
-    bounds = [0, *starts, len(raw)]
-    return [raw[start:end] for start, end in pairwise(bounds)]
+    if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
+        raw = raw.replace("\\n", "⏎")
+    bounds = [0]
+    for found in _PIECE.finditer(raw, 1):
+        bounds += [found.start()] if found[0][0] in "(DIWEC" else [found.start(), found.end()]
+    bounds.append(len(raw))
+    pieces = (raw[start:end] for start, end in pairwise(bounds))
+    return [piece for piece in pieces if piece and piece[0] != "⏎"]
 
 
 def plain(raw: str) -> tuple[str, str]:
@@ -155,12 +177,23 @@ def plain(raw: str) -> tuple[str, str]:
     return (found["process"] or "", raw[found.end() :]) if found is not None else ("", raw)
 
 
+def _is_wrapping(head: str) -> bool:
+    """Whether something before the beginning of a line is one that is taken off here."""
+    for _ in range(_WRAPPINGS):
+        found = _WRAPPED.match(head) or _VLLM.match(head)
+        if found is None or not found.end():
+            break
+        head = head[found.end() :]
+    return not head
+
+
 @dataclass(slots=True)
 class Line:
     """One line, taken apart.
 
     `process` is the process name of vLLM ("Worker_TP0"), empty if unknown. `level` is None for raw output.
     `time` is the text of the log's own time, as precise as it is there: "2026-11-21T09:06:04.5Z", "11-21 09:06:04".
+    `record` is the line as vLLM wrote it.
     """
 
     number: int
@@ -168,18 +201,19 @@ class Line:
     level: int | None
     time: str | None
     text: str
+    record: str
 
 
 class LineReader:
     """Cuts chunks of any size into lines, with a bounded memory."""
 
-    def __init__(self, glance: Callable[[str], None] = lambda text: None) -> None:
-        """Begin with line 1. `glance` is shown every chunk before it is cut."""
-        self._glance = glance
+    def __init__(self) -> None:
+        """Begin with line 1."""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
         self._split_character = False
+        self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
         """Whether the latest chunk holds a carriage return."""
@@ -189,13 +223,16 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
+        if text[:1] == " " or "\n  (" in text or "\n    (" in text:
+            text = _INDENTED.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
+        text = plainly(text)
         self.has_returns = "\r" in text
         if self.has_returns:
-            text = text.replace("\r\n", "\n")  # vLLM ends the inner lines of a record like this
+            # vLLM ends the inner lines of a record like this; Windows may add another one.
+            text = text.replace("\r\r\n", "\n").replace("\r\n", "\n")
             self.has_returns = "\r" in text
-        self._glance(text)
         lines = text.split("\n")
         tail = lines.pop()
         if len(tail) > _TAIL_LIMIT:
@@ -203,7 +240,7 @@ class LineReader:
             lines.append(tail)
             tail = tail[-_TAIL_KEPT:] if "\r" in tail else ""
         self._tail = tail
-        return lines
+        return self._prefixes.without(lines) if self._prefixes.is_watching else lines
 
     @property
     def tail(self) -> str:
@@ -225,39 +262,43 @@ class LineReader:
         tail, self._tail = self._tail + self._decoder.decode(b"", True), ""
         self._decoder.reset()
         self._split_character = False
-        return [tail] if tail else []
+        return self._prefixes.without([tail]) if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
         if len(raw) > LINE_LIMIT:
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
-        return self._unwrapped(raw)
+        return self._unwrapped(raw, _WRAPPINGS)
 
-    def _unwrapped(self, raw: str) -> Iterator[Line]:
+    def _unwrapped(self, raw: str, wrappings: int) -> Iterator[Line]:
         time: str | None = None
         level: int | None = None
-        for _ in range(_WRAPPINGS):
+        for _ in range(wrappings):
             if raw[:1] == "{":
                 members = _json(raw)
                 if members is not None:
-                    yield from self._from_json(members, time)
+                    yield from self._from_json(members, time, wrappings - 1)
                     return
             wrapped = _WRAPPED.match(raw)
             if wrapped is None:
+                found = _VLLM.match(raw)
+                assert found is not None  # every part of it is optional
+                if found["level"] or found.end() == len(raw):
+                    break
                 inside = _INSIDE.search(raw, 1, 300) if _RECORD.search(raw, 1, 300) else None
                 if inside is not None:
                     raw = raw[inside.start() :]
                     break
-                found = _VLLM.match(raw)
-                assert found is not None  # every part of it is optional
-                if not found.end() or found.end() == len(raw):
+                if not found.end():
                     break
                 rest = raw[found.end() :]
-                if found["level"] or not (rest[:1] == "{" or _WRAPPED.match(rest)):
+                if not (rest[:1] == "{" or _WRAPPED.match(rest)):
                     break
                 # A process prefix around something that has a frame of its own.
-                for inner in self._unwrapped(rest):
-                    yield Line(self.number, inner.process or found["process"] or "", inner.level, inner.time or time, inner.text)
+                for inner in self._unwrapped(rest, wrappings - 1):
+                    inner.process = inner.process or found["process"] or ""
+                    inner.time = inner.time or time
+                    yield inner
                 return
             raw = raw[wrapped.end() :]
             time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or time
@@ -272,9 +313,9 @@ class LineReader:
                     return
         yield _line(self.number, raw, time, level)
 
-    def _from_json(self, members: dict[str, object], time: str | None) -> Iterator[Line]:
-        own = next((str(members[key]) for key in ("asctime", "time", "timestamp", "ts", "@timestamp") if members.get(key)), None)
-        text = next((value for key in ("message", "msg", "log", "event", "text") if isinstance(value := members.get(key), str)), None)
+    def _from_json(self, members: dict[str, object], time: str | None, wrappings: int) -> Iterator[Line]:
+        own = next((str(members[key]) for key in _JSON_TIMES if members.get(key)), None)
+        text = next((value for key in _JSON_TEXTS if isinstance(value := members.get(key), str)), None)
         named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
         process = str(members.get("vllm_process_name") or "")[:60]
         detail = next(
@@ -282,7 +323,13 @@ class LineReader:
         )
         level = LEVELS.get(named)
         for each in (f"{text or ''}\n{detail}" if detail else (text or "")).rstrip("\n").split("\n")[:2000]:
-            inner = _line(self.number, each[:LINE_LIMIT], own or time, level)
+            if "{" in each[:_HEAD] and wrappings > 0:
+                # vLLM's own JSON, in that of a container runtime.
+                for inner in self._unwrapped(each[:LINE_LIMIT].rstrip("\r"), wrappings):
+                    inner.level = level if inner.level is None else inner.level
+                    yield inner
+                continue
+            inner = _line(self.number, each[:LINE_LIMIT].rstrip("\r"), own or time, level)
             inner.process = inner.process or process
             yield inner
 
@@ -295,7 +342,7 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
         level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
     elif level is None and named is None and (cut := _CUT.match(raw)):
         level, raw = next((level for name, level in LEVELS.items() if name.endswith(cut["rest"])), None), raw[cut.end() :]
-    return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :])
+    return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :], raw)
 
 
 def _json(raw: str) -> dict[str, object] | None:
@@ -303,5 +350,12 @@ def _json(raw: str) -> dict[str, object] | None:
         members = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    known = ("message", "msg", "log", "event", "text")
-    return members if isinstance(members, dict) and any(isinstance(members.get(key), str) for key in known) else None
+    if isinstance(members, dict) and not (found := _has_text(members)):
+        # Datadog and Google wrap it once more.
+        members = next((each for key in _JSON_INNER if isinstance(each := members.get(key), dict)), members)
+        found = _has_text(members)
+    return members if isinstance(members, dict) and found else None
+
+
+def _has_text(members: dict[str, object]) -> bool:
+    return any(isinstance(members.get(key), str) for key in _JSON_TEXTS)

@@ -25,14 +25,14 @@ from vllm_operator.startup.framing import (
     time_of,
 )
 from vllm_operator.startup.matching import SignatureIndex, compiled
-from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
 from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, NATIVE_FRAME
 
-_ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
+_ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
+"""Requests that are answered, if only with what is wrong with them: before it is ready, the server answers none."""
 _NOTICES = ("No", "Your", "FlashInfer")
 """First words of records that are no warnings and yet worth a notice."""
 _STAGES = {stage.value: stage for stage in Stage}
@@ -64,8 +64,7 @@ class StartupParser:
     def __init__(self, knowledge: StartupKnowledge) -> None:
         """Begin with an empty log."""
         self._dispatch = _prepare(knowledge)
-        self._prefixes = Prefixes()
-        self._reader = LineReader(self._prefixes.learn)
+        self._reader = LineReader()
         self._time: datetime | None = None
         self._time_text: str | None = None
         self._time_of: str | None = None
@@ -88,7 +87,7 @@ class StartupParser:
             if self._begun is None:
                 self._begin_at()
         reader = self._reader
-        lines = self._prefixes.strip(reader.feed(data))
+        lines = reader.feed(data)
         returns = reader.has_returns
         words = self._dispatch.words
         header, header_level, after_frame = self._header
@@ -181,7 +180,7 @@ class StartupParser:
 
     def end(self) -> None:
         """The log ends here: a last line without an end counts too."""
-        for raw in self._prefixes.strip(self._reader.end()):
+        for raw in self._reader.end():
             self._reader.number += 1
             self._crashes.tracebacks.recent.append(raw[:CHARACTERS_KEPT])
             self._physical(raw)
@@ -211,7 +210,12 @@ class StartupParser:
             self._unremarkable(raw, start, level, process)
 
     def _closely(self, raw: str) -> None:
+        recent = self._crashes.tracebacks.recent
+        if raw[0] == "{" and recent:
+            recent.pop()
         for line in self._reader.lines(raw):
+            if raw[0] == "{":
+                recent.append(line.record[:CHARACTERS_KEPT])
             if line.time is not None:
                 self._time_text, self._time_of = line.time, None
                 if self._begun is None:
@@ -249,7 +253,7 @@ class StartupParser:
             self._meaning(text.split(" ", 1)[0], text)
         elif "=" in word:
             self._meaning(word.split("=", 1)[0] + "=", text)
-        elif level == INFO and word[:1].isdigit() and _ACCESS.search(text):
+        elif level == INFO and word[:1].isdigit() and not self._crashes.failed and _ACCESS.search(text):
             self._enter(Stage.READY)
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text)

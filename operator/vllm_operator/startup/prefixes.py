@@ -1,81 +1,100 @@
-"""What stands before every line of a log that went through a program nobody told us of.
+"""What stands before every line of a log because of how it was obtained, where nobody has said in which form.
 
-There are as many prefixes as there are programs that pass logs on (Modal, SkyPilot, DJL, lemonade, stern, journald of
-another format), so they are learned: where a traceback, or the beginning of a server, stands behind a prefix, and the line
-that always follows it behind the same one, every line that begins like that loses it. The same means: but for numbers
-and levels.
+The forms of the tools that people use most are in `framing`. There are as many others as there are programs that pass
+logs on (Modal, SkyPilot, DJL, stern, CI systems), so they are learned from the log itself: a log record of vLLM, or a line
+of a traceback, that does not stand at the beginning of its line shows what stands before the others too. Numbers and
+levels in it may differ from line to line.
 """
 
 import re
-from functools import lru_cache
+from collections import Counter
+from collections.abc import Callable, Iterable
 
-from vllm_operator.startup.framing import plain
-
-_BEGINNINGS = (
-    ("Traceback (most recent call last):", '  File "'),
-    ("INFO:     Started server process", "INFO:     Waiting for application startup."),
+_PROCESS = r"(?:\([\w.:-]{1,60} [^()\n]{0,60}\) ?){0,2}"
+_RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
+_SERVER = "INFO:     (?:Started server process|Waiting for application startup)"
+_TRACEBACK = r"Traceback \(most recent call last\):|  File \"[^\"\n]{1,200}\", line \d"
+_BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|{_SERVER}|{_TRACEBACK})")
+"""What stands at the beginning of a line, once everything is taken off."""
+_SIGHTINGS = 2
+"""Lines that must show the same prefix: one may be two lines that lost what parted them."""
+_LONGEST = 160
+_KNOWN_LIMIT, _SEEN_LIMIT = 8, 32
+_WATCHED_LIMIT = 4000
+"""Lines of a log without any record or traceback after which nothing is expected any more."""
+_VARYING = re.compile(
+    r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
-"""What a line of a known program begins with, and the line after it."""
-_LENGTH = 160
-_TRIED = 64
-"""Prefixes of one log that are tried; a log of one program has a few."""
-_KEPT = 8
-_OWN = re.compile(r"^\{|pid=\d{1,9}[^()\n]{0,60}\) $|(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d |^[\s|+>-]*$")
-"""A prefix of vLLM's own, of JSON, and what a group of exceptions or a quotation puts before its lines."""
-_VARYING = re.compile(r"\d+|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *")
-_LEVEL = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
+_HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
+_DRAWN = re.compile(r"[\s|+>-]*")
+"""What a group of exceptions puts before its lines, and whoever quotes them."""
 
 
 class Prefixes:
-    """The prefixes that the lines of one log have."""
+    """Learns the prefixes of one log and takes them off. Its memory is bounded."""
 
-    def __init__(self) -> None:
-        """None is known so far."""
-        self._kept: list[str] = []
-        self._tried = 0
-        self._any: re.Pattern[str] | None = None
+    def __init__(self, is_wrapping: Callable[[str], bool]) -> None:
+        """Begin with no prefix. `is_wrapping`: says of a text whether those who read the lines know it as a prefix themselves."""
+        self._is_wrapping = is_wrapping
+        self._known: dict[str, re.Pattern[str]] = {}
+        self._seen: Counter[str] = Counter()
+        self._watched = 0
+        self._margin: str | None = None
+        self.is_watching = True
+        """Whether lines have to be shown to it: it expects a prefix, or knows one."""
 
-    def learn(self, text: str) -> None:
-        """Look for prefixes in a part of a log."""
-        for beginning, following in _BEGINNINGS:
-            position = text.find(beginning)
-            while position >= 0 and self._tried < _TRIED:
-                start = text.rfind("\n", 0, position) + 1
-                if 0 < position - start <= _LENGTH:
-                    self._try(text[start:position], beginning, text, text.find("\n", position) + 1, following)
-                position = text.find(beginning, position + 1)
+    def without(self, lines: list[str]) -> list[str]:
+        """The lines without their prefixes."""
+        for line in lines:
+            if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
+                break
+            if line and not any(prefix.match(line) for prefix in self._known.values()):
+                self._look_at(line)
+        return [self._taken_off(line) for line in lines] if self._known else lines
 
-    def _try(self, prefix: str, beginning: str, text: str, after: int, following: str) -> None:
-        if not after or _OWN.search(prefix) or (plain(prefix + beginning)[1].startswith(beginning) and not _LEVEL.search(prefix)):
+    def _taken_off(self, line: str) -> str:
+        for prefix in self._known.values():
+            found = prefix.match(line)
+            if found is not None:
+                return line[found.end() :]
+        return line
+
+    def _look_at(self, line: str) -> None:
+        self._margin = line[0] if self._margin in (None, line[0]) else ""
+        found = _BEGINNING.search(line, 0, 400) if line[0] != "{" else None
+        if found is None:
+            self._watched += 1
+            self.is_watching = bool(self._known) or self._watched < _WATCHED_LIMIT
             return
-        shape = _shape(prefix)
-        if shape in self._kept:
-            return
-        self._tried += 1
-        found = _compiled(shape).match(text, after)
-        if found is not None and text.startswith(following, found.end()):
-            self._kept = [*self._kept, shape][-_KEPT:]
-            self._any = _compiled("|".join(sorted(self._kept, key=len, reverse=True)))
+        head = line[: found.start()]
+        is_record = found["record"] is not None
+        if self._is_wrapping(head) and (is_record or not _HARMLESS.search(head)):
+            # The lines of this log begin as they should; what stood in a margin was something else.
+            self._known = {shape: prefix for shape, prefix in self._known.items() if shape.strip()}
+            self.is_watching = bool(self._known)
+        elif self._may_be_one(head, is_record=is_record):
+            self._count(head)
 
-    def strip(self, lines: list[str]) -> list[str]:
-        """The lines without the prefixes."""
-        pattern = self._any
-        if pattern is None:
-            return lines
-        return [line[found.end() :] if (found := pattern.match(line)) is not None else line for line in lines]
+    def _may_be_one(self, head: str, *, is_record: bool) -> bool:
+        if len(head) > _LONGEST or "%" in head or head[-1].isalnum():
+            return False  # a bar, or output that lost its end of line
+        return is_record or not _DRAWN.fullmatch(head) or self._margin == head[0]
+
+    def _count(self, head: str) -> None:
+        shape = "".join(_generalised(head))
+        self._seen[shape] += 1
+        if self._seen[shape] >= _SIGHTINGS:
+            self._known[shape] = re.compile(shape)
+        elif len(self._seen) > _SEEN_LIMIT:
+            self._seen.clear()
 
 
-def _shape(prefix: str) -> str:
+def _generalised(head: str) -> Iterable[str]:
     """A regular expression for the prefix with other numbers and levels. The blanks before the text stay as they are."""
-    core = prefix.rstrip(" ")
-    parts: list[str] = []
-    end = 0
+    core = head.rstrip(" ")
     for found in _VARYING.finditer(core):
-        parts += [re.escape(core[end : found.start()]), r"\d+" if found[0].isdigit() else r"[A-Za-z]{4,8} *"]
-        end = found.end()
-    return "".join((*parts, re.escape(core[end:]), re.escape(prefix[len(core) :])))
-
-
-@lru_cache(maxsize=256)
-def _compiled(shape: str) -> re.Pattern[str]:
-    return re.compile(shape)
+        if found["digits"]:
+            yield r" {0,12}\d{1,20}" if found["blanks"] or found.start() == 0 else r"\d{1,20}"
+        else:
+            yield re.escape(found["other"]) if found["other"] else r"[A-Za-z]{4,8} {0,8}"
+    yield re.escape(head[len(core) :])

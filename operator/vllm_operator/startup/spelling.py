@@ -1,0 +1,28 @@
+r"""Characters that editors, forums and terminals put in the place of those that were logged.
+
+A log out of a browser has no-break spaces, typographic quotes or HTML entities; one out of a terminal may have tabs
+for spaces, and one of Windows a byte order mark and `\r\r\n`.
+"""
+
+import re
+
+_REPLACED = {"\u00a0": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
+_CHARACTERS = str.maketrans(_REPLACED | dict.fromkeys("\ufeff\u200b\u2060", ""))
+_FOREIGN = tuple(map(chr, _CHARACTERS))
+_ENTITIES = {"&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
+_ENTITY = re.compile("|".join(_ENTITIES))
+_BREAK = re.compile(r"<br ?/?>(?=\r?\n)")
+TAB = "    "
+
+
+def plainly(text: str) -> str:
+    """The text with the characters that were logged. Costs next to nothing where they are there already."""
+    if not text.isascii() and any(character in text for character in _FOREIGN):
+        text = text.translate(_CHARACTERS)
+    if "\t" in text:
+        text = text.replace("\t", TAB)
+    if "&" in text:
+        text = _ENTITY.sub(lambda found: _ENTITIES[found[0]], text)
+    if "<br" in text:
+        text = _BREAK.sub("", text)
+    return text
