@@ -1,10 +1,12 @@
 """Errors in a log that are none of a start: of requests, of clients, of other programs whose output stands beside it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
+_SURVEY = "Collecting environment information..."
+"""What it prints before it imports vLLM."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
@@ -44,8 +46,13 @@ def is_headed_by_a_request(raw: str) -> bool:
     return _REQUEST.search(raw, 0, _HEADER) is not None
 
 
-def is_no_report(text: str) -> bool:
-    """Whether raw output is known to hold no error of its own: traces of libraries, and texts about logs."""
+def is_no_report(text: str, recent: Sequence[str]) -> bool:
+    """Whether raw output is known to hold no error of its own: traces of libraries, and texts about logs.
+
+    `recent` are the latest lines of the log.
+    """
+    if len(recent) > 1 and recent[-2].startswith(_SURVEY):
+        return True
     return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
 
 
