@@ -65,8 +65,8 @@ QUOTED_IN_A_LIST = """\
 """
 
 QUOTED_IN_A_PROGRAM = """\
-"(Worker pid=114) ERROR 08-14 08:34:03 [multiproc_executor.py:1018] ValueError: the carburettor is wet",
-"(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
+    "(Worker pid=114) ERROR 08-14 08:34:03 [multiproc_executor.py:1018] ValueError: the carburettor is wet",
+    "(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
 """
 
 FLATTENED_BY_PROCESS = (
@@ -139,6 +139,22 @@ def test_a_prompt_that_quotes_a_traceback_is_no_crash() -> None:
 def test_a_list_of_issues_is_no_log() -> None:
     item = "- Opened: [#39378](https://github.com/vllm-project/vllm/issues/39378) [Bug]: Failed to infer device type (@somebody)\n"
     assert name_of(item) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "### 4.1. EngineDeadError During Shutdown\n",
+        "If you observe `vllm.v1.engine.exceptions.EngineDeadError` when the server stops, nothing is wrong.\n",
+        "It is given on, which resolves `OSError` and `LocalEntryNotFoundError` without a network.\n",
+    ],
+)
+def test_a_text_that_speaks_of_exceptions_is_no_log(text: str) -> None:
+    assert name_of(text) is None
+
+
+def test_the_title_of_a_thread_may_hold_the_message() -> None:
+    assert name_of("# [Bug]: RuntimeError: Could not find nvcc\n") == "FlashInferNvccMissing"
 
 
 REFUSED_REQUEST = """\

@@ -28,6 +28,9 @@ _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_par
 """The modules that answer requests, at the head of a record."""
 _HEADER = 200
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
+_NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
+_TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
+"""An exception of which a sentence, or the title of a section, speaks: without a message it was not raised there."""
 _LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
 """A link to a thread as Markdown writes it: what is around it speaks of a log, and is none."""
 
@@ -51,3 +54,9 @@ def is_no_report(text: str, recent: Sequence[str]) -> bool:
     if len(recent) > 1 and recent[-2].startswith(_SURVEY):
         return True
     return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
+
+
+def without_names(text: str) -> str:
+    """Raw output without the exceptions that a text in Markdown only speaks of."""
+    text = _NAME.sub("``", text) if "`" in text else text
+    return _TITLED.sub("", text) if text.startswith("#") else text

@@ -15,7 +15,15 @@ from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
-from vllm_operator.startup.bystanders import ASIDE, BYSTANDERS, CLIENTS, is_headed_by_a_request, is_no_report, is_of_a_request
+from vllm_operator.startup.bystanders import (
+    ASIDE,
+    BYSTANDERS,
+    CLIENTS,
+    is_headed_by_a_request,
+    is_no_report,
+    is_of_a_request,
+    without_names,
+)
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
@@ -148,6 +156,7 @@ class CrashTracker:
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
+        text = without_names(text) if level is None else text
         self._look_for_failure(process, text, number)
         known = self._match(process, text, number, provisional=part is Part.CODE)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):

@@ -79,8 +79,8 @@ _PIECE = re.compile(
 """What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
 _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
-_INDENTED = re.compile(r"(?m)^[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
-"""What stands before the lines of a log that is quoted in a list."""
+_INDENTED = re.compile(r"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+"""What stands before the lines of a log that is quoted in a list or a program."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
@@ -223,7 +223,7 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
-        if text[:1] == " " or "\n  (" in text or "\n    (" in text:
+        if text[:1] == " " or "\n  (" in text or "\n    (" in text or '\n    "(' in text:
             text = _INDENTED.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
