@@ -104,9 +104,12 @@ def _margin_of(lines: list[str]) -> str:
     shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
     found = _MARGIN.match(shared)
     margin = found[0] if found is not None else ""
-    # Frames and source lines alone are moved to the right by Python itself.
-    moved = margin.isspace() and any(line[len(margin) :].startswith('File "') for line in filled)
-    return "" if moved or margin.endswith(("-", "*", "/")) else margin
+    if margin.isspace():
+        # Frames and source lines are moved to the right by Python itself, numbers of lines by whoever wrote them.
+        rests = [line[len(margin) :] for line in filled]
+        is_python = any(rest.startswith('File "') for rest in rests)
+        return "" if is_python or all(rest.lstrip()[0].isdigit() for rest in rests) else margin
+    return "" if margin.endswith(("-", "*", "/")) else margin
 
 
 def _generalised(head: str) -> Iterable[str]:
