@@ -173,6 +173,18 @@ def test_the_frames_tell_that_a_request_was_answered() -> None:
     assert name_of(made) == "Unknown"
 
 
+MIDDLEWARE = """\
+(APIServer pid=1)   File "/opt/prometheus_fastapi_instrumentator/routing.py", line 55, in _get_route_name
+(APIServer pid=1)     route_name = route.path
+(APIServer pid=1) AttributeError: '_IncludedRouter' object has no attribute 'path'
+"""
+"""What stands around the answers of a server fails with each request; notes kept in a repository."""
+
+
+def test_what_stands_around_the_answers_is_no_start() -> None:
+    assert name_of(MIDDLEWARE) is None
+
+
 def test_a_request_that_is_refused_shows_that_the_server_is_up() -> None:
     answer = '(APIServer pid=1) INFO:     172.18.0.1:46756 - "POST /v1/chat/completions HTTP/1.1" 400 Bad Request\n'
     state = read("ValueError: the request is odd\n" + answer).final_state

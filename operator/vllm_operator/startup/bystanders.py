@@ -11,6 +11,7 @@ _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
     r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
+    r'|/(?:starlette/middleware|prometheus_fastapi_instrumentator)/\w{1,40}\.py", line \d{1,6}, in (?:__call__|_?get_route_name)'
 )
 """Frames of a server that answers a request. The same modules are loaded when the server starts, and may fail then."""
 CLIENTS = (
@@ -22,7 +23,8 @@ CLIENTS = (
 """Frames of programs that send requests to a server that runs elsewhere."""
 _LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
 """Frames of libraries that such programs use, and the engine does not."""
-BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py")
+_MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
+BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
 """Where none of these stands, an exception is neither of a request nor of another program."""
 _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
 """The modules that answer requests, at the head of a record."""
