@@ -86,6 +86,13 @@ def test_a_panic_of_rust_is_shown_with_its_message() -> None:
         "2024-07-01 07:28:04.488 1 kserve ERROR [__main__.py:254] Failed to start model server: integer division or modulo by zero",
         # https://github.com/triton-inference-server/server/issues/8578
         'E1216 02:12:49.624646 179 model.py:248] "[vllm] Failed to start engine: NoneType: None"',
+        # https://github.com/triton-inference-server/server/issues/7950
+        "E0120 08:28:09.425599 2049 model_lifecycle.cc:654] \"failed to load 'tensorrt_llm' version 1: Invalid argument: unable to find\"",
+        "error: creating server: Internal - failed to load all models",
+        "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
+        '  Warning  Failed  5s (x2 over 20s)  kubelet  Error: secret "hf-token" not found',
+        "free(): invalid pointer",
+        "vllm-1 exited with code 139",
         # https://github.com/Project-HAMi/HAMi/issues/39
         "  Warning  UnexpectedAdmissionError  73s  kubelet  Allocate failed due to rpc error: transport is closing",
     ],
@@ -112,3 +119,17 @@ def test_a_program_beside_the_log_fails_for_itself() -> None:
         crash("python collect_env.py\n    from vllm.envs import environment_variables\nModuleNotFoundError: No module named 'vllm.envs'\n")
         is None
     )
+
+
+def test_a_client_that_cannot_connect_is_not_the_engine() -> None:
+    """https://github.com/BerriAI/litellm/issues/7291."""
+    frames = 'Traceback (most recent call last):\n  File "/opt/site-packages/openai/_base_client.py", line 1610, in _request\n    raise x\n'
+    assert crash(frames + "ConnectError: All connection attempts failed\n") is None
+    assert crash("litellm.llms.openai.common_utils.OpenAIError: Connection error.\n") is None
+
+
+@pytest.mark.parametrize(("rest", "is_crash"), [("NING", False), ("G", False), ("NFO", False), ("ROR", True)])
+def test_a_record_that_is_cut_off_at_its_beginning_keeps_its_level(rest: str, is_crash: bool) -> None:
+    """https://github.com/vllm-project/aibrix/issues/927."""
+    line = f"{rest} 04-01 02:45:50 ray_utils.py:320] The number of required GPUs exceeds the total number of available GPUs in the group.\n"
+    assert (crash(line) is not None) is is_crash

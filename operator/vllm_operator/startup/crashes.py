@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.bystanders import ASIDE, BYSTANDERS, CLIENTS, is_headed_by_a_request, is_no_report, is_of_a_request
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
@@ -36,20 +37,14 @@ _PYDANTIC = re.compile(
 )
 """What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
 _FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
-"""The modules that answer requests, at the head of a record."""
-_HEADER = 200
-_ASIDE = "collect_env.py"
-"""A program that people run and paste beside the log: its errors are not vLLM's."""
 _TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
 """What stands before the message of an exception in the record that announces it."""
 _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
-_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
-"""Frames of a server that answers a request."""
-_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.")
+_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
+"""An error that reports what failed elsewhere, and repeats its message."""
+_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.")
 """Exceptions of a process that ends as it should, and of a client."""
-_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 
 
 class FailureTexts:
@@ -94,6 +89,7 @@ class CrashTracker:
         self._evidence: dict[str, Evidence] = {}
         self._unknown: Evidence | None = None
         self._echoed: Evidence | None = None
+        self._quoted: Evidence | None = None
         self._beside: Evidence | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
@@ -142,9 +138,10 @@ class CrashTracker:
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
-        if (harmless or (part is Part.EXCEPTION and self._is_in(process, *_ANSWERING))) and self._failures.find(text) is None:
+        beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
+        if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._failures.find(text) is None:
             return
-        if (level is None and _BULK.search(text)) or (part is Part.EXCEPTION and self._is_aside(process, text, number)):
+        if (level is None and is_no_report(text)) or (beside and self._is_aside(process, text, number)):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -154,6 +151,8 @@ class CrashTracker:
             known = self._match_assertion(process, number)
         if part is Part.OTHER and not known and self._wrapped is not None:
             self._continue(process, text)
+        if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
+            self._quoted = self._quoted or self._seen(process, None, text, number, ())
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
         elif not known and _PANIC.match(text):
@@ -192,7 +191,7 @@ class CrashTracker:
     def _is_of_a_request(self, text: str) -> bool:
         # What vLLM's serving modules log is the fault of a request, unless the engine is dead.
         recent = self.tracebacks.recent
-        return bool(recent) and _REQUEST.search(recent[-1], 0, _HEADER) is not None and self._failures.find(text) is None
+        return bool(recent) and is_headed_by_a_request(recent[-1]) and self._failures.find(text) is None
 
     def _look_for_failure(self, process: str, text: str, number: int) -> None:
         failure = self._failures.find(text)
@@ -225,20 +224,15 @@ class CrashTracker:
     def _standing(self) -> str:
         return f"stage {self.stage} after {' '.join(self._evidence)}"
 
-    def _is_in(self, process: str, *places: str) -> bool:
-        return self.tracebacks.mention(places) and any(place in frame for frame in self.tracebacks.frames(process) for place in places)
-
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent = self.tracebacks.recent
-        if not self.tracebacks.mention((_ASIDE,)):
-            return False
         frames = self.tracebacks.frames(process)
-        if any(_ASIDE in frame for frame in frames):
+        if any(ASIDE in frame for frame in frames):
             for match in self._index.find(text):
                 self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
             return True
         # Whoever shortens a traceback leaves the command before it.
-        return len(recent) > 1 + len(frames) and _ASIDE in recent[-2 - len(frames)]
+        return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)]
 
     def _match_assertion(self, process: str, number: int) -> bool:
         frames = self.tracebacks.frames(process, 1)
@@ -276,9 +270,10 @@ class CrashTracker:
 
     def crash(self, *, ended: bool) -> Crash | None:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
-        if not self._failed and (self._ready or not ended or self._stopping):
+        if not self._failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
-        chosen = self._root() or self._weak() or self._just_before() or (self._titled() if ended else None) or self._fallback()
+        late = (self._titled() if ended else None) or self._quoted
+        chosen = self._root() or self._weak() or self._just_before() or late or self._fallback()
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:

@@ -57,7 +57,7 @@ _WRAPPED = re.compile(
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
     r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
     r"|[\w.-]{1,80} {1,20}\| "
-    r"|> |[-*] (?=\d{4}-)|`(?=\w)"
+    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"
     r")"
 )
 _ANSI = re.compile(
@@ -71,6 +71,16 @@ _FOREIGN_LEVEL = re.compile(
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
+_CUT = re.compile(r"(?P<rest>[A-Z]{1,7}) \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ")
+"""A record that was copied from within its first word."""
+_PIECE = re.compile(
+    _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|⏎(?: ⏎)* ?"
+)
+"""What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
+_ESCAPED = "Traceback (most recent call last):\\n"
+"""A traceback in a string of JSON or of a program."""
+_INDENTED = re.compile(r"(?m)^[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+"""What stands before the lines of a log that is quoted in a list."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
@@ -141,11 +151,16 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if _RECORD.search(raw, 80) is None:
+    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
-    starts = [found.start() for found in _INSIDE.finditer(raw, 1)]
-    bounds = [0, *starts, len(raw)]
-    return [raw[start:end] for start, end in pairwise(bounds)]
+    if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
+        raw = raw.replace("\\n", "⏎")
+    bounds = [0]
+    for found in _PIECE.finditer(raw, 1):
+        bounds += [found.start()] if found[0][0] in "(DIWEC" else [found.start(), found.end()]
+    bounds.append(len(raw))
+    pieces = (raw[start:end] for start, end in pairwise(bounds))
+    return [piece for piece in pieces if piece and piece[0] != "⏎"]
 
 
 def plain(raw: str) -> tuple[str, str]:
@@ -208,6 +223,8 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
+        if text[:1] == " " or "\n  (" in text or "\n    (" in text:
+            text = _INDENTED.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
         text = plainly(text)
@@ -323,6 +340,8 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
     named = found["level"]
     if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
         level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
+    elif level is None and named is None and (cut := _CUT.match(raw)):
+        level, raw = next((level for name, level in LEVELS.items() if name.endswith(cut["rest"])), None), raw[cut.end() :]
     return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :], raw)
 
 

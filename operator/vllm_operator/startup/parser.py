@@ -31,7 +31,8 @@ from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
 from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, NATIVE_FRAME
 
-_ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" 2\d\d')
+_ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
+"""Requests that are answered, if only with what is wrong with them: before it is ready, the server answers none."""
 _NOTICES = ("No", "Your", "FlashInfer")
 """First words of records that are no warnings and yet worth a notice."""
 _STAGES = {stage.value: stage for stage in Stage}
@@ -252,7 +253,7 @@ class StartupParser:
             self._meaning(text.split(" ", 1)[0], text)
         elif "=" in word:
             self._meaning(word.split("=", 1)[0] + "=", text)
-        elif level == INFO and word[:1].isdigit() and _ACCESS.search(text):
+        elif level == INFO and word[:1].isdigit() and not self._crashes.failed and _ACCESS.search(text):
             self._enter(Stage.READY)
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text)

@@ -1,0 +1,46 @@
+"""Errors in a log that are none of a start: of requests, of clients, of other programs whose output stands beside it."""
+
+import re
+from collections.abc import Iterable
+
+ASIDE = "collect_env.py"
+"""A program that people run and paste beside the log: its errors are not vLLM's."""
+_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
+_ANSWERS = re.compile(
+    r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
+    r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
+)
+"""Frames of a server that answers a request. The same modules are loaded when the server starts, and may fail then."""
+CLIENTS = (
+    'vllm/benchmarks/serve.py", line',
+    'vllm/entrypoints/cli/benchmark/serve.py", line',
+    'benchmark_serving.py", line',
+    'endpoint_request_func.py", line',
+)
+"""Frames of programs that send requests to a server that runs elsewhere."""
+_LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
+"""Frames of libraries that such programs use, and the engine does not."""
+BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py")
+"""Where none of these stands, an exception is neither of a request nor of another program."""
+_REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
+"""The modules that answer requests, at the head of a record."""
+_HEADER = 200
+_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
+_LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
+"""A link to a thread as Markdown writes it: what is around it speaks of a log, and is none."""
+
+
+def is_of_a_request(frames: Iterable[str]) -> bool:
+    """Whether a traceback is that of a request that was answered, or of a client that sent some."""
+    places = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
+    return any(_ANSWERS.search(frame) or any(place in frame for place in places) for frame in frames)
+
+
+def is_headed_by_a_request(raw: str) -> bool:
+    """Whether one of the modules that answer requests wrote the record."""
+    return _REQUEST.search(raw, 0, _HEADER) is not None
+
+
+def is_no_report(text: str) -> bool:
+    """Whether raw output is known to hold no error of its own: traces of libraries, and texts about logs."""
+    return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
