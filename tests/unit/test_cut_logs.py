@@ -92,6 +92,10 @@ def test_a_panic_of_rust_is_shown_with_its_message() -> None:
         "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
         '  Warning  Failed  5s (x2 over 20s)  kubelet  Error: secret "hf-token" not found',
         "free(): invalid pointer",
+        # https://github.com/bentoml/BentoML/issues/4082
+        "Error: [bentoml-cli] `serve` failed: Failed loading Bento: libGL.so.1: cannot open shared object file: No such file or directory",
+        # https://github.com/modelscope/ms-swift/issues/7200
+        "E1224 14:08:10.053000 26834 torch/distributed/elastic/multiprocessing/api.py:874] failed (exitcode: -11) local_rank: 0",
         "vllm-1 exited with code 139",
         # https://github.com/Project-HAMi/HAMi/issues/39
         "  Warning  UnexpectedAdmissionError  73s  kubelet  Allocate failed due to rpc error: transport is closing",
@@ -133,3 +137,21 @@ def test_a_record_that_is_cut_off_at_its_beginning_keeps_its_level(rest: str, is
     """https://github.com/vllm-project/aibrix/issues/927."""
     line = f"{rest} 04-01 02:45:50 ray_utils.py:320] The number of required GPUs exceeds the total number of available GPUs in the group.\n"
     assert (crash(line) is not None) is is_crash
+
+
+def test_what_follows_the_head_of_a_traceback_in_its_line_is_read() -> None:
+    """https://github.com/vllm-project/vllm/issues/15576, with its ends of lines lost."""
+    found = crash(
+        "(VllmWorkerProcess pid=74788) ERROR 03-23 21:33:26 [multiproc_worker_utils.py:238] Traceback (most recent call last): > "
+        "[rank2]:[E323 21:33:26.1 ProcessGroupNCCL.cpp:1896] Process group watchdog thread terminated with exception: "
+        "CUDA error: an illegal memory access was encountered\n"
+    )
+
+    assert found is not None
+    assert found.signature == "IllegalMemoryAccess"
+
+
+def test_what_the_script_that_collects_the_environment_warns_of_is_survived() -> None:
+    """https://github.com/vllm-project/vllm/issues/5994."""
+    warning = "There was a problem when trying to write in your cache folder (/root/.cache/huggingface/hub). You should set it.\n"
+    assert crash("Collecting environment information...\n" + warning) is None

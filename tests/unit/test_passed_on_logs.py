@@ -1,5 +1,7 @@
 """Logs that reached whoever reads them through a program that puts something of its own before each line."""
 
+import json
+
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
@@ -103,3 +105,44 @@ def test_what_stands_before_a_traceback_only_once_is_no_prefix() -> None:
     assert state.crash is not None
     assert state.crash.line == "the fabric sulks"
     assert state.crash.line_number == 1
+
+
+MARGINS = ["    {}", "\t{}", "| {}", "> > {}", "# {}", "+ {}", "│ {}        │"]
+SAYS_ONE_THING = """\
+What the last start said:
+
+RuntimeError: the fabric sulks
+and so the server went home.
+"""
+
+
+@pytest.mark.parametrize("margin", MARGINS)
+def test_a_text_that_was_moved_or_framed_says_the_same(margin: str) -> None:
+    state = read("".join(f"{margin.format(line)}\n" for line in SAYS_ONE_THING.splitlines()))
+
+    assert state.crash is not None
+    assert state.crash.line == "RuntimeError: the fabric sulks"
+
+
+def test_a_log_in_a_block_of_yaml_is_read() -> None:
+    state = read("log: |\n" + passed_on(SAYS_ONE_THING, "    "))
+
+    assert state.crash is not None
+    assert state.crash.line == "RuntimeError: the fabric sulks"
+
+
+def test_frames_alone_stay_where_they_are() -> None:
+    frames = '  File "/opt/a.py", line 1, in a\n    b()\n  File "/opt/b.py", line 2, in b\n    c()\n'
+
+    assert read(frames).crash is None
+    crash = read(frames, "RuntimeError: the fabric sulks\n").crash
+    assert crash is not None
+    assert '  File "/opt/b.py", line 2, in b' in crash.excerpt
+
+
+def test_a_whole_log_in_one_string_of_json_is_read() -> None:
+    lines = SAYS_ONE_THING + "And much more. " * 1000
+    state = read(json.dumps({"id": "job-1", "output": lines}) + "\n")
+
+    assert state.crash is not None
+    assert state.crash.line == "RuntimeError: the fabric sulks"

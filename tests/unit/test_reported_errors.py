@@ -65,8 +65,8 @@ QUOTED_IN_A_LIST = """\
 """
 
 QUOTED_IN_A_PROGRAM = """\
-"(Worker pid=114) ERROR 08-14 08:34:03 [multiproc_executor.py:1018] ValueError: the carburettor is wet",
-"(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
+    "(Worker pid=114) ERROR 08-14 08:34:03 [multiproc_executor.py:1018] ValueError: the carburettor is wet",
+    "(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
 """
 
 FLATTENED_BY_PROCESS = (
@@ -141,6 +141,22 @@ def test_a_list_of_issues_is_no_log() -> None:
     assert name_of(item) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "### 4.1. EngineDeadError During Shutdown\n",
+        "If you observe `vllm.v1.engine.exceptions.EngineDeadError` when the server stops, nothing is wrong.\n",
+        "It is given on, which resolves `OSError` and `LocalEntryNotFoundError` without a network.\n",
+    ],
+)
+def test_a_text_that_speaks_of_exceptions_is_no_log(text: str) -> None:
+    assert name_of(text) is None
+
+
+def test_the_title_of_a_thread_may_hold_the_message() -> None:
+    assert name_of("# [Bug]: RuntimeError: Could not find nvcc\n") == "FlashInferNvccMissing"
+
+
 REFUSED_REQUEST = """\
 (APIServer pid=1)   File "/opt/vllm/entrypoints/serve/render/serving.py", line 193, in render_chat
 (APIServer pid=1)     _mt.validate_request_params(request)
@@ -155,6 +171,18 @@ def test_the_frames_tell_that_a_request_was_answered() -> None:
     assert name_of(REFUSED_REQUEST) is None
     made = REFUSED_REQUEST.replace("in render_chat", "in __init__")
     assert name_of(made) == "Unknown"
+
+
+MIDDLEWARE = """\
+(APIServer pid=1)   File "/opt/prometheus_fastapi_instrumentator/routing.py", line 55, in _get_route_name
+(APIServer pid=1)     route_name = route.path
+(APIServer pid=1) AttributeError: '_IncludedRouter' object has no attribute 'path'
+"""
+"""What stands around the answers of a server fails with each request; notes kept in a repository."""
+
+
+def test_what_stands_around_the_answers_is_no_start() -> None:
+    assert name_of(MIDDLEWARE) is None
 
 
 def test_a_request_that_is_refused_shows_that_the_server_is_up() -> None:

@@ -1,14 +1,17 @@
 """Errors in a log that are none of a start: of requests, of clients, of other programs whose output stands beside it."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
+_SURVEY = "Collecting environment information..."
+"""What it prints before it imports vLLM."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
     r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
+    r'|/(?:starlette/middleware|prometheus_fastapi_instrumentator)/\w{1,40}\.py", line \d{1,6}, in (?:__call__|_?get_route_name)'
 )
 """Frames of a server that answers a request. The same modules are loaded when the server starts, and may fail then."""
 CLIENTS = (
@@ -20,7 +23,8 @@ CLIENTS = (
 """Frames of programs that send requests to a server that runs elsewhere."""
 _LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
 """Frames of libraries that such programs use, and the engine does not."""
-BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py")
+_MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
+BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
 """Where none of these stands, an exception is neither of a request nor of another program."""
 _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
 """The modules that answer requests, at the head of a record."""
@@ -32,6 +36,9 @@ _SOURCE = re.compile(
 )
 """How a line of a program begins, or of a text: in a log they stand beneath the frames of a traceback."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
+_NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
+_TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
+"""An exception of which a sentence, or the title of a section, speaks: without a message it was not raised there."""
 _LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
 """A link to a thread as Markdown writes it: what is around it speaks of a log, and is none."""
 
@@ -47,11 +54,22 @@ def is_headed_by_a_request(raw: str) -> bool:
     return _REQUEST.search(raw, 0, _HEADER) is not None
 
 
-def is_no_report(text: str) -> bool:
-    """Whether raw output is known to hold no error of its own: traces of libraries, and texts about logs."""
+def is_no_report(text: str, recent: Sequence[str]) -> bool:
+    """Whether raw output is known to hold no error of its own: traces of libraries, and texts about logs.
+
+    `recent` are the latest lines of the log.
+    """
+    if len(recent) > 1 and recent[-2].startswith(_SURVEY):
+        return True
     return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
 
 
 def is_source(text: str) -> bool:
     """Whether raw output looks like a line of a program or an indented text, which explains something beneath a frame only."""
     return _SOURCE.match(text) is not None
+
+
+def without_names(text: str) -> str:
+    """Raw output without the exceptions that a text in Markdown only speaks of."""
+    text = _NAME.sub("``", text) if "`" in text else text
+    return _TITLED.sub("", text) if text.startswith("#") else text

@@ -15,12 +15,21 @@ from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.stages import Failure, Stages
-from vllm_operator.startup.bystanders import ASIDE, BYSTANDERS, CLIENTS, is_headed_by_a_request, is_no_report, is_of_a_request, is_source
+from vllm_operator.startup.bystanders import (
+    ASIDE,
+    BYSTANDERS,
+    CLIENTS,
+    is_headed_by_a_request,
+    is_no_report,
+    is_of_a_request,
+    is_source,
+    without_names,
+)
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
 from vllm_operator.startup.matching import SignatureIndex
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import NATIVE_FRAME, Part, Tracebacks
+from vllm_operator.startup.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks
 
 EXCERPT_FRAMES = 6
 _TERMINATED = "TerminatedDuringStartup"
@@ -135,13 +144,16 @@ class CrashTracker:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
         part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
+            if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
+                # Whoever copied the log lost the ends of lines.
+                self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
             return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
         if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._failures.find(text) is None:
             return
-        if (level is None and is_no_report(text)) or (beside and self._is_aside(process, text, number)):
+        if (level is None and is_no_report(text, self.tracebacks.recent)) or (beside and self._is_aside(process, text, number)):
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
@@ -149,6 +161,7 @@ class CrashTracker:
             if self._wrapped is not None:
                 self._continue(process, text)
             return
+        text = without_names(text) if level is None else text
         self._look_for_failure(process, text, number)
         sure = level is not None or part is not Part.OTHER
         known = self._match(process, text, number, provisional=part is Part.CODE, sure=sure)

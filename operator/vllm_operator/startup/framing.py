@@ -79,11 +79,15 @@ _PIECE = re.compile(
 """What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
 _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
-_INDENTED = re.compile(r"(?m)^[ \t]{1,16}(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
-"""What stands before the lines of a log that is quoted in a list."""
+_INDENTED = re.compile(r"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
+"""What stands before the lines of a log that is quoted in a list or a program."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
+_JSON_LIMIT = 1 << 20
+"""Characters of a line of JSON: it may hold a whole log."""
+_JSON_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
+"""Where a line of JSON may have text of several lines."""
 _JSON_INNER = ("content", "jsonPayload", "fields", "attributes", "data")
 """Where a line of JSON has the text, its time, and the object that has both."""
 
@@ -223,7 +227,7 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
-        if text[:1] == " " or "\n  (" in text or "\n    (" in text:
+        if text[:1] == " " or "\n  (" in text or "\n    (" in text or '\n    "(' in text:
             text = _INDENTED.sub("", text)
         if "\x00" in text:
             text = text.replace("\x00", "")
@@ -266,7 +270,7 @@ class LineReader:
 
     def lines(self, raw: str) -> Iterator[Line]:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
-        if len(raw) > LINE_LIMIT:
+        if len(raw) > LINE_LIMIT and (raw[0] != "{" or len(raw) > _JSON_LIMIT):
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
         return self._unwrapped(raw, _WRAPPINGS)
 
@@ -316,6 +320,8 @@ class LineReader:
     def _from_json(self, members: dict[str, object], time: str | None, wrappings: int) -> Iterator[Line]:
         own = next((str(members[key]) for key in _JSON_TIMES if members.get(key)), None)
         text = next((value for key in _JSON_TEXTS if isinstance(value := members.get(key), str)), None)
+        if text is None:
+            text = "\n".join(value for key in _JSON_LOGS if isinstance(value := members.get(key), str))
         named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
         process = str(members.get("vllm_process_name") or "")[:60]
         detail = next(
@@ -358,4 +364,6 @@ def _json(raw: str) -> dict[str, object] | None:
 
 
 def _has_text(members: dict[str, object]) -> bool:
-    return any(isinstance(members.get(key), str) for key in _JSON_TEXTS)
+    return any(isinstance(members.get(key), str) for key in _JSON_TEXTS) or any(
+        isinstance(value := members.get(key), str) and "\n" in value for key in _JSON_LOGS
+    )

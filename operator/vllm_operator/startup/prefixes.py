@@ -9,6 +9,7 @@ levels in it may differ from line to line.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from itertools import takewhile
 
 _PROCESS = r"(?:\([\w.:-]{1,60} [^()\n]{0,60}\) ?){0,2}"
 _RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
@@ -26,6 +27,9 @@ _VARYING = re.compile(
     r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
 _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
+_MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
+"""What stands before every line of a text that was moved to the right, quoted or put into a frame."""
+_MARGIN_LINES = 3
 _DRAWN = re.compile(r"[\s|+>-]*")
 """What a group of exceptions puts before its lines, and whoever quotes them."""
 
@@ -45,6 +49,8 @@ class Prefixes:
 
     def without(self, lines: list[str]) -> list[str]:
         """The lines without their prefixes."""
+        if not self._watched and not self._seen and (margin := _margin_of(lines) or _margin_of(lines[1:])):
+            self._known[margin] = re.compile(re.escape(margin))
         for line in lines:
             if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
                 break
@@ -56,7 +62,8 @@ class Prefixes:
         for prefix in self._known.values():
             found = prefix.match(line)
             if found is not None:
-                return line[found.end() :]
+                rest = line[found.end() :]
+                return rest.rstrip("│┃ ") if rest.endswith(("│", "┃")) else rest
         return line
 
     def _look_at(self, line: str) -> None:
@@ -87,6 +94,22 @@ class Prefixes:
             self._known[shape] = re.compile(shape)
         elif len(self._seen) > _SEEN_LIMIT:
             self._seen.clear()
+
+
+def _margin_of(lines: list[str]) -> str:
+    """What stands before every line of a text, if it is no part of a log; empty if there is nothing."""
+    filled = [line for line in lines if line.strip()]
+    if len(filled) < _MARGIN_LINES:
+        return ""
+    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
+    found = _MARGIN.match(shared)
+    margin = found[0] if found is not None else ""
+    if margin.isspace():
+        # Frames and source lines are moved to the right by Python itself, numbers of lines by whoever wrote them.
+        rests = [line[len(margin) :] for line in filled]
+        is_python = any(rest.startswith('File "') for rest in rests)
+        return "" if is_python or all(rest.lstrip()[0].isdigit() for rest in rests) else margin
+    return "" if margin.endswith(("-", "*", "/")) else margin
 
 
 def _generalised(head: str) -> Iterable[str]:

@@ -36,7 +36,7 @@ _ENGINE_FRAME = re.compile(
     r'engine/multiprocessing/engine\.py", line \d+, in (?:start|run_mp_engine)\b|in (?:run_engine_core|worker_main|_run_worker_process)\b'
 )
 """The first frame of a traceback that a process of the engine logs when it ends."""
-_BEGINNING = "Traceback (most recent call last)"
+BEGINNING = "Traceback (most recent call last)"
 _HARMLESS = (
     "Exception ignored in",
     "Task exception was never retrieved",
@@ -100,11 +100,11 @@ class Tracebacks:
             if text[:4] == "    " and not text.strip(" ^~"):
                 return Part.FRAME
             return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
-        if text.startswith(_BEGINNING):
+        if text.startswith(BEGINNING):
             self._start(process, raw, "" if raw else self._line_before(process), number - 1)
             return Part.FRAME
-        if text.endswith(f"{_BEGINNING}:"):
-            self._start(process, raw, text[: -len(_BEGINNING) - 1], number)
+        if text.endswith(f"{BEGINNING}:"):
+            self._start(process, raw, text[: -len(BEGINNING) - 1], number)
             return Part.OTHER
         if text.startswith(_HARMLESS):
             self._harmless_next = True
