@@ -252,7 +252,7 @@ class CrashTracker:
         frames = self.tracebacks.frames(process)
         if any(ASIDE in frame for frame in frames):
             # It imports vLLM, and shows what keeps that from being imported. That vLLM is not installed where it runs tells nothing.
-            for match in self._index.find(text) if "No module named 'vllm" not in text else ():
+            for match in self._index.find(text) if "No module named 'vllm'" not in text else ():
                 self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
             return True
         # Whoever shortens a traceback leaves the command before it.
