@@ -6,9 +6,12 @@ for spaces, and one of Windows a byte order mark and `\r\r\n`.
 
 import re
 
-_REPLACED = {"\u00a0": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
-_CHARACTERS = str.maketrans(_REPLACED | dict.fromkeys("\ufeff\u200b\u2060", ""))
-_FOREIGN = tuple(map(chr, _CHARACTERS))
+_CHARACTERS = {
+    **dict.fromkeys("\u00a0\u202f", " "),
+    **dict.fromkeys("\u2018\u2019", "'"),
+    **dict.fromkeys("\u201c\u201d", '"'),
+    **dict.fromkeys("\ufeff\u200b\u2060", ""),
+}
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
 _BREAK = re.compile(r"<br ?/?>(?=\r?\n)")
@@ -17,8 +20,10 @@ TAB = "    "
 
 def plainly(text: str) -> str:
     """The text with the characters that were logged. Costs next to nothing where they are there already."""
-    if not text.isascii() and any(character in text for character in _FOREIGN):
-        text = text.translate(_CHARACTERS)
+    if not text.isascii():
+        for foreign, logged in _CHARACTERS.items():
+            if foreign in text:
+                text = text.replace(foreign, logged)
     if "\t" in text:
         text = text.replace("\t", TAB)
     if "&" in text:
