@@ -98,6 +98,10 @@ class Prefixes:
 
 def _margin_of(lines: list[str]) -> str:
     """What stands before every line of a text, if it is no part of a log; empty if there is nothing."""
+    first = next((line for line in lines if line.strip()), "")
+    begins = _MARGIN.match(first)
+    if begins is None or not begins[0]:
+        return ""  # as for most logs
     filled = [line for line in lines if line.strip()]
     if len(filled) < _MARGIN_LINES:
         return ""
