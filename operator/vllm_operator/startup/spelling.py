@@ -6,9 +6,9 @@ for spaces, and one of Windows a byte order mark and `\r\r\n`.
 
 import re
 
-_REPLACED = {"\u00a0": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'}
-_CHARACTERS = str.maketrans(_REPLACED | dict.fromkeys("\ufeff\u200b\u2060", ""))
-_FOREIGN = tuple(map(chr, _CHARACTERS))
+_REPLACED = {"\u00a0": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'} | dict.fromkeys(
+    "\ufeff\u200b\u2060", ""
+)
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
 _BREAK = re.compile(r"<br ?/?>(?=\r?\n)")
@@ -17,8 +17,11 @@ TAB = "    "
 
 def plainly(text: str) -> str:
     """The text with the characters that were logged. Costs next to nothing where they are there already."""
-    if not text.isascii() and any(character in text for character in _FOREIGN):
-        text = text.translate(_CHARACTERS)
+    if not text.isascii():
+        # Compilers quote like this: a large part of a log is not to be looked at character by character.
+        for foreign, logged in _REPLACED.items():
+            if foreign in text:
+                text = text.replace(foreign, logged)
     if "\t" in text:
         text = text.replace("\t", TAB)
     if "&" in text:
