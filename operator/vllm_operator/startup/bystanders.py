@@ -29,6 +29,12 @@ BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving",
 _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
 """The modules that answer requests, at the head of a record."""
 _HEADER = 200
+_SOURCE = re.compile(
+    r"\s*(?:raise \w{1,60}\(|assert |except[ :]|(?:from [\w.]{1,80} )?import \w|(?:class|def) \w{1,80}[(:]|return "
+    r"|(?:if|elif|for|while|with) .{0,300}:$|[rbf]{0,2}(?P<quote>[\"']).{0,400}(?P=quote)[,)]{0,3}$|logger\.\w{4,9}\("
+    r"|[\w.]{1,60} = [\w.]{0,60}[(\[{\"'])|\s+(?:#|//) "
+)
+"""How a line of a program begins, or of a text: in a log they stand beneath the frames of a traceback."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 _NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
 _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
@@ -56,6 +62,11 @@ def is_no_report(text: str, recent: Sequence[str]) -> bool:
     if len(recent) > 1 and recent[-2].startswith(_SURVEY):
         return True
     return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
+
+
+def is_source(text: str) -> bool:
+    """Whether raw output looks like a line of a program or an indented text, which explains something beneath a frame only."""
+    return _SOURCE.match(text) is not None
 
 
 def without_names(text: str) -> str:

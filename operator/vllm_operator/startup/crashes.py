@@ -22,6 +22,7 @@ from vllm_operator.startup.bystanders import (
     is_headed_by_a_request,
     is_no_report,
     is_of_a_request,
+    is_source,
     without_names,
 )
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
@@ -156,9 +157,14 @@ class CrashTracker:
             return
         if self._is_farewell(text) or (level is not None and self._is_of_a_request(text)):
             return
+        if level is None and part is not Part.EXCEPTION and self._is_source(process, text):
+            if self._wrapped is not None:
+                self._continue(process, text)
+            return
         text = without_names(text) if level is None else text
         self._look_for_failure(process, text, number)
-        known = self._match(process, text, number, provisional=part is Part.CODE)
+        sure = level is not None or part is not Part.OTHER
+        known = self._match(process, text, number, provisional=part is Part.CODE, sure=sure)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
             known = self._match_assertion(process, number)
         if part is Part.OTHER and not known and self._wrapped is not None:
@@ -171,6 +177,9 @@ class CrashTracker:
             self._panic(process, text, number)
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
+
+    def _is_source(self, process: str, text: str) -> bool:
+        return is_source(text) and not (_PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
 
     def _with_field(self, text: str) -> str:
         # Before what is wrong with a field of the configuration stands its name, on a line of its own.
@@ -221,9 +230,11 @@ class CrashTracker:
         elif not death:
             self._only_death = False
 
-    def _match(self, process: str, text: str, number: int, *, provisional: bool = False) -> bool:
+    def _match(self, process: str, text: str, number: int, *, provisional: bool = False, sure: bool = True) -> bool:
         known = False
         for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
+            if not (sure or match.is_reported_by(text)):
+                continue
             signature = match.signature
             evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
             if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
@@ -240,7 +251,8 @@ class CrashTracker:
         recent = self.tracebacks.recent
         frames = self.tracebacks.frames(process)
         if any(ASIDE in frame for frame in frames):
-            for match in self._index.find(text):
+            # It imports vLLM, and shows what keeps that from being imported. That vLLM is not installed where it runs tells nothing.
+            for match in self._index.find(text) if "No module named 'vllm'" not in text else ():
                 self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
             return True
         # Whoever shortens a traceback leaves the command before it.

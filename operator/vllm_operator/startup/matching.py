@@ -14,15 +14,24 @@ from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
 
 _WORD = re.compile(r"[A-Za-z]{2,}")
+_NAME = re.compile(r"[\w.]+")
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """A line belongs to `signature`. `captures` are the named groups that took part."""
+    """A line belongs to `signature`. `captures` are the named groups that took part; `name` is what was found, if it is one word."""
 
     signature: Signature
     captures: tuple[tuple[str, str], ...]
     weak: bool
+    name: str = ""
+
+    def is_reported_by(self, text: str) -> bool:
+        """Whether the line says that it happened. A text about errors has their names too, but they stand in its sentences."""
+        if not self.name:
+            return True
+        name = re.escape(self.name)
+        return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
 
 
 class SignatureIndex:
@@ -52,7 +61,7 @@ class SignatureIndex:
                 continue
             seen.add(signature.id)
             captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
-            yield Match(signature, captures, pattern.weak)
+            yield Match(signature, captures, pattern.weak, found[0] if _NAME.fullmatch(found[0]) else "")
 
 
 def _key(signature: Signature, anchor: str) -> str:

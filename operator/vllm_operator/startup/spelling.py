@@ -6,9 +6,12 @@ for spaces, and one of Windows a byte order mark and `\r\r\n`.
 
 import re
 
-_REPLACED = {"\u00a0": " ", "\u202f": " ", "\u2018": "'", "\u2019": "'", "\u201c": '"', "\u201d": '"'} | dict.fromkeys(
-    "\ufeff\u200b\u2060", ""
-)
+_CHARACTERS = {
+    **dict.fromkeys("\u00a0\u202f", " "),
+    **dict.fromkeys("\u2018\u2019", "'"),
+    **dict.fromkeys("\u201c\u201d", '"'),
+    **dict.fromkeys("\ufeff\u200b\u2060", ""),
+}
 _ENTITIES = {"&quot;": '"', "&#34;": '"', "&#x27;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
 _BREAK = re.compile(r"<br ?/?>(?=\r?\n)")
@@ -18,8 +21,7 @@ TAB = "    "
 def plainly(text: str) -> str:
     """The text with the characters that were logged. Costs next to nothing where they are there already."""
     if not text.isascii():
-        # Compilers quote like this: a large part of a log is not to be looked at character by character.
-        for foreign, logged in _REPLACED.items():
+        for foreign, logged in _CHARACTERS.items():
             if foreign in text:
                 text = text.replace(foreign, logged)
     if "\t" in text:

@@ -112,12 +112,12 @@ class Tracebacks:
         if self._harmless_before and text.startswith(_CHAINED):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and self._follows_frames(process)):
+        if _EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process)):
             return Part.EXCEPTION
         return Part.OTHER
 
-    def _follows_frames(self, process: str) -> bool:
-        # What `kubectl describe` prints is indented as well, and has names with colons.
+    def follows_frames(self, process: str) -> bool:
+        """Whether the process wrote frames right before the latest line. What `kubectl describe` prints is indented as well."""
         return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
 
     def close(self, process: str) -> Traceback | None:
