@@ -92,6 +92,8 @@ def test_a_panic_of_rust_is_shown_with_its_message() -> None:
         "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
         '  Warning  Failed  5s (x2 over 20s)  kubelet  Error: secret "hf-token" not found',
         "free(): invalid pointer",
+        # https://github.com/lemonade-sdk/vllm-rocm/issues/5
+        "2026-05-08 11:50:25.739 [Error] (Router) Retry also failed: vllm-server failed to start within timeout",
         # https://github.com/bentoml/BentoML/issues/4082
         "Error: [bentoml-cli] `serve` failed: Failed loading Bento: libGL.so.1: cannot open shared object file: No such file or directory",
         # https://github.com/modelscope/ms-swift/issues/7200
@@ -155,3 +157,20 @@ def test_what_the_script_that_collects_the_environment_warns_of_is_survived() ->
     """https://github.com/vllm-project/vllm/issues/5994."""
     warning = "There was a problem when trying to write in your cache folder (/root/.cache/huggingface/hub). You should set it.\n"
     assert crash("Collecting environment information...\n" + warning) is None
+
+
+def test_a_server_that_only_repeats_what_the_engine_said_is_no_error_of_its_own() -> None:
+    """https://github.com/kserve/kserve/issues/5056."""
+    repeated = "Failed to start model server: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    found = crash(f"2026-02-11 02:15:04.629 1 kserve ERROR [__main__.py:337] {repeated}\n")
+
+    assert found is not None
+    assert found.signature == "EngineCoreInitFailed"
+
+
+def test_a_table_of_errors_is_no_log() -> None:
+    """https://github.com/scratchhax/model-loader/pull/2."""
+    head = "| Signature | Proposed fix |\n|---|---|\n"
+    row = "| RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB | lower it |\n"
+    assert crash(head + row + "| Address already in use | change `--port` |\n") is None
+    assert crash("| vllm | 1 | UNAVAILABLE: Internal: ModuleNotFoundError: No module named 'vllm' |\n") is not None

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
@@ -39,6 +40,9 @@ _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
 _NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
 _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
 """An exception of which a sentence, or the title of a section, speaks: without a message it was not raised there."""
+_RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
+"""What parts the head of a table from its rows in Markdown: a table speaks of errors, and is none."""
+_ROWS = 40
 _LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
 """A link to a thread as Markdown writes it: what is around it speaks of a log, and is none."""
 
@@ -61,6 +65,8 @@ def is_no_report(text: str, recent: Sequence[str]) -> bool:
     """
     if len(recent) > 1 and recent[-2].startswith(_SURVEY):
         return True
+    if text.startswith("|") and text.endswith("|") and _is_in_a_table(recent):
+        return True
     return ("](http" in text and _LINK.search(text) is not None) or _BULK.search(text) is not None
 
 
@@ -73,3 +79,12 @@ def without_names(text: str) -> str:
     """Raw output without the exceptions that a text in Markdown only speaks of."""
     text = _NAME.sub("``", text) if "`" in text else text
     return _TITLED.sub("", text) if text.startswith("#") else text
+
+
+def _is_in_a_table(recent: Sequence[str]) -> bool:
+    for line in islice(reversed(recent), _ROWS):
+        if not line.startswith("|"):
+            return False
+        if _RULE.fullmatch(line):
+            return True
+    return False

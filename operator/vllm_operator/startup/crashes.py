@@ -218,7 +218,7 @@ class CrashTracker:
         failure = self._failures.find(text)
         if failure is None or (self._ready and not failure.serving):
             return
-        if failure.native:
+        if failure.native and not self._failures.is_echo(text):
             self._unknown = self._unknown or self._seen(process, None, text, number, ())
         self._fail(number, death=failure.death)
 

@@ -109,7 +109,8 @@ def _margin_of(lines: list[str]) -> str:
         rests = [line[len(margin) :] for line in filled]
         is_python = any(rest.startswith('File "') for rest in rests)
         return "" if is_python or all(rest.lstrip()[0].isdigit() for rest in rests) else margin
-    return "" if margin.endswith(("-", "*", "/")) else margin
+    is_table = margin.startswith("|") and sum(line.rstrip().endswith("|") for line in filled) > len(filled) // 2
+    return "" if is_table or margin.endswith(("-", "*", "/")) else margin
 
 
 def _generalised(head: str) -> Iterable[str]:
