@@ -109,6 +109,7 @@ def test_what_stands_before_a_traceback_only_once_is_no_prefix() -> None:
 
 
 MARGINS = ["    {}", "\t{}", "| {}", "> > {}", "# {}", "+ {}", "│ {}        │"]
+HEADS = ["{number}:", "{number:6}    ", "{number:7} ", "({number}) vllm> "]
 SAYS_ONE_THING = """\
 What the last start said:
 
@@ -120,6 +121,15 @@ and so the server went home.
 @pytest.mark.parametrize("margin", MARGINS)
 def test_a_text_that_was_moved_or_framed_says_the_same(margin: str) -> None:
     state = read("".join(f"{margin.format(line)}\n" for line in SAYS_ONE_THING.splitlines()))
+
+    assert state.crash is not None
+    assert state.crash.line == "RuntimeError: the fabric sulks"
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_text_with_numbers_of_lines_says_the_same(head: str) -> None:
+    text = SAYS_ONE_THING + "It has not been seen since.\nWho finds it may keep it.\n"
+    state = read("".join(f"{head.format(number=number)}{line}\n" for number, line in enumerate(text.splitlines(), 1) if line))
 
     assert state.crash is not None
     assert state.crash.line == "RuntimeError: the fabric sulks"
