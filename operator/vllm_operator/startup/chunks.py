@@ -22,8 +22,10 @@ _RESET = re.compile(rb"0m")
 """The end of what sets colours back, in each of these forms: a pattern, as `in` takes three times as long for two bytes."""
 _INDENTED = re.compile(rb"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 """What stands before the lines of a log that is quoted in a list or a program."""
-_MAY_BE_INDENTED = re.compile(rb'\n  (?:  "?)?\(')
-"""Cheaper to look for: such lines hold the names of processes, and some of them stand so far from the margin."""
+_MAY_BE_QUOTED = re.compile(rb"\n  (?:  )?[\"']?\(")
+"""Cheaper to look for: some of the lines hold the names of processes, and stand so far from the margin."""
+_STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
+"""A line of a program that is nothing but a string."""
 
 
 def without_colours(data: bytes) -> bytes:
@@ -35,12 +37,22 @@ def without_colours(data: bytes) -> bytes:
 
 def cut(data: bytes) -> list[str]:
     """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
-    if data[:1] == b" " or _MAY_BE_INDENTED.search(data):
-        data = _INDENTED.sub(b"", data)
+    if data[:1] == b" " or _MAY_BE_QUOTED.search(data):
+        data = _unquoted(data)
     data = plainly(data)
     if data.isascii():
         return data.decode("ascii").split("\n")
     return [line.decode("utf-8", "replace") for line in data.split(b"\n")]
+
+
+def _unquoted(data: bytes) -> bytes:
+    """A part of a log that a list or a program quotes, without what stands around its lines."""
+    found = _INDENTED.search(data)
+    if found is None:
+        return data
+    if found[0][-1:] in (b'"', b"'"):
+        data = _STRING.sub(rb"\2", data)
+    return _INDENTED.sub(b"", data)
 
 
 def latest_updates(tail: bytes) -> bytes:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_operator.startup.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
+from vllm_operator.startup.documents import unfolded
 from vllm_operator.startup.prefixes import Prefixes
 
 LINE_LIMIT = 8192
@@ -216,6 +217,7 @@ class LineReader:
         """Begin with line 1."""
         self._tail = b""
         self._partial: dict[str, str] = {}
+        self._begun = False
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
@@ -225,6 +227,8 @@ class LineReader:
         r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
         if isinstance(data, str):
             data = data.encode("utf-8", "replace")
+        if not self._begun:
+            self._begun, data = True, unfolded(data)
         data = without_colours(self._tail + data if self._tail else data)
         self.has_returns = RETURN in data
         complete, end, tail = data.rpartition(b"\n")
