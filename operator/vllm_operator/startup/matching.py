@@ -56,10 +56,12 @@ class _Pattern:
 class _Seen:
     """What is known of a line: the texts of the catalog that stand in it."""
 
-    text: str
     failure: Failure | None = None
     is_echo: bool = False
     patterns: tuple[_Pattern, ...] = ()
+
+
+_NOTHING = _Seen()
 
 
 class Recognizer:
@@ -75,7 +77,7 @@ class Recognizer:
         self._failures = {failure.text: failure for failure in stages.failures}
         self._echoes = frozenset(stages.echoes)
         self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
-        self._latest = _Seen("")
+        self._latest: tuple[str, _Seen] = ("", _NOTHING)
 
     def failure(self, text: str) -> Failure | None:
         """What the line says of a process that has failed, if it does."""
@@ -104,19 +106,22 @@ class Recognizer:
                 yield Match(signature, captures, each.pattern.weak, found[0] if _NAME.fullmatch(found[0]) else "")
 
     def _look(self, text: str) -> _Seen:
-        latest = self._latest
-        if latest.text != text:
-            self._latest = latest = self._seen(text)
-        return latest
+        latest, seen = self._latest
+        if latest != text:
+            seen = self._seen(text)
+            self._latest = text, seen
+        return seen
 
     def _seen(self, text: str) -> _Seen:
         found = self._literals.find(text)
         if not found:
-            return _Seen(text)
+            return _NOTHING
+        if len(found) == 1:
+            only = found[0]
+            return _Seen(self._failures.get(only), only in self._echoes, self._patterns.get(only, ()))
         failures = [each for each in found if each in self._failures]
         patterns = [pattern for each in found for pattern in self._patterns.get(each, ())]
         return _Seen(
-            text,
             self._failures[min(failures, key=text.find)] if failures else None,
             not self._echoes.isdisjoint(found),
             tuple(sorted(patterns, key=attrgetter("order"))),

@@ -104,13 +104,14 @@ class StartupParser:
             reader.number = before + following
             if returns and "\r" in raw:
                 raw = raw.rstrip("\r")  # vLLM ends the inner lines of a record like this; Windows may add another one
+                if "\r" in raw:
+                    keep(raw[:CHARACTERS_KEPT])
+                    self._with_returns(raw, lines[following] if following < len(lines) else "")
+                    continue
                 if not raw:
                     continue
             is_long = len(raw) > _LONG
             keep(raw[:CHARACTERS_KEPT] if is_long else raw)
-            if returns and "\r" in raw:
-                self._with_returns(raw, lines[following] if following < len(lines) else "")
-                continue
             # Lines that follow each other often have the same header.
             if raw.startswith(body):
                 start, level = len(body) - 2, header_level
@@ -129,9 +130,10 @@ class StartupParser:
             elif level is not None and level < ERROR:
                 self._records += 1
                 self._time_of = raw
-                word = raw[start : raw.find(" ", start)]
+                end = raw.find(" ", start)
+                word = raw[start:end] if end >= 0 else raw[start:]
                 if word in words or level == WARNING or not word.isalpha() or self._begun is None:
-                    self._record(level, raw[start:])
+                    self._record(level, word, raw[start:])
             elif raw.startswith("    ", start) and (raw[-1] in "^~" or (after_frame and not raw.startswith(_TELLING, start + 4))):
                 # Most lines of a crash are these; the crash tracker looks back at them when it needs them.
                 after_frame = after_frame and raw[-1] in "^~"
@@ -240,7 +242,7 @@ class StartupParser:
     def _logical(self, process: str, level: int | None, text: str) -> None:
         if level is not None and level < ERROR:
             self._records += 1
-            self._record(level, text)
+            self._record(level, text.partition(" ")[0], text)
         elif (level is not None or not ("%" in text and self._bar(text, process))) and text:
             if level is None and self._banner(text):
                 return
@@ -252,10 +254,9 @@ class StartupParser:
         word = text.lstrip().split(" ", 1)[0]
         return word in self._dispatch.words and self._meaning(word, text)
 
-    def _record(self, level: int, text: str) -> None:
+    def _record(self, level: int, word: str, text: str) -> None:
         if self._begun is None:
             self._begin_at()
-        word = text.split(" ", 1)[0]
         if not word:
             text = text.lstrip()
             word = text.split(" ", 1)[0]

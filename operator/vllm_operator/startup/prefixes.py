@@ -26,6 +26,7 @@ _WATCHED_LIMIT = 4000
 _VARYING = re.compile(
     r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
+_VARYING_HEAD = re.compile(r" *\d|(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b")
 _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
 _MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
 """What stands before every line of a text that was moved to the right, quoted or put into a frame."""
@@ -109,7 +110,7 @@ class Prefixes:
 
 def _margin_of(filled: list[str]) -> str:
     """What stands before every line of a text, if it is no part of a log; empty if there is nothing."""
-    if len(filled) < _MARGIN_LINES:
+    if len(filled) < _MARGIN_LINES or _MARGIN.fullmatch(filled[0][0]) is None:
         return ""
     shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
     found = _MARGIN.match(shared)
@@ -128,6 +129,8 @@ def _head_of(filled: list[str], is_wrapping: Callable[[str], bool]) -> str:
     if len(filled) < _HEAD_LINES:
         return ""
     first = filled[0]
+    if not (_VARYING_HEAD.match(first) or all(line.startswith(first[0]) for line in filled)):
+        return ""  # as in most logs
     begun = _BEGINNING.search(first, 0, 400)
     limit = min(len(first), _HEAD_LIMIT, begun.start() if begun is not None else _HEAD_LIMIT)
     heads = [first[:end] for end in range(limit, 0, -1) if first[end - 1] in _ENDS and first[end : end + 1] not in ('"', "'")]

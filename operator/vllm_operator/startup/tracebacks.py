@@ -10,12 +10,14 @@ when an exception ends a traceback its frames are collected backwards.
 
 import re
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import cache
 from itertools import islice
 
 from vllm_operator.startup.framing import plain
+from vllm_operator.startup.literals import Literals
 
 NATIVE_FRAME = '  File "<unknown>"'
 """Begins a frame of a process that died in native code. No exception follows: its functions are all that is known."""
@@ -138,10 +140,9 @@ class Tracebacks:
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
 
-    def mention(self, places: Sequence[str]) -> bool:
+    def mention(self, places: tuple[str, ...]) -> bool:
         """Whether one of these stands anywhere in the latest lines. Where not, it is in no frame, and this is cheaper to know."""
-        text = "\n".join(self.recent)
-        return any(place in text for place in places)
+        return bool(_literals(places).find("\n".join(self.recent)))
 
     def forget(self) -> None:
         """What was begun does not matter any more."""
@@ -171,6 +172,11 @@ class Tracebacks:
             traceback.uncaught = traceback.raw and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
             self.wants_top = any(not each.has_top for each in self._open.values())
+
+
+@cache
+def _literals(places: tuple[str, ...]) -> Literals:
+    return Literals(places)
 
 
 def _begins_with_name(text: str) -> bool:
