@@ -17,6 +17,7 @@ from itertools import pairwise
 
 from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.spelling import plainly
+from vllm_operator.startup.wraps import rejoined
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
@@ -216,7 +217,7 @@ class LineReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
-        self._split_character = False
+        self._split_character = self._is_wide = self._has_begun = False
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
@@ -244,6 +245,7 @@ class LineReader:
             lines.append(tail)
             tail = tail[-_TAIL_KEPT:] if "\r" in tail else ""
         self._tail = tail
+        lines = rejoined(lines)
         return self._prefixes.without(lines) if self._prefixes.is_watching else lines
 
     @property
@@ -252,7 +254,12 @@ class LineReader:
         return self._tail
 
     def _decoded(self, data: bytes) -> str:
-        if not self._split_character:
+        if not self._has_begun:
+            self._has_begun = True
+            if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                # PowerShell writes what it redirects like this.
+                self._decoder, self._is_wide = codecs.getincrementaldecoder("utf-16")("replace"), True
+        if not (self._split_character or self._is_wide):
             try:
                 return data.decode()
             except UnicodeDecodeError:

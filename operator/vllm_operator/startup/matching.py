@@ -80,4 +80,4 @@ def compiled(regex: str) -> re.Pattern[str]:
 
 
 def _in_context(regex: re.Pattern[str], context: Iterable[str]) -> bool:
-    return any(regex.search(line) for line in context)
+    return any(regex.search(line.rstrip()) for line in context)
