@@ -69,6 +69,12 @@ QUOTED_IN_A_PROGRAM = """\
     "(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
 """
 
+LINES_OF_A_PROGRAM = """\
+    '(EngineCore_DP0 pid=212) INFO 10-06 12:00:03 [gpu_model_runner.py:2338] Starting to load model /m...',
+    'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB.',
+    'RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}',
+"""
+
 FLATTENED_BY_PROCESS = (
     "This is what I did, and what came of it after some minutes, every time that I tried: ``` vllm serve m ``` and then: "
     "``` (APIServer pid=1) INFO:     Started server process [1] (APIServer pid=1) Traceback (most recent call last): "
@@ -110,6 +116,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         (CANCELLED, "WorkerProcInitFailed"),
         (QUOTED_IN_A_LIST, "Unknown"),
         (QUOTED_IN_A_PROGRAM, "Unknown"),
+        (LINES_OF_A_PROGRAM, "CudaOutOfMemory"),
         (FLATTENED_BY_PROCESS, "Unknown"),
         (FLATTENED_WITH_SIGNS, "Unknown"),
         (IN_A_STRING, "GpuMemoryInUse"),
@@ -120,6 +127,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         "workers are gone",
         "in a list",
         "in a program",
+        "strings of a program",
         "lines of processes in one line",
         "signs for the ends of lines",
         "in a string",
@@ -151,6 +159,30 @@ def test_a_list_of_issues_is_no_log() -> None:
 )
 def test_a_text_that_speaks_of_exceptions_is_no_log(text: str) -> None:
     assert name_of(text) is None
+
+
+REFUSED_LENGTH = """\
+vllm.exceptions.VLLMValidationError:
+  This model's maximum context length is 32768 tokens.
+  However, you requested 15360 output tokens and your prompt contains at least 17409 input tokens.
+"""
+"""What vLLM raises for requests that it cannot answer."""
+
+CUT_WITHIN_A_LEVEL = """\
+(Worker_TP2 pid=946) ERROR 09-15 13:21:14 [multiproc_executor.py:654]   File "/opt/vllm/attention/layer.py", line 383, in forward
+(Worker_TP2 pid=946) ERROR 09-15 13:21:14 [multiproc_executor.py:654]     bsz, q_len, _ = query.size()
+(Worker_TP2 pid=946) ERRO
+"""
+
+TEST_OF_THE_ENGINE = """\
+    assert exc_info.value.code == 1
+    mock_exception.assert_called_once_with("EngineCore encountered a fatal error.")
+"""
+
+
+@pytest.mark.parametrize("log", [REFUSED_LENGTH, CUT_WITHIN_A_LEVEL, TEST_OF_THE_ENGINE], ids=["request", "cut", "program"])
+def test_what_only_looks_like_an_error_of_the_engine(log: str) -> None:
+    assert name_of(log) is None
 
 
 def test_the_title_of_a_thread_may_hold_the_message() -> None:

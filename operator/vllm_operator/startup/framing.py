@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vllm_operator.startup.documents import unfolded
 from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.spelling import plainly
 from vllm_operator.startup.wraps import rejoined
@@ -82,6 +83,9 @@ _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
 _INDENTED = re.compile(r"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 """What stands before the lines of a log that is quoted in a list or a program."""
+_QUOTED_HEADS = tuple(f"\n{blanks}{quote}(" for blanks in ("  ", "    ") for quote in ("", '"', "'"))
+_STRING = re.compile(r"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
+"""A line of a program that is nothing but a string."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
@@ -146,6 +150,16 @@ def time_of(raw: str) -> str | None:
     """The time of a line which `locate` knows and which has a level."""
     found = _TIME.search(raw, 0, 160)
     return found[0] if found is not None else None
+
+
+def _unquoted(text: str) -> str:
+    """A part of a log that a list or a program quotes, without what stands around its lines."""
+    found = _INDENTED.search(text)
+    if found is None:
+        return text
+    if found[0][-1] in "\"'":
+        text = _STRING.sub(r"\2", text)
+    return _INDENTED.sub("", text)
 
 
 def _is_prose(raw: str) -> bool:
@@ -217,7 +231,7 @@ class LineReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
-        self._split_character = self._is_wide = self._has_begun = False
+        self._split_character = self._is_wide = self._begun = False
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
@@ -226,10 +240,12 @@ class LineReader:
     def feed(self, data: bytes | str) -> list[str]:
         r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
+        if not self._begun:
+            self._begun, text = True, unfolded(text)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
-        if text[:1] == " " or "\n  (" in text or "\n    (" in text or '\n    "(' in text:
-            text = _INDENTED.sub("", text)
+        if text[:1] == " " or ("\n " in text and any(head in text for head in _QUOTED_HEADS)):
+            text = _unquoted(text)
         if "\x00" in text:
             text = text.replace("\x00", "")
         text = plainly(text)
@@ -254,11 +270,9 @@ class LineReader:
         return self._tail
 
     def _decoded(self, data: bytes) -> str:
-        if not self._has_begun:
-            self._has_begun = True
-            if data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-                # PowerShell writes what it redirects like this.
-                self._decoder, self._is_wide = codecs.getincrementaldecoder("utf-16")("replace"), True
+        if not self._begun and data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            # PowerShell writes what it redirects like this.
+            self._decoder, self._is_wide = codecs.getincrementaldecoder("utf-16")("replace"), True
         if not (self._split_character or self._is_wide):
             try:
                 return data.decode()
