@@ -14,7 +14,8 @@ from vllm_operator.startup.parser import StartupParser
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus"
-RECORDINGS = sorted((CORPUS / "induced").glob("*.log"))[::17] + [
+# What stands before each line is learned from lines that follow each other: two are too few.
+RECORDINGS = [path for path in sorted((CORPUS / "induced").glob("*.log")) if path.read_bytes().count(b"\n") > 2][::17] + [
     CORPUS / "induced" / f"{name}.log" for name in ("vllm-root-nowhere", "cli-len-negative", "w-extra", "poison-aot-gone-index-half")
 ]
 PROCESS = re.compile(r"^(\([\w.-]+ pid=\d+\)) ")

@@ -69,6 +69,12 @@ QUOTED_IN_A_PROGRAM = """\
     "(EngineCore pid=82) ERROR 08-14 08:34:03 [core.py:1349] EngineCore failed to start.",
 """
 
+LINES_OF_A_PROGRAM = """\
+    '(EngineCore_DP0 pid=212) INFO 10-06 12:00:03 [gpu_model_runner.py:2338] Starting to load model /m...',
+    'torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB.',
+    'RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}',
+"""
+
 FLATTENED_BY_PROCESS = (
     "This is what I did, and what came of it after some minutes, every time that I tried: ``` vllm serve m ``` and then: "
     "``` (APIServer pid=1) INFO:     Started server process [1] (APIServer pid=1) Traceback (most recent call last): "
@@ -110,6 +116,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         (CANCELLED, "WorkerProcInitFailed"),
         (QUOTED_IN_A_LIST, "Unknown"),
         (QUOTED_IN_A_PROGRAM, "Unknown"),
+        (LINES_OF_A_PROGRAM, "CudaOutOfMemory"),
         (FLATTENED_BY_PROCESS, "Unknown"),
         (FLATTENED_WITH_SIGNS, "Unknown"),
         (IN_A_STRING, "GpuMemoryInUse"),
@@ -120,6 +127,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         "workers are gone",
         "in a list",
         "in a program",
+        "strings of a program",
         "lines of processes in one line",
         "signs for the ends of lines",
         "in a string",

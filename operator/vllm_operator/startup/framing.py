@@ -81,6 +81,9 @@ _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
 _INDENTED = re.compile(r"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 """What stands before the lines of a log that is quoted in a list or a program."""
+_QUOTED_HEADS = tuple(f"\n{blanks}{quote}(" for blanks in ("  ", "    ") for quote in ("", '"', "'"))
+_STRING = re.compile(r"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
+"""A line of a program that is nothing but a string."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
@@ -145,6 +148,16 @@ def time_of(raw: str) -> str | None:
     """The time of a line which `locate` knows and which has a level."""
     found = _TIME.search(raw, 0, 160)
     return found[0] if found is not None else None
+
+
+def _unquoted(text: str) -> str:
+    """A part of a log that a list or a program quotes, without what stands around its lines."""
+    found = _INDENTED.search(text)
+    if found is None:
+        return text
+    if found[0][-1] in "\"'":
+        text = _STRING.sub(r"\2", text)
+    return _INDENTED.sub("", text)
 
 
 def _is_prose(raw: str) -> bool:
@@ -227,8 +240,8 @@ class LineReader:
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
-        if text[:1] == " " or "\n  (" in text or "\n    (" in text or '\n    "(' in text:
-            text = _INDENTED.sub("", text)
+        if text[:1] == " " or ("\n " in text and any(head in text for head in _QUOTED_HEADS)):
+            text = _unquoted(text)
         if "\x00" in text:
             text = text.replace("\x00", "")
         text = plainly(text)
