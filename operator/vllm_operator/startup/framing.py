@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vllm_operator.startup.documents import unfolded
 from vllm_operator.startup.prefixes import Prefixes
 from vllm_operator.startup.spelling import plainly
 
@@ -229,7 +230,7 @@ class LineReader:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._tail = ""
         self._partial: dict[str, str] = {}
-        self._split_character = False
+        self._split_character = self._begun = False
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
@@ -238,6 +239,8 @@ class LineReader:
     def feed(self, data: bytes | str) -> list[str]:
         r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
         text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
+        if not self._begun:
+            self._begun, text = True, unfolded(text)
         if "\x1b" in text or "0m" in text:
             text = _ANSI.sub("", text)
         if text[:1] == " " or ("\n " in text and any(head in text for head in _QUOTED_HEADS)):

@@ -30,6 +30,12 @@ _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
 _MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
 """What stands before every line of a text that was moved to the right, quoted or put into a frame."""
 _MARGIN_LINES = 3
+_FIRST = 400
+"""Lines of a text that are compared."""
+_HEAD_LINES, _HEAD_LIMIT = 5, 80
+_ENDS = " :|>],"
+_TELLING = re.compile(r"%|Error|Exception|pid=|File \"|[{\"']")
+"""What is a part of what a line says."""
 _DRAWN = re.compile(r"[\s|+>-]*")
 """What a group of exceptions puts before its lines, and whoever quotes them."""
 
@@ -49,8 +55,13 @@ class Prefixes:
 
     def without(self, lines: list[str]) -> list[str]:
         """The lines without their prefixes."""
-        if not self._watched and not self._seen and (margin := _margin_of(lines) or _margin_of(lines[1:])):
-            self._known[margin] = re.compile(re.escape(margin))
+        if not self._watched and not self._seen:
+            filled = [line for line in lines[:_FIRST] if line.strip()]
+            if margin := _margin_of(filled) or _margin_of(filled[1:]):
+                self._known[margin] = re.compile(re.escape(margin))
+            elif head := _head_of(filled, self._is_wrapping):
+                shape = "".join(_generalised(head))
+                self._known[shape] = re.compile(shape)
         for line in lines:
             if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
                 break
@@ -96,9 +107,8 @@ class Prefixes:
             self._seen.clear()
 
 
-def _margin_of(lines: list[str]) -> str:
+def _margin_of(filled: list[str]) -> str:
     """What stands before every line of a text, if it is no part of a log; empty if there is nothing."""
-    filled = [line for line in lines if line.strip()]
     if len(filled) < _MARGIN_LINES:
         return ""
     shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
@@ -111,6 +121,25 @@ def _margin_of(lines: list[str]) -> str:
         return "" if is_python or all(rest.lstrip()[0].isdigit() for rest in rests) else margin
     is_table = margin.startswith("|") and sum(line.rstrip().endswith("|") for line in filled) > len(filled) // 2
     return "" if is_table or margin.endswith(("-", "*", "/")) else margin
+
+
+def _head_of(filled: list[str], is_wrapping: Callable[[str], bool]) -> str:
+    """The longest text with a number, such as that of the line, before what every line says; empty if there is none."""
+    if len(filled) < _HEAD_LINES:
+        return ""
+    first = filled[0]
+    begun = _BEGINNING.search(first, 0, 400)
+    limit = min(len(first), _HEAD_LIMIT, begun.start() if begun is not None else _HEAD_LIMIT)
+    heads = [first[:end] for end in range(limit, 0, -1) if first[end - 1] in _ENDS and first[end : end + 1] not in ('"', "'")]
+    if any(map(is_wrapping, heads)):
+        return ""
+    for head in heads:
+        if not any(map(str.isdigit, head)) or _TELLING.search(head):
+            continue
+        shape = re.compile("".join(_generalised(head)))
+        if all(shape.match(line) for line in filled):
+            return head
+    return ""
 
 
 def _generalised(head: str) -> Iterable[str]:
