@@ -161,6 +161,30 @@ def test_a_text_that_speaks_of_exceptions_is_no_log(text: str) -> None:
     assert name_of(text) is None
 
 
+REFUSED_LENGTH = """\
+vllm.exceptions.VLLMValidationError:
+  This model's maximum context length is 32768 tokens.
+  However, you requested 15360 output tokens and your prompt contains at least 17409 input tokens.
+"""
+"""What vLLM raises for requests that it cannot answer."""
+
+CUT_WITHIN_A_LEVEL = """\
+(Worker_TP2 pid=946) ERROR 09-15 13:21:14 [multiproc_executor.py:654]   File "/opt/vllm/attention/layer.py", line 383, in forward
+(Worker_TP2 pid=946) ERROR 09-15 13:21:14 [multiproc_executor.py:654]     bsz, q_len, _ = query.size()
+(Worker_TP2 pid=946) ERRO
+"""
+
+TEST_OF_THE_ENGINE = """\
+    assert exc_info.value.code == 1
+    mock_exception.assert_called_once_with("EngineCore encountered a fatal error.")
+"""
+
+
+@pytest.mark.parametrize("log", [REFUSED_LENGTH, CUT_WITHIN_A_LEVEL, TEST_OF_THE_ENGINE], ids=["request", "cut", "program"])
+def test_what_only_looks_like_an_error_of_the_engine(log: str) -> None:
+    assert name_of(log) is None
+
+
 def test_the_title_of_a_thread_may_hold_the_message() -> None:
     assert name_of("# [Bug]: RuntimeError: Could not find nvcc\n") == "FlashInferNvccMissing"
 
