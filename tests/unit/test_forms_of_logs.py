@@ -14,9 +14,12 @@ from vllm_operator.startup.parser import StartupParser
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus"
-RECORDINGS = sorted((CORPUS / "induced").glob("*.log"))[::17] + [
-    CORPUS / "induced" / f"{name}.log" for name in ("vllm-root-nowhere", "cli-len-negative", "w-extra", "poison-aot-gone-index-half")
-]
+SAMPLE = [path for path in sorted((CORPUS / "induced").glob("*.log")) if "-v0" not in path.stem][::17]
+CHOSEN = (
+    *("vllm-root-nowhere", "cli-len-negative", "w-extra", "poison-aot-gone-index-half"),
+    *("good-fi-attn-cold-v026", "mp-shm-dead-serving-v023", "torchlogs-v023", "endpoint-bad-v026"),
+)
+RECORDINGS = [*SAMPLE, *(CORPUS / "induced" / f"{name}.log" for name in CHOSEN)]
 PROCESS = re.compile(r"^(\([\w.-]+ pid=\d+\)) ")
 
 

@@ -161,3 +161,21 @@ def test_lines_are_counted_as_an_editor_counts_them() -> None:
 
     assert crash is not None
     assert crash.line_number == 4
+
+
+def test_half_a_character_in_json_is_no_text_that_cannot_be_sent_on() -> None:
+    state = read('{"levelname": "ERROR", "message": "ValueError: No available memory for the cache blocks \\ud83d."}\n')
+
+    assert state.crash is not None
+    assert state.crash.line.encode() == b"ValueError: No available memory for the cache blocks ?."
+
+
+def test_a_bar_that_never_ends_a_line_is_followed_and_counts_as_no_line() -> None:
+    parser = StartupParser(KNOWLEDGE)
+    for done in range(1735):
+        parser.feed(f"\rDeepGEMM warmup:  {done * 100 // 1735}%|    | {done}/1735 [00:41<05:02,  8.73it/s]")
+
+    progress = parser.state.progress
+    assert progress is not None
+    assert progress.completed == 1733  # whether the last one is complete is not known
+    assert parser.state.lines == 0

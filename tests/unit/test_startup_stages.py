@@ -36,6 +36,15 @@ def test_a_line_means_what_the_catalog_says(meaning: LineMeaning, sample: str) -
     assert state.crash is None
 
 
+def test_words_with_which_many_lines_begin_have_anchors() -> None:
+    by_word: dict[str, list[LineMeaning]] = {}
+    for meaning in KNOWLEDGE.stages.lines:
+        for word in meaning.words:
+            by_word.setdefault(word, []).append(meaning)
+
+    assert [each.id for meanings in by_word.values() if len(meanings) > 4 for each in meanings if not each.anchor] == []
+
+
 @pytest.mark.parametrize(
     "stage", sorted({meaning.stage for meaning in KNOWLEDGE.stages.lines if meaning.stage} | set(KNOWLEDGE.stages.silence))
 )

@@ -13,7 +13,7 @@ from vllm_operator.catalog.resources import read_data
 
 @dataclass(frozen=True, slots=True)
 class LineMeaning:
-    """A log record whose message begins with one of `words` and in which `regex` is found.
+    """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
     `stage` is entered; `banner` and `engine` say that a server process or an engine begins; `cache` is "hit",
     "miss" or "failure"; `component` is what the captured `backend` was chosen for; `loaded`: the weights are in
@@ -27,6 +27,7 @@ class LineMeaning:
     versions: str
     source: str
     samples: tuple[str, ...]
+    anchor: str = ""
     stage: str | None = None
     banner: bool = False
     engine: bool = False

@@ -11,10 +11,10 @@ forgotten. Once ready, only the death of the engine is a crash, and not if it wa
 """
 
 import re
+from collections import deque
 from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
-from vllm_operator.catalog.stages import Failure, Stages
 from vllm_operator.startup.bystanders import (
     ASIDE,
     BYSTANDERS,
@@ -27,7 +27,7 @@ from vllm_operator.startup.bystanders import (
 )
 from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.framing import WARNING, plain
-from vllm_operator.startup.matching import SignatureIndex
+from vllm_operator.startup.matching import Recognizer
 from vllm_operator.startup.state import Crash
 from vllm_operator.startup.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks
 
@@ -56,33 +56,13 @@ _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "lit
 """Exceptions of a process that ends as it should, and of a client."""
 
 
-class FailureTexts:
-    """The texts of the catalog that say that a process has failed, and that an exception is an echo."""
-
-    def __init__(self, stages: Stages) -> None:
-        """Prepare them for searching."""
-        self._failures = {failure.text: failure for failure in stages.failures}
-        self._failure = re.compile("|".join(re.escape(text) for text in self._failures) or "(?!)")
-        self._echo = re.compile("|".join(re.escape(text) for text in stages.echoes) or "(?!)")
-
-    def find(self, text: str) -> Failure | None:
-        """What the text says of a failure, if it does."""
-        found = self._failure.search(text)
-        return self._failures[found[0]] if found is not None else None
-
-    def is_echo(self, text: str) -> bool:
-        """Whether an exception only reports what failed elsewhere."""
-        return self._echo.search(text) is not None
-
-
 class CrashTracker:
     """Collects evidence and decides which crash it is, if it is one."""
 
-    def __init__(self, index: SignatureIndex, failures: FailureTexts) -> None:
-        """Begin with no evidence."""
-        self._index = index
-        self._failures = failures
-        self.tracebacks = Tracebacks()
+    def __init__(self, recognizer: Recognizer, recent: deque[str]) -> None:
+        """Begin with no evidence. `recent`: the latest lines of the log; whoever reads the lines adds them."""
+        self._recognizer = recognizer
+        self.tracebacks = Tracebacks(recent)
         self.notices: dict[str, Evidence] = {}
         self.stage = ""
         """The stage that the start is in; whoever reads the lines says so."""
@@ -134,11 +114,14 @@ class CrashTracker:
 
     def record(self, level: int, text: str, number: int) -> None:
         """A log record that is no error."""
-        for match in self._index.find(text):
+        for match in self._recognizer.find(text):
             if match.signature.severity is not Severity.FATAL:
                 self._notice(self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
                 self._collect(None, self._seen(None, match.signature, text, number, match.captures, warned=True))
+        if self._ready and level == WARNING and not self._stopping:
+            # The server only warns when the engine has died under it, and says later that it shuts down, as if it had been told to.
+            self._look_for_failure("", text, number)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
@@ -148,10 +131,12 @@ class CrashTracker:
                 # Whoever copied the log lost the ends of lines.
                 self.error(process, level, text.replace(BEGINNING, "").lstrip(": >"), number)
             return
+        if part is Part.OTHER and self._wrapped is None and self._says_nothing(text):
+            return
         harmless = part is not Part.OTHER and self.tracebacks.is_harmless(process)
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
-        if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._failures.find(text) is None:
+        if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._recognizer.failure(text) is None:
             return
         if (level is None and is_no_report(text, self.tracebacks.recent)) or (beside and self._is_aside(process, text, number)):
             return
@@ -178,6 +163,12 @@ class CrashTracker:
         if part is Part.EXCEPTION or _PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
+    def _says_nothing(self, text: str) -> bool:
+        # Most lines that are no log records, and this is known at once.
+        return not (
+            self._recognizer.is_known(text) or "with error '" in text or "method" in text or _PANIC.match(text) or _PYDANTIC.match(text)
+        )
+
     def _is_source(self, process: str, text: str) -> bool:
         return is_source(text) and not (_PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
 
@@ -196,8 +187,10 @@ class CrashTracker:
         if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
             self._wrapped = None
         else:
-            if not lines and self._unknown is not None and self._unknown.number == number and _PANIC.match(begun):
-                self._unknown = replace(self._unknown, text=f"{begun} {text.strip()}"[: 2 * LINE_LIMIT])
+            # A panic, and an exception that has no word on its own line, say what it is on the next one.
+            bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
+            if not lines and bare and self._unknown is not None and self._unknown.number == number:
+                self._unknown = replace(self._unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
 
     def _panic(self, process: str, text: str, number: int) -> None:
@@ -206,19 +199,19 @@ class CrashTracker:
 
     def _is_farewell(self, text: str) -> bool:
         # A program that uses the engine as a library ends like this.
-        failure = self._failures.find(text) if self._ready or self.stage == _LAST_STAGE else None
+        failure = self._recognizer.failure(text) if self._ready or self.stage == _LAST_STAGE else None
         return failure is not None and failure.death and not failure.serving
 
     def _is_of_a_request(self, text: str) -> bool:
         # What vLLM's serving modules log is the fault of a request, unless the engine is dead.
         recent = self.tracebacks.recent
-        return bool(recent) and is_headed_by_a_request(recent[-1]) and self._failures.find(text) is None
+        return bool(recent) and is_headed_by_a_request(recent[-1]) and self._recognizer.failure(text) is None
 
     def _look_for_failure(self, process: str, text: str, number: int) -> None:
-        failure = self._failures.find(text)
+        failure = self._recognizer.failure(text)
         if failure is None or (self._ready and not failure.serving):
             return
-        if failure.native and not self._failures.is_echo(text):
+        if failure.native and not self._recognizer.is_echo(text):
             self._unknown = self._unknown or self._seen(process, None, text, number, ())
         self._fail(number, death=failure.death)
 
@@ -232,7 +225,7 @@ class CrashTracker:
 
     def _match(self, process: str, text: str, number: int, *, provisional: bool = False, sure: bool = True) -> bool:
         known = False
-        for match in self._index.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
+        for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
             if not (sure or match.is_reported_by(text)):
                 continue
             signature = match.signature
@@ -252,7 +245,7 @@ class CrashTracker:
         frames = self.tracebacks.frames(process)
         if any(ASIDE in frame for frame in frames):
             # It imports vLLM, and shows what keeps that from being imported. That vLLM is not installed where it runs tells nothing.
-            for match in self._index.find(text) if "No module named 'vllm'" not in text else ():
+            for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
                 self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
             return True
         # Whoever shortens a traceback leaves the command before it.
@@ -271,7 +264,7 @@ class CrashTracker:
             return
         if text.startswith(_ELSEWHERE):
             return
-        if not known and self._failures.is_echo(text):
+        if not known and self._recognizer.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())
         elif not known:
             self._unknown = self._unknown or self._seen(process, None, text, number, ())
@@ -342,7 +335,7 @@ class CrashTracker:
         # The log stops within the traceback of the error with which the engine ended: what is left is how it was announced.
         for traceback in self.tracebacks.unfinished():
             text = _TITLE.sub("", traceback.title, count=1)
-            if any(map(str.isalnum, text)) and self._failures.find(text) is None:
+            if any(map(str.isalnum, text)) and self._recognizer.failure(text) is None:
                 return self._seen(None, None, text, traceback.number, ())
         return None
 

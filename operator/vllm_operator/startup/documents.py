@@ -7,15 +7,15 @@ _TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "json
 """Members of an entry of a log: an object that has one of them is an entry, and no collection of entries."""
 
 
-def unfolded(text: str) -> str:
+def unfolded(data: bytes) -> bytes:
     """The entries of such a document, one in a line; any other text as it is."""
-    if text.lstrip()[:1] not in ("[", "{"):
-        return text
+    if data.lstrip()[:1] not in (b"[", b"{"):
+        return data
     try:
-        document = json.loads(text)
+        document = json.loads(data)
     except (ValueError, RecursionError):
-        return text
-    return "".join(f"{entry}\n" for entry in _entries(document))
+        return data
+    return "".join(f"{entry}\n" for entry in _entries(document)).encode("utf-8", "replace")
 
 
 def _entries(document: object) -> Iterator[str]:

@@ -8,21 +8,19 @@ A progress bar is one line whose updates are separated by `\r`; `\r` counts as a
 can be followed while it grows. Line numbers count `\n` only.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
+from vllm_operator.startup.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
 from vllm_operator.startup.documents import unfolded
 from vllm_operator.startup.prefixes import Prefixes
-from vllm_operator.startup.spelling import plainly
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
 _TAIL_LIMIT = 32768
-_TAIL_KEPT = 2048
 _WRAPPINGS = 6
 _HEAD = 130
 """Characters in which the name of a process stands."""
@@ -61,10 +59,6 @@ _WRAPPED = re.compile(
     r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"
     r")"
 )
-_ANSI = re.compile(
-    r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\^\[|#033|\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015(?=\n)"
-)
-"""Colours; also as less, rsyslog and JSON write the escape character, and the return that rsyslog writes."""
 _FOREIGN_LEVEL = re.compile(
     r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
 )
@@ -80,11 +74,6 @@ _PIECE = re.compile(
 """What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
 _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
-_INDENTED = re.compile(r"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
-"""What stands before the lines of a log that is quoted in a list or a program."""
-_QUOTED_HEADS = tuple(f"\n{blanks}{quote}(" for blanks in ("  ", "    ") for quote in ("", '"', "'"))
-_STRING = re.compile(r"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
-"""A line of a program that is nothing but a string."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
 _JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
@@ -145,20 +134,19 @@ def process_of(raw: str) -> str:
     return "" if name.startswith("pid=") else name
 
 
+def process_before_bar(raw: str, end: int) -> str | None:
+    """The name of the process that is all that stands before a bar, empty where there is none; None if something else stands there."""
+    if end <= 0:
+        return ""
+    before = raw[:end].rstrip()  # a bar that gives way to another leaves blanks behind
+    is_name = before[:1] == "(" and before.find(")") == len(before) - 1 and "pid=" in before
+    return process_of(raw) if is_name else None
+
+
 def time_of(raw: str) -> str | None:
     """The time of a line which `locate` knows and which has a level."""
     found = _TIME.search(raw, 0, 160)
     return found[0] if found is not None else None
-
-
-def _unquoted(text: str) -> str:
-    """A part of a log that a list or a program quotes, without what stands around its lines."""
-    found = _INDENTED.search(text)
-    if found is None:
-        return text
-    if found[0][-1] in "\"'":
-        text = _STRING.sub(r"\2", text)
-    return _INDENTED.sub("", text)
 
 
 def _is_prose(raw: str) -> bool:
@@ -227,62 +215,46 @@ class LineReader:
 
     def __init__(self) -> None:
         """Begin with line 1."""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._tail = ""
+        self._tail = b""
         self._partial: dict[str, str] = {}
-        self._split_character = self._begun = False
+        self._begun = False
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
         """Whether the latest chunk holds a carriage return."""
 
     def feed(self, data: bytes | str) -> list[str]:
-        r"""Take a chunk; return the lines that are complete. Lines keep an end of "\n" out, "\r" in."""
-        text = self._tail + (self._decoded(data) if isinstance(data, bytes) else data)
+        r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
+        if isinstance(data, str):
+            data = data.encode("utf-8", "replace")
         if not self._begun:
-            self._begun, text = True, unfolded(text)
-        if "\x1b" in text or "0m" in text:
-            text = _ANSI.sub("", text)
-        if text[:1] == " " or ("\n " in text and any(head in text for head in _QUOTED_HEADS)):
-            text = _unquoted(text)
-        if "\x00" in text:
-            text = text.replace("\x00", "")
-        text = plainly(text)
-        self.has_returns = "\r" in text
-        if self.has_returns:
-            # vLLM ends the inner lines of a record like this; Windows may add another one.
-            text = text.replace("\r\r\n", "\n").replace("\r\n", "\n")
-            self.has_returns = "\r" in text
-        lines = text.split("\n")
-        tail = lines.pop()
+            self._begun, data = True, unfolded(data)
+        data = without_colours(self._tail + data if self._tail else data)
+        self.has_returns = RETURN in data
+        complete, end, tail = data.rpartition(b"\n")
+        lines = cut(complete) if end else []
+        if self.has_returns and len(tail) > BAR_LIMIT:
+            tail = latest_updates(tail)
         if len(tail) > _TAIL_LIMIT:
-            # A line that does not end: what is there is looked at, and enough is kept to see what comes next.
-            lines.append(tail)
-            tail = tail[-_TAIL_KEPT:] if "\r" in tail else ""
+            # A line that does not end: what is there is looked at.
+            whole = whole_characters(tail)
+            lines += cut(tail[:whole])
+            tail = tail[whole:]
         self._tail = tail
-        return self._prefixes.without(lines) if self._prefixes.is_watching else lines
+        return self._unprefixed(lines) if self._prefixes.is_watching else lines
+
+    def _unprefixed(self, lines: list[str]) -> list[str]:
+        return self._prefixes.without([line.rstrip("\r") for line in lines] if self.has_returns else lines)
 
     @property
     def tail(self) -> str:
         """The beginning of a line that has not ended yet."""
-        return self._tail
-
-    def _decoded(self, data: bytes) -> str:
-        if not self._split_character:
-            try:
-                return data.decode()
-            except UnicodeDecodeError:
-                pass  # not UTF-8, or cut within a character
-        text = self._decoder.decode(data)
-        self._split_character = bool(self._decoder.getstate()[0])
-        return text
+        return self._tail.decode("utf-8", "replace")
 
     def end(self) -> list[str]:
         """No more is to come: what is left is a line."""
-        tail, self._tail = self._tail + self._decoder.decode(b"", True), ""
-        self._decoder.reset()
-        self._split_character = False
-        return self._prefixes.without([tail]) if tail else []
+        tail, self._tail = self._tail, b""
+        return self._prefixes.without(cut(tail)) if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
@@ -344,7 +316,9 @@ class LineReader:
             (value for key in ("exc_info", "exception", "stack_trace", "exc_text") if isinstance(value := members.get(key), str)), ""
         )
         level = LEVELS.get(named)
-        for each in (f"{text or ''}\n{detail}" if detail else (text or "")).rstrip("\n").split("\n")[:2000]:
+        whole = f"{text or ''}\n{detail}" if detail else (text or "")
+        whole = whole.encode("utf-8", "replace").decode()  # JSON may hold halves of characters, which cannot be sent on
+        for each in whole.rstrip("\n").split("\n")[:2000]:
             if "{" in each[:_HEAD] and wrappings > 0:
                 # vLLM's own JSON, in that of a container runtime.
                 for inner in self._unwrapped(each[:LINE_LIMIT].rstrip("\r"), wrappings):

@@ -1,19 +1,21 @@
-"""Finding the signatures that a line may belong to, without trying hundreds of regular expressions on it.
+"""Recognising what the catalog knows in a line, without trying hundreds of regular expressions on it.
 
-Every pattern has an anchor, a piece of text that its lines contain. The longest word of the anchor is the key of
-an index: the words of a line select the few patterns that are tried. Regular expressions are compiled when they
-are first needed, which keeps the command line quick.
+Every pattern of a signature has an anchor, a piece of text that its lines contain. These, and the texts that say that a
+process has failed or that an exception is an echo, are looked for in one pass; a regular expression is tried only where
+its anchor stands, and compiled when it first is, which keeps the command line quick.
 """
 
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
+from operator import attrgetter
 
 from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
+from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.literals import Literals
 
-_WORD = re.compile(r"[A-Za-z]{2,}")
 _NAME = re.compile(r"[\w.]+")
 
 
@@ -34,50 +36,93 @@ class Match:
         return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
 
 
-class SignatureIndex:
-    """All patterns of all signatures, by the longest word of their anchors."""
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """A pattern of a signature; `order` is its place among all of them."""
 
-    def __init__(self, signatures: Iterable[Signature]) -> None:
-        """Index the patterns."""
-        self._by_word: dict[str, list[tuple[int, Signature, LinePattern]]] = {}
-        order = 0
-        for signature in signatures:
-            for pattern in signature.patterns:
-                self._by_word.setdefault(_key(signature, pattern.anchor), []).append((order, signature, pattern))
-                order += 1
-        self._words = frozenset(self._by_word)
+    order: int
+    signature: Signature
+    pattern: LinePattern
+
+    def search(self, text: str, context: Callable[[], Iterable[str]]) -> re.Match[str] | None:
+        prepare = compile_linear if self.signature.is_foreign else _compiled
+        found = prepare(self.pattern.regex).search(text)
+        if found is None or self.pattern.context is None or any(map(prepare(self.pattern.context).search, context())):
+            return found
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known of a line: the texts of the catalog that stand in it."""
+
+    text: str
+    failure: Failure | None = None
+    is_echo: bool = False
+    patterns: tuple[_Pattern, ...] = ()
+
+
+class Recognizer:
+    """All that the catalog knows of lines that may tell of a crash. A line that is asked about several times is looked at once."""
+
+    def __init__(self, signatures: Iterable[Signature], stages: Stages) -> None:
+        """Prepare to look for it."""
+        numbered = enumerate((signature, pattern) for signature in signatures for pattern in signature.patterns)
+        patterns: dict[str, list[_Pattern]] = {}
+        for order, (signature, pattern) in numbered:
+            patterns.setdefault(pattern.anchor, []).append(_Pattern(order, signature, pattern))
+        self._patterns = {anchor: tuple(each) for anchor, each in patterns.items()}
+        self._failures = {failure.text: failure for failure in stages.failures}
+        self._echoes = frozenset(stages.echoes)
+        self._literals = Literals((*self._failures, *self._echoes, *self._patterns))
+        self._latest = _Seen("")
+
+    def failure(self, text: str) -> Failure | None:
+        """What the line says of a process that has failed, if it does."""
+        return self._look(text).failure
+
+    def is_echo(self, text: str) -> bool:
+        """Whether an exception only reports what failed elsewhere."""
+        return self._look(text).is_echo
+
+    def is_known(self, text: str) -> bool:
+        """Whether the line may tell of a crash, or of a process that has failed."""
+        seen = self._look(text)
+        return bool(seen.patterns) or seen.failure is not None
 
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
-        """All signatures that `text` belongs to, each once. `context`: gives the frames of the traceback that it ends."""
-        words = self._words.intersection(_WORD.findall(text))
-        entries = [entry for word in words for entry in self._by_word[word] if entry[2].anchor in text]
-        seen: set[str] = set()
-        for _, signature, pattern in sorted(entries):  # no two have the same number, so nothing else is compared
-            if signature.id in seen:
+        """All signatures that the line belongs to, each once. `context`: gives the frames of the traceback that it ends."""
+        found_before: set[str] = set()
+        for each in self._look(text).patterns:
+            signature = each.signature
+            if signature.id in found_before:
                 continue
-            prepare = compile_linear if signature.is_foreign else compiled
-            found = prepare(pattern.regex).search(text)
-            if found is None or (pattern.context is not None and not _in_context(prepare(pattern.context), context())):
-                continue
-            seen.add(signature.id)
-            captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
-            yield Match(signature, captures, pattern.weak, found[0] if _NAME.fullmatch(found[0]) else "")
+            found = each.search(text, context)
+            if found is not None:
+                found_before.add(signature.id)
+                captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
+                yield Match(signature, captures, each.pattern.weak, found[0] if _NAME.fullmatch(found[0]) else "")
+
+    def _look(self, text: str) -> _Seen:
+        latest = self._latest
+        if latest.text != text:
+            self._latest = latest = self._seen(text)
+        return latest
+
+    def _seen(self, text: str) -> _Seen:
+        found = self._literals.find(text)
+        if not found:
+            return _Seen(text)
+        failures = [each for each in found if each in self._failures]
+        patterns = [pattern for each in found for pattern in self._patterns.get(each, ())]
+        return _Seen(
+            text,
+            self._failures[min(failures, key=text.find)] if failures else None,
+            not self._echoes.isdisjoint(found),
+            tuple(sorted(patterns, key=attrgetter("order"))),
+        )
 
 
-def _key(signature: Signature, anchor: str) -> str:
-    words = list(_WORD.finditer(anchor))
-    if not words:
-        raise ValueError(f"signature {signature.id}: anchor {anchor!r} contains no word")
-    # A word at an end of the anchor may be a part of a longer one in the line.
-    whole = [word for word in words if word.start() > 0 and word.end() < len(anchor)]
-    return max((word[0] for word in whole or words), key=len)
-
-
-@lru_cache(maxsize=1024)
-def compiled(regex: str) -> re.Pattern[str]:
-    """Compile a regular expression of the catalog, once."""
+@cache
+def _compiled(regex: str) -> re.Pattern[str]:
     return re.compile(regex)
-
-
-def _in_context(regex: re.Pattern[str], context: Iterable[str]) -> bool:
-    return any(regex.search(line) for line in context)

@@ -6,13 +6,14 @@ expressions are tried only on the few lines that remain.
 """
 
 import re
+from collections import deque
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 
 from vllm_operator.catalog.stages import LineMeaning
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.startup.crashes import CrashTracker, FailureTexts
+from vllm_operator.startup.crashes import CrashTracker
 from vllm_operator.startup.framing import (
     ERROR,
     INFO,
@@ -20,16 +21,18 @@ from vllm_operator.startup.framing import (
     WARNING,
     LineReader,
     locate,
+    process_before_bar,
     process_of,
     records,
     time_of,
 )
-from vllm_operator.startup.matching import SignatureIndex, compiled
+from vllm_operator.startup.matching import Recognizer
+from vllm_operator.startup.meanings import Meanings
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
-from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, NATIVE_FRAME
+from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, LINES_KEPT, NATIVE_FRAME
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """Requests that are answered, if only with what is wrong with them: before it is ready, the server answers none."""
@@ -49,10 +52,10 @@ _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 class _Dispatch:
     """The catalog, prepared for many parsers."""
 
-    words: dict[str, tuple[LineMeaning, ...]]
+    meanings: Meanings
+    words: frozenset[str]
     bars: Bars
-    index: SignatureIndex
-    failures: FailureTexts
+    recognizer: Recognizer
 
 
 class StartupParser:
@@ -69,15 +72,18 @@ class StartupParser:
         self._time_text: str | None = None
         self._time_of: str | None = None
         self._known_time: datetime | None = None
+        self._known_text = ""
         self._earlier: Crash | None = None
         self._bar_head = self._bar_begin = self._bar_shown = ""
-        self._header: tuple[str, int | None, bool] = ("", None, False)
+        self._header: tuple[str, int | None, str, bool] = ("", None, "  ", False)
+        self._recent: deque[str] = deque(maxlen=LINES_KEPT)
         self._begin()
 
     def _begin(self) -> None:
         self._timeline = Timeline()
         self._records = 0
-        self._crashes = CrashTracker(self._dispatch.index, self._dispatch.failures)
+        self._recent.clear()
+        self._crashes = CrashTracker(self._dispatch.recognizer, self._recent)
         self._begun: datetime | None = None
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
@@ -88,29 +94,38 @@ class StartupParser:
                 self._begin_at()
         reader = self._reader
         lines = reader.feed(data)
-        returns = reader.has_returns
+        before, returns = reader.number, reader.has_returns
         words = self._dispatch.words
-        header, header_level, after_frame = self._header
-        for position, raw in enumerate(lines):
-            reader.number += 1
+        keep = self._recent.append
+        header, header_level, body, after_frame = self._header
+        for following, raw in enumerate(lines, 1):
             if not raw:
                 continue
-            is_long = len(raw) > _LONG
-            tracebacks = self._crashes.tracebacks
-            tracebacks.recent.append(raw[:CHARACTERS_KEPT] if is_long else raw)
+            reader.number = before + following
             if returns and "\r" in raw:
-                self._with_returns(raw, lines, position)
+                raw = raw.rstrip("\r")  # vLLM ends the inner lines of a record like this; Windows may add another one
+                if not raw:
+                    continue
+            is_long = len(raw) > _LONG
+            keep(raw[:CHARACTERS_KEPT] if is_long else raw)
+            if returns and "\r" in raw:
+                self._with_returns(raw, lines[following] if following < len(lines) else "")
                 continue
             # Lines that follow each other often have the same header.
-            if raw[0] == " ":
+            if raw.startswith(body):
+                start, level = len(body) - 2, header_level
+            elif raw[0] == " ":
                 start, level = 0, None
-            elif header and raw.startswith(header) and (header_level is not None or raw.startswith(" ", len(header))):
+            elif header_level is not None and raw.startswith(header):
                 start, level = len(header), header_level
             else:
                 start, level = locate(raw)
                 header, header_level = raw[: max(start, 0)], level
-            if is_long or start < 0:
+                body = header + "  "
+            if is_long:
                 self._physical(raw)
+            elif start < 0:
+                self._closely(raw)
             elif level is not None and level < ERROR:
                 self._records += 1
                 self._time_of = raw
@@ -122,21 +137,21 @@ class StartupParser:
                 after_frame = after_frame and raw[-1] in "^~"
             elif raw.startswith('  File "', start):
                 after_frame = True
-                if tracebacks.wants_top or raw.startswith(NATIVE_FRAME, start):
+                if self._crashes.tracebacks.wants_top or raw.startswith(NATIVE_FRAME, start):
                     self._crashes.error(process_of(raw), level, raw[start:], reader.number)
             elif level is not None or "%" not in raw:
                 after_frame = False
                 self._unremarkable(raw, start, level)
-            elif not self._is_passing(raw, lines, position):
+            elif not self._is_passing(raw, lines[following] if following < len(lines) else ""):
                 after_frame = False
                 self._unremarkable(raw, start, level)
                 self._remember_bar(raw, start)
-        self._header = (header, header_level, after_frame)
-        tail = reader.tail
-        if "\r" in tail:
-            self._growing(tail)
+        reader.number = before + len(lines)
+        self._header = (header, header_level, body, after_frame)
+        if returns:
+            self._growing(reader.tail)
 
-    def _is_passing(self, raw: str, lines: list[str], position: int) -> bool:
+    def _is_passing(self, raw: str, following: str) -> bool:
         # Of the updates of a bar that are already there only the last counts.
         begin = self._bar_begin
         if not begin or not raw.startswith(begin):
@@ -147,9 +162,9 @@ class StartupParser:
             if len(shown) == len(self._bar_shown) and shown < self._bar_shown:
                 self._timeline.counts.are_several = True
             self._bar_shown = shown
-            if self._timeline.counts.are_several or (position + 1 < len(lines) and lines[position + 1][: len(shown)] < shown):
+            if self._timeline.counts.are_several or (following and following[: len(shown)] < shown):
                 return False
-        return position + 1 < len(lines) and lines[position + 1].startswith(begin)
+        return following.startswith(begin)
 
     def _remember_bar(self, raw: str, start: int) -> None:
         """How the next update of the bar will begin that this line has shown, if it has shown one."""
@@ -157,12 +172,12 @@ class StartupParser:
         self._bar_begin = raw[: start + len(head)] if head and raw.startswith(head, start) else ""
         self._bar_shown = raw[: raw.find("%")]
 
-    def _with_returns(self, raw: str, lines: list[str], position: int) -> None:
-        if self._is_passing(raw, lines, position):
+    def _with_returns(self, raw: str, following: str = "") -> None:
+        if self._is_passing(raw, following):
             return
         first = raw.find("\r")
         last = raw[raw.rfind("\r") + 1 :]
-        process = _process_before_bar(raw, first)
+        process = process_before_bar(raw, first)
         if first > 0 and process is None:
             self._raw(raw[:first])
         if not ("%" in last and self._bar(last, process or "")):
@@ -182,25 +197,25 @@ class StartupParser:
         """The log ends here: a last line without an end counts too."""
         for raw in self._reader.end():
             self._reader.number += 1
-            self._crashes.tracebacks.recent.append(raw[:CHARACTERS_KEPT])
+            self._recent.append(raw[:CHARACTERS_KEPT])
             self._physical(raw)
 
     def _physical(self, raw: str) -> None:
         if len(raw) > _LONG and raw[0] != "{" and len(several := records(raw)) > 1:
-            recent = self._crashes.tracebacks.recent
-            recent.pop()
+            self._recent.pop()
             for record in several:
-                recent.append(record[:CHARACTERS_KEPT])
+                self._recent.append(record[:CHARACTERS_KEPT])
                 self._raw(record)
         elif "\r" in raw:
-            self._with_returns(raw, [], 0)
+            self._with_returns(raw)
         else:
             self._raw(raw)
 
     def _growing(self, tail: str) -> None:
-        pieces = [piece for piece in tail.split("\r")[:-1] if piece]
-        if pieces and "%" in pieces[-1]:
-            self._bar(pieces[-1][-LINE_LIMIT:], _process_before_bar(tail, tail.find("\r")) or "")
+        # Whether the last update is complete is not known.
+        latest = tail[: max(0, tail.rfind("\r"))].rstrip("\r").rpartition("\r")[2]
+        if "%" in latest:
+            self._bar(latest[-LINE_LIMIT:], process_before_bar(tail, tail.find("\r")) or "")
 
     def _raw(self, raw: str, process: str = "") -> None:
         start, level = locate(raw)
@@ -210,12 +225,12 @@ class StartupParser:
             self._unremarkable(raw, start, level, process)
 
     def _closely(self, raw: str) -> None:
-        recent = self._crashes.tracebacks.recent
-        if raw[0] == "{" and recent:
-            recent.pop()
+        is_json = raw[0] == "{"
+        if is_json and self._recent:
+            self._recent.pop()
         for line in self._reader.lines(raw):
-            if raw[0] == "{":
-                recent.append(line.record[:CHARACTERS_KEPT])
+            if is_json:
+                self._recent.append(line.record[:CHARACTERS_KEPT])
             if line.time is not None:
                 self._time_text, self._time_of = line.time, None
                 if self._begun is None:
@@ -244,8 +259,7 @@ class StartupParser:
         if not word:
             text = text.lstrip()
             word = text.split(" ", 1)[0]
-        words = self._dispatch.words
-        if word in words:
+        if word in self._dispatch.words:
             if self._meaning(word, text):
                 return
         elif word[:1] == "[" and (tag := _TAG.match(text)):
@@ -262,12 +276,10 @@ class StartupParser:
             self._crashes.record(level, text, self._reader.number)
 
     def _meaning(self, word: str, text: str) -> bool:
-        for meaning in self._dispatch.words.get(word, ()):
-            found = compiled(meaning.regex).search(text)
-            if found is not None:
-                self._apply(meaning, found)
-                return True
-        return False
+        found = self._dispatch.meanings.find(word, text)
+        if found is not None:
+            self._apply(*found)
+        return found is not None
 
     def _apply(self, meaning: LineMeaning, found: re.Match[str]) -> None:
         if meaning.banner and (self._timeline.begun or self._crashes.failed):
@@ -276,7 +288,7 @@ class StartupParser:
             self._restart()
         if meaning.stage is not None:
             self._enter(_STAGES[meaning.stage])
-        if self._time is None and (seconds := found.groupdict().get("took")):
+        if found.re.groups and self._time is None and (seconds := found.groupdict().get("took")):
             self._timeline.took(int(seconds), self._now())
         if meaning.banner or meaning.engine:
             self._timeline.version = (found.groupdict().get("version") or self._timeline.version or "")[:40] or None
@@ -318,8 +330,9 @@ class StartupParser:
         if self._time_of is not None:
             self._time_text, self._time_of = time_of(self._time_of) or self._time_text, None
         if self._time_text is not None:
-            if self._time is None:
+            if self._time is None and self._time_text != self._known_text:
                 self._known_time = read_time(self._time_text, self._known_time) or self._known_time
+                self._known_text = self._time_text
             self._time_text = None
         if self._time is not None:
             self._known_time = self._time
@@ -368,30 +381,16 @@ class StartupParser:
             observed_backends=tuple(timeline.backends),
             entered=tuple(timeline.entered),
             lines=self._reader.number,
-            notices=tuple(dict.fromkeys(notice.signature for notice in self.notices)),
+            notices=tuple(self._crashes.notices),
         )
-
-
-def _process_before_bar(raw: str, end: int) -> str | None:
-    """The name of the process that is all that stands before a bar, empty where there is none; None if something else stands there."""
-    if end <= 0:
-        return ""
-    before = raw[:end].rstrip()  # a bar that gives way to another leaves blanks behind
-    is_name = before[:1] == "(" and before.find(")") == len(before) - 1 and "pid=" in before
-    return process_of(raw) if is_name else None
 
 
 @lru_cache(maxsize=4)
 def _prepare(knowledge: StartupKnowledge) -> _Dispatch:
-    words: dict[str, list[LineMeaning]] = {}
-    for meaning in knowledge.stages.lines:
-        for word in meaning.words:
-            words.setdefault(word, []).append(meaning)
-    for word in _NOTICES:
-        words.setdefault(word, [])
+    meanings = Meanings(knowledge.stages.lines)
     return _Dispatch(
-        {word: tuple(meanings) for word, meanings in words.items()},
+        meanings,
+        meanings.words | set(_NOTICES),
         Bars(knowledge.stages.bars),
-        SignatureIndex(knowledge.signatures),
-        FailureTexts(knowledge.stages),
+        Recognizer(knowledge.signatures, knowledge.stages),
     )

@@ -34,7 +34,8 @@ class Bars:
 
         A bar that is not finished ends without a newline, and the next line follows it directly.
         """
-        found = _BAR.search(text)
+        percent = text.find("%")
+        found = _BAR.search(text, max(0, percent - 3)) if percent > 0 else None
         if found is None:
             return None
         label = text[: found.start()].strip(" :\t(")

@@ -10,7 +10,8 @@ from datetime import UTC, datetime, timedelta, timezone
 
 NOMINAL_YEAR = 2000
 """A leap year, so that every day exists."""
-_SHORT = re.compile(r"(\d\d)-(\d\d) (\d\d):(\d\d):(\d\d)")
+_HALF_A_YEAR = timedelta(days=180)
+_SHORT = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 
 
@@ -19,26 +20,30 @@ def read_time(text: str | None, before: datetime | None = None) -> datetime | No
     if text is None:
         return None
     try:
+        if _SHORT.match(text):
+            return _without_year(text, before)
         long = _LONG.match(text)
-        if long is not None:
-            year, month, day, hour, minute, second = (int(part) for part in long.groups()[:6])
-            micro = int((long[7] or "0")[:6].ljust(6, "0"))
-            found = datetime(year, month, day, hour, minute, second, micro, tzinfo=_zone(long[8])).astimezone(UTC)
-            # A library's own time format among lines without a year: the same clock.
-            nominal = long[8] is None and before is not None and before.year == NOMINAL_YEAR
-            return found.replace(year=NOMINAL_YEAR) if nominal else found
-        short = _SHORT.match(text)
-        if short is None:
+        if long is None:
             return None
-        month, day, hour, minute, second = (int(part) for part in short.groups())
-        year = before.year if before is not None else NOMINAL_YEAR
-        found = datetime(year, month, day, hour, minute, second, tzinfo=UTC)
-        if before is not None and before - found > timedelta(days=180):
-            found = found.replace(year=year + 1)
-        # A line before may have told the same second more precisely.
-        return before if before is not None and before.replace(microsecond=0) == found else found
+        year, month, day, hour, minute, second = (int(part) for part in long.groups()[:6])
+        micro = int((long[7] or "0")[:6].ljust(6, "0"))
+        found = datetime(year, month, day, hour, minute, second, micro, tzinfo=_zone(long[8])).astimezone(UTC)
+        # A library's own time format among lines without a year: the same clock.
+        nominal = long[8] is None and before is not None and before.year == NOMINAL_YEAR
+        return found.replace(year=NOMINAL_YEAR) if nominal else found
     except ValueError:
         return None
+
+
+def _without_year(text: str, before: datetime | None) -> datetime:
+    year = before.year if before is not None else NOMINAL_YEAR
+    found = datetime(year, int(text[:2]), int(text[3:5]), int(text[6:8]), int(text[9:11]), int(text[12:14]), tzinfo=UTC)
+    if before is None:
+        return found
+    if before - found > _HALF_A_YEAR:
+        return found.replace(year=year + 1)
+    # A line before may have told the same second more precisely.
+    return before if before.microsecond and before.replace(microsecond=0) == found else found
 
 
 def _zone(text: str | None) -> timezone:

@@ -78,11 +78,11 @@ class Traceback:
 
 
 class Tracebacks:
-    """The tracebacks that are being written, and the latest lines of the log."""
+    """The tracebacks that are being written. `recent`: the latest lines of the log, in which their frames are found."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: deque[str]) -> None:
         """Nothing so far."""
-        self.recent: deque[str] = deque(maxlen=LINES_KEPT)
+        self.recent = recent
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_next = self._harmless_before = False
         self._backward: Iterator[str] | None = None
@@ -112,7 +112,7 @@ class Tracebacks:
         if self._harmless_before and text.startswith(_CHAINED):
             self._harmless_next = True
             return Part.OTHER
-        if _EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process)):
+        if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
             return Part.EXCEPTION
         return Part.OTHER
 
@@ -173,12 +173,20 @@ class Tracebacks:
             self.wants_top = any(not each.has_top for each in self._open.values())
 
 
+def _begins_with_name(text: str) -> bool:
+    # The line of an exception has one word before its colon: few others do, and this is known at once.
+    word = text.partition(" ")[0]
+    return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
+
+
 def _backwards(recent: deque[str], process: str) -> Iterator[str]:
     """Frames and source lines of a process, the latest first. The latest line of all is not one of them."""
     lines = reversed(recent)
     next(lines, None)
     source = head = writer = ""
     for raw in lines:
+        if not _may_be_of(process, raw):
+            continue
         if head and raw.startswith(head) and raw.startswith(" ", len(head)):
             text = raw[len(head) :]
         else:
@@ -201,3 +209,10 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
             return
         else:
             source = text
+
+
+def _may_be_of(process: str, raw: str) -> bool:
+    """Whether the process may have written a line: tells those of most others apart without taking the line to pieces."""
+    if process:
+        return f"({process} " in raw
+    return raw[:1] != "(" or not 0 < raw.find(" pid=", 1) < raw.find(") ", 1, 130)
