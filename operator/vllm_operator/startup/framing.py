@@ -34,7 +34,7 @@ DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 _VLLM = re.compile(
     r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
+    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?| \[[\w./-]{1,120}\.py:\d{1,6}\] ?|: {1,8}))?"
 )
 _LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _BETWEEN = r"[ \t:|-]{1,10}"
