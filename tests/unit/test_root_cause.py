@@ -249,6 +249,28 @@ def test_an_unknown_error_is_shown_by_its_innermost_line() -> None:
     assert 'File "/vllm/worker.py", line 5, in load' in crash.excerpt
 
 
+def test_an_error_without_a_word_on_its_own_line_is_shown_with_the_next_one() -> None:
+    log = 'Traceback (most recent call last):\n  File "/vllm/logs.py", line 5, in set\n    raise ValueError(\nValueError: \n'
+    crash = parsed(log + "Invalid log settings: everything\nValid settings:\nall, none\n").final_state.crash
+
+    assert crash is not None
+    assert (crash.signature, crash.line) == ("Unknown", "ValueError: Invalid log settings: everything")
+
+
+def test_a_server_that_stops_because_its_engine_is_gone_was_not_told_to_stop() -> None:
+    log = (
+        f"{HEALTHY_START}{READY}"
+        "(APIServer pid=1) WARNING 11-21 23:58:22 [core_client.py:699] [shutdown] MPClient: "
+        "engine core exited unexpectedly; starting cleanup\n"
+        "(APIServer pid=1) ERROR 11-21 23:58:22 [async_llm.py:704] AsyncLLM output_handler failed.\n"
+        "(APIServer pid=1) INFO 11-21 23:58:22 [launcher.py:100] [shutdown] API server: shutdown triggered\n"
+        "(APIServer pid=1) INFO:     Shutting down\n"
+    )
+
+    assert named(log) == "EngineDead"
+    assert named(log.replace("engine core exited unexpectedly; starting cleanup", "stopping engine manager")) is None
+
+
 def test_an_unknown_error_behind_a_validation_is_the_reason_that_it_gives() -> None:
     log = HEALTHY_START + (
         '(APIServer pid=1) Traceback (most recent call last):\n(APIServer pid=1)   File "/usr/bin/vllm", line 8, in <module>\n'

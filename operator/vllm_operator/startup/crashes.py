@@ -119,6 +119,9 @@ class CrashTracker:
                 self._notice(self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
                 self._collect(None, self._seen(None, match.signature, text, number, match.captures, warned=True))
+        if self._ready and level == WARNING and not self._stopping:
+            # The server only warns when the engine has died under it, and says later that it shuts down, as if it had been told to.
+            self._look_for_failure("", text, number)
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
@@ -184,8 +187,10 @@ class CrashTracker:
         if any(self._match(writer, begun + space + text.lstrip(), number) for space in (" ", "")):
             self._wrapped = None
         else:
-            if not lines and self._unknown is not None and self._unknown.number == number and _PANIC.match(begun):
-                self._unknown = replace(self._unknown, text=f"{begun} {text.strip()}"[: 2 * LINE_LIMIT])
+            # A panic, and an exception that has no word on its own line, say what it is on the next one.
+            bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
+            if not lines and bare and self._unknown is not None and self._unknown.number == number:
+                self._unknown = replace(self._unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
 
     def _panic(self, process: str, text: str, number: int) -> None:
