@@ -11,6 +11,7 @@ import pytest
 
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.startup.wraps import rejoined
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -33,6 +34,10 @@ def before(prefix: str) -> Callable[[str], str]:
 
 def within(key: str, **others: object) -> Callable[[str], str]:
     return each_line(lambda _, line: json.dumps({**others, key: line}))
+
+
+def cut_at(width: int) -> Callable[[str], str]:
+    return each_line(lambda _, line: "\n".join(line[at : at + width] for at in range(0, max(len(line), 1), width)))
 
 
 FORMS: dict[str, Callable[[str], str]] = {
@@ -83,6 +88,9 @@ FORMS: dict[str, Callable[[str], str]] = {
     "typographic quotes": lambda log: re.sub(r"'([^'\n]*)'", "\u2018\\1\u2019", log),
     "a fence": lambda log: f"What is wrong here?\n\n```bash\n{log}```\n\nThanks!\n",
     "empty lines between": lambda log: log.replace("\n", "\n\n"),
+    "a terminal of 80 columns": cut_at(80),
+    "a terminal of 120 columns": cut_at(120),
+    "blanks at the ends of lines": each_line(lambda _, line: f"{line}   "),
     "no process names": each_line(lambda _, line: PROCESS.sub("", line)),
     "three restarts": lambda log: log * 3,
 }
@@ -105,6 +113,28 @@ def recorded() -> dict[str, tuple[str, tuple[str | None, str]]]:
 @pytest.mark.parametrize("form", [pytest.param(form, id=name) for name, form in FORMS.items()])
 def test_a_log_says_the_same_in_each_form(form: Callable[[str], str]) -> None:
     assert {name: read(form(log)) for name, (log, _) in recorded().items()} == {name: said for name, (_, said) in recorded().items()}
+
+
+def test_what_powershell_redirects_is_read() -> None:
+    log, said = recorded()["cli-len-negative"]
+    parser = StartupParser(KNOWLEDGE)
+    encoded = log.replace("\n", "\r\n").encode("utf-16")
+    for at in range(0, len(encoded), 999):
+        parser.feed(encoded[at : at + 999])
+    parser.end()
+    crash = parser.final_state.crash
+    assert (crash.signature if crash else None, parser.final_state.stage.value) == said
+    assert crash is not None
+    assert crash.line.startswith("max_model_len - Input should be greater than")
+
+
+BARS = "".join(f"Capturing CUDA graphs (PIECEWISE): {done:3d}%|####      | {done:3d}/99 [00:05<00:05, 9.8it/s]\n" for done in range(10, 40))
+REPEATED = "(EngineCore pid=7) WARNING 11-21 09:33:11 [some.py:1] A warning that comes again and again for each layer\n"
+
+
+@pytest.mark.parametrize("text", [BARS, REPEATED * 9 + "short\n", REPEATED * 3 + BARS])
+def test_lines_of_one_length_are_no_cut_lines(text: str) -> None:
+    assert rejoined(text.split("\n")) == text.split("\n")
 
 
 @pytest.mark.parametrize("size", [1, 100, 4096])

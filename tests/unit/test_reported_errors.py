@@ -75,6 +75,11 @@ LINES_OF_A_PROGRAM = """\
     'RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}',
 """
 
+WITHOUT_ITS_TIME = """\
+        "(EngineCore pid=217) ERROR [core.py:1231]     raise ValueError(",
+        "(EngineCore pid=217) ERROR [core.py:1231] ValueError: the carburettor is wet",
+"""
+
 FLATTENED_BY_PROCESS = (
     "This is what I did, and what came of it after some minutes, every time that I tried: ``` vllm serve m ``` and then: "
     "``` (APIServer pid=1) INFO:     Started server process [1] (APIServer pid=1) Traceback (most recent call last): "
@@ -117,6 +122,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         (QUOTED_IN_A_LIST, "Unknown"),
         (QUOTED_IN_A_PROGRAM, "Unknown"),
         (LINES_OF_A_PROGRAM, "CudaOutOfMemory"),
+        (WITHOUT_ITS_TIME, "Unknown"),
         (FLATTENED_BY_PROCESS, "Unknown"),
         (FLATTENED_WITH_SIGNS, "Unknown"),
         (IN_A_STRING, "GpuMemoryInUse"),
@@ -128,6 +134,7 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         "in a list",
         "in a program",
         "strings of a program",
+        "without its time",
         "lines of processes in one line",
         "signs for the ends of lines",
         "in a string",

@@ -32,8 +32,8 @@ _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_par
 _HEADER = 200
 _SOURCE = re.compile(
     r"\s*(?:raise \w{1,60}\(|assert |except[ :]|(?:from [\w.]{1,80} )?import \w|(?:class|def) \w{1,80}[(:]|return "
-    r"|(?:if|elif|for|while|with) .{0,300}:$|[rbf]{0,2}\".{0,400}\"\){0,3}$|logger\.\w{4,9}\("
-    r"|[\w.]{1,60} = [\w.]{0,60}[(\[{\"']|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) "
+    r"|(?:if|elif|for|while|with) .{0,300}:$|logger\.\w{4,9}\(|[\w.]{1,60} = [\w.]{0,60}[(\[{\"']"
+    r"|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) |\s{8,}[rbf]{0,2}\".{0,400}\"\){0,3}$"
 )
 """How a line of a program begins, or of a text: in a log they stand beneath the frames of a traceback."""
 _BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")

@@ -8,6 +8,7 @@ A progress bar is one line whose updates are separated by `\r`; `\r` counts as a
 can be followed while it grows. Line numbers count `\n` only.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from itertools import pairwise
 from vllm_operator.startup.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
 from vllm_operator.startup.documents import unfolded
 from vllm_operator.startup.prefixes import Prefixes
+from vllm_operator.startup.wraps import rejoined
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
@@ -32,7 +34,7 @@ DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 _VLLM = re.compile(
     r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
-    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?|: {1,8}))?"
+    r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?| \[[\w./-]{1,120}\.py:\d{1,6}\] ?|: {1,8}))?"
 )
 _LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _BETWEEN = r"[ \t:|-]{1,10}"
@@ -218,6 +220,7 @@ class LineReader:
         self._tail = b""
         self._partial: dict[str, str] = {}
         self._begun = False
+        self._wide: codecs.IncrementalDecoder | None = None
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
         self.has_returns = False
@@ -227,6 +230,11 @@ class LineReader:
         r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
         if isinstance(data, str):
             data = data.encode("utf-8", "replace")
+        elif not self._begun and data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+            # PowerShell writes what it redirects like this.
+            self._wide = codecs.getincrementaldecoder("utf-16")("replace")
+        if self._wide is not None:
+            data = self._wide.decode(data).encode("utf-8", "replace")
         if not self._begun:
             self._begun, data = True, unfolded(data)
         data = without_colours(self._tail + data if self._tail else data)
@@ -241,6 +249,7 @@ class LineReader:
             lines += cut(tail[:whole])
             tail = tail[whole:]
         self._tail = tail
+        lines = rejoined(lines)
         return self._unprefixed(lines) if self._prefixes.is_watching else lines
 
     def _unprefixed(self, lines: list[str]) -> list[str]:

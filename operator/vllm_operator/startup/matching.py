@@ -47,9 +47,10 @@ class _Pattern:
     def search(self, text: str, context: Callable[[], Iterable[str]]) -> re.Match[str] | None:
         prepare = compile_linear if self.signature.is_foreign else _compiled
         found = prepare(self.pattern.regex).search(text)
-        if found is None or self.pattern.context is None or any(map(prepare(self.pattern.context).search, context())):
+        if found is None or self.pattern.context is None:
             return found
-        return None
+        frame = prepare(self.pattern.context)
+        return found if any(frame.search(line.rstrip()) for line in context()) else None
 
 
 @dataclass(frozen=True, slots=True)
