@@ -76,3 +76,23 @@ def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_captu
     assert begun is not None
     assert over is not None
     assert (over - begun).total_seconds() == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("kv-offload-huge-v023", "the node's own memory"),
+        ("endpoint-bad-v026", "HF_ENDPOINT"),
+        ("index-more-v026", "/models/index-more/model-00004-of-00004.safetensors is missing"),
+        ("dcp-v026", "tp_size=1 must be divisible by dcp_size=2"),
+        ("tf-config-v026", "transformers in the image has no PretrainedConfig"),
+        ("torchlogs-v023", "Invalid log settings: everything_please"),
+        ("token-401-v026", "spec.model.tokenSecretRef"),
+        ("triton-cache-proc-v026", "/proc/1/triton cannot be created"),
+    ],
+)
+def test_what_is_said_leads_to_what_was_broken(name: str, said: str) -> None:
+    crash = read(name).final_state.crash
+
+    assert crash is not None
+    assert said in f"{crash.cause} {crash.remedy}"
