@@ -6,6 +6,7 @@ at once, and to bytes, where it takes half the time that it takes in text. No en
 
 import re
 
+from vllm_operator.startup.literals import Needle
 from vllm_operator.startup.spelling import plainly
 
 BAR_LIMIT = 2048
@@ -18,11 +19,11 @@ _ANSI = re.compile(
 )
 """Colours; also as less, rsyslog and JSON write the escape character, and the return that rsyslog writes."""
 _ESCAPE, _NUL, RETURN = b"\x1b\x00\r"
-_RESET = re.compile(rb"0m")
-"""The end of what sets colours back, in each of these forms: a pattern, as `in` takes three times as long for two bytes."""
+_RESET = Needle("0m")
+"""The end of what sets colours back, in each of these forms."""
 _INDENTED = re.compile(rb"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
 """What stands before the lines of a log that is quoted in a list or a program."""
-_MAY_BE_QUOTED = re.compile(rb"\n  (?:  )?[\"']?\(")
+_MAY_BE_QUOTED = Needle(r"\n  (?:  )?[\"']?\(")
 """Cheaper to look for: some of the lines hold the names of processes, and stand so far from the margin."""
 _STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
 """A line of a program that is nothing but a string."""
@@ -30,14 +31,14 @@ _STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
 
 def without_colours(data: bytes) -> bytes:
     """The bytes without what sets colours, and without zeros."""
-    if _ESCAPE in data or _RESET.search(data):
+    if _ESCAPE in data or _RESET.stands_in(data):
         data = _ANSI.sub(b"", data)
     return data.replace(b"\x00", b"") if _NUL in data else data
 
 
 def cut(data: bytes) -> list[str]:
     """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
-    if data[:1] == b" " or _MAY_BE_QUOTED.search(data):
+    if data[:1] == b" " or _MAY_BE_QUOTED.stands_in(data):
         data = _unquoted(data)
     data = plainly(data)
     if data.isascii():

@@ -250,10 +250,7 @@ class LineReader:
             tail = tail[whole:]
         self._tail = tail
         lines = rejoined(lines)
-        return self._unprefixed(lines) if self._prefixes.is_watching else lines
-
-    def _unprefixed(self, lines: list[str]) -> list[str]:
-        return self._prefixes.without([line.rstrip("\r") for line in lines] if self.has_returns else lines)
+        return self._prefixes.without(lines) if self._prefixes.is_watching else lines
 
     @property
     def tail(self) -> str:

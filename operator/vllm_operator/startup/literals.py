@@ -4,7 +4,10 @@ RE2 makes one automaton of all of them, which reads a line once: what that takes
 hardly with how many texts are sought, so that a crash more that is known costs nothing where it does not happen.
 """
 
+import re
 from collections.abc import Iterable
+
+from vllm_operator.catalog.linear_patterns import compile_linear
 
 _MEMORY_BYTES = 8 << 20
 """What the automaton may take. It is built as far as lines need it: by real logs to less than 2 MiB."""
@@ -35,3 +38,25 @@ class Literals:
         """Those that stand in `text`, in the order in which they were given."""
         found = self._automaton.Match(text.encode("utf-8", "surrogatepass"))
         return [self._texts[each] for each in sorted(found)] if found else []
+
+
+_SHORT = 4096
+
+
+class Needle:
+    """A pattern that every chunk of a log is searched for, and that begins with a text that few have.
+
+    RE2 finds such a text four times as fast as `re`, and takes ten times as long to begin: so it searches long chunks only.
+    """
+
+    def __init__(self, regex: str) -> None:
+        """Prepare to search for it: ASCII, in the syntax that both know."""
+        self._regex = regex
+        self._short = re.compile(regex.encode())
+
+    def stands_in(self, data: bytes) -> bool:
+        """Whether it is found in these bytes."""
+        if len(data) <= _SHORT:
+            return self._short.search(data) is not None
+        found: object = compile_linear(self._regex).search(data)  # type: ignore[call-overload]  # RE2's patterns take both
+        return found is not None

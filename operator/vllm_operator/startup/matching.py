@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter
+from typing import NamedTuple
 
 from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
@@ -19,8 +20,7 @@ from vllm_operator.startup.literals import Literals
 _NAME = re.compile(r"[\w.]+")
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """A line belongs to `signature`. `captures` are the named groups that took part; `name` is what was found, if it is one word."""
 
     signature: Signature
@@ -53,8 +53,7 @@ class _Pattern:
         return found if any(frame.search(line.rstrip()) for line in context()) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What is known of a line: the texts of the catalog that stand in it."""
 
     failure: Failure | None = None

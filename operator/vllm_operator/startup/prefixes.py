@@ -66,7 +66,7 @@ class Prefixes:
         for line in lines:
             if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
                 break
-            if line and not any(prefix.match(line) for prefix in self._known.values()):
+            if line not in ("", "\r") and not any(prefix.match(line) for prefix in self._known.values()):
                 self._look_at(line)
         return [self._taken_off(line) for line in lines] if self._known else lines
 
@@ -75,7 +75,7 @@ class Prefixes:
             found = prefix.match(line)
             if found is not None:
                 rest = line[found.end() :]
-                return rest.rstrip("│┃ ") if rest.endswith(("│", "┃")) else rest
+                return rest.rstrip("│┃ \r") if rest.endswith(("│", "┃", "│\r", "┃\r")) else rest
         return line
 
     def _look_at(self, line: str) -> None:

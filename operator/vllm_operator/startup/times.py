@@ -37,7 +37,7 @@ def read_time(text: str | None, before: datetime | None = None) -> datetime | No
 
 def _without_year(text: str, before: datetime | None) -> datetime:
     year = before.year if before is not None else NOMINAL_YEAR
-    found = datetime(year, int(text[:2]), int(text[3:5]), int(text[6:8]), int(text[9:11]), int(text[12:14]), tzinfo=UTC)
+    found = datetime.fromisoformat(f"{year:04}-{text[:5]}T{text[6:14]}+00:00")
     if before is None:
         return found
     if before - found > _HALF_A_YEAR:
