@@ -115,6 +115,14 @@ def test_a_log_says_the_same_in_each_form(form: Callable[[str], str]) -> None:
     assert {name: read(form(log)) for name, (log, _) in recorded().items()} == {name: said for name, (_, said) in recorded().items()}
 
 
+RAISED = '  File "/opt/vllm/config.py", line 1016, in __init__\n    raise RuntimeError("Failed to infer device type")\n'
+
+
+@pytest.mark.parametrize("form", ["kubectl --timestamps", "kubectl --prefix --timestamps", "docker compose --timestamps"])
+def test_a_time_leaves_the_indentation_of_what_follows(form: str) -> None:
+    assert read(FORMS[form](RAISED)) == read(RAISED) == ("NoGpuVisible", "ProcessStart")
+
+
 def test_what_powershell_redirects_is_read() -> None:
     log, said = recorded()["cli-len-negative"]
     parser = StartupParser(KNOWLEDGE)

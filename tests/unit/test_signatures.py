@@ -50,8 +50,8 @@ def test_a_warning_is_a_notice_and_no_crash(sample: Sample) -> None:
     assert sample.signature in {notice.signature for notice in parser.notices}
 
 
-def test_there_are_as_many_signatures_as_are_known() -> None:
-    assert len(SIGNATURES) == len(KNOWLEDGE.signatures) == 131
+def test_each_signature_has_a_name_of_its_own_and_a_sample() -> None:
+    assert len(SIGNATURES) == len(KNOWLEDGE.signatures)
     assert {sample.signature for sample in SAMPLES} == set(SIGNATURES) - {"CutlassMlaHang"}  # which logs nothing
 
 
