@@ -174,3 +174,37 @@ def test_a_table_of_errors_is_no_log() -> None:
     row = "| RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB | lower it |\n"
     assert crash(head + row + "| Address already in use | change `--port` |\n") is None
     assert crash("| vllm | 1 | UNAVAILABLE: Internal: ModuleNotFoundError: No module named 'vllm' |\n") is not None
+
+
+TERMINATED = """\
+(RayWorkerWrapper pid=77) *** SIGTERM received at time=1748300290 on cpu 8 ***
+(RayWorkerWrapper pid=77) Traceback (most recent call last):
+(RayWorkerWrapper pid=77)   File "/opt/ray/_private/worker.py", line 1539, in sigterm_handler
+(RayWorkerWrapper pid=77)     sys.exit(signum)
+(RayWorkerWrapper pid=77) SystemExit: 15
+"""
+FAILED = ANNOUNCED.format(title="something odd") + "ERROR 12-17 18:40:37 engine.py:366] ValueError: something odd\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "signature"),
+    [
+        (TERMINATED, "TerminatedDuringStartup"),
+        (FAILED + TERMINATED, "Unknown"),
+        (TERMINATED + FAILED, "Unknown"),
+        ("INFO:     Application startup complete.\n" + TERMINATED, None),
+    ],
+    ids=["before it was ready", "after an error", "before an error", "after it was ready"],
+)
+def test_an_exit_by_the_signal_that_stops_ray_is_a_stop_only_if_nothing_else_failed(log: str, signature: str | None) -> None:
+    found = crash(log)
+
+    assert (found.signature if found else None) == signature
+
+
+def test_an_error_after_that_of_a_sitecustomize_is_still_seen() -> None:
+    head = "Error in sitecustomize; set PYTHONVERBOSE for traceback:\nModuleNotFoundError: No module named 'wrapt'\n"
+    found = crash(head + "Traceback (most recent call last):\nModuleNotFoundError: No module named 'vllm'\n")
+
+    assert found is not None
+    assert found.line == "ModuleNotFoundError: No module named 'vllm'"

@@ -57,6 +57,12 @@ HIP runtime version          : N/A
 vLLM Version                 : N/A (dev)
 NCCL_CUMEM_ENABLE=0
 """,
+    "a sitecustomize that Python survives": """\
+Error in sitecustomize; set PYTHONVERBOSE for traceback:
+ModuleNotFoundError: No module named 'wrapt'
+2026-10-01T22:40:55.123456789Z Error in usercustomize; set PYTHONVERBOSE for traceback:
+2026-10-01T22:40:55.123456999Z OSError: [Errno 28] No space left on device
+""",
     "what pip prints": """\
 Collecting vllm
   Downloading vllm-0.20.1-cp38-abi3-manylinux_2_35_x86_64.whl (244.4 MB)

@@ -8,6 +8,8 @@ ASIDE = "collect_env.py"
 """A program that people run and paste beside the log: its errors are not vLLM's."""
 _SURVEY = "Collecting environment information..."
 """What it prints before it imports vLLM."""
+_CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
+"""How Python heads the error of a sitecustomize or usercustomize module; it names it in the next line, and starts all the same."""
 _ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
@@ -63,7 +65,7 @@ def is_no_report(text: str, recent: Sequence[str]) -> bool:
 
     `recent` are the latest lines of the log.
     """
-    if len(recent) > 1 and recent[-2].startswith(_SURVEY):
+    if len(recent) > 1 and (recent[-2].startswith(_SURVEY) or recent[-2].rstrip().endswith(_CUSTOMIZE)):
         return True
     if text.startswith("|") and text.endswith("|") and _is_in_a_table(recent):
         return True
