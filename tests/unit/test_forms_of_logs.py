@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.startup.lines.wraps import rejoined
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.wraps import rejoined
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus"

@@ -12,7 +12,7 @@ LONGEST = 400
 """Lines, as CONTRIBUTING.md says."""
 
 
-@pytest.mark.parametrize("room", ["catalog", "cluster", "planning", "reporting", "runtime"])
+@pytest.mark.parametrize("room", ["catalog", "cluster", "planning", "reporting", "runtime", "startup", "startup.crash", "startup.lines"])
 def test_the_guide_of_a_room_names_all_its_modules(room: str) -> None:
     package = importlib.import_module(f"vllm_operator.{room}")
     named = set(re.findall(r"\w+", package.__doc__ or ""))

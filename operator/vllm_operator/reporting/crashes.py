@@ -17,7 +17,7 @@ from vllm_operator.reporting.pod_events import killed_by_probe
 from vllm_operator.reporting.pods import Phase, PodView, Termination
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.terminations import match_container, match_pod
-from vllm_operator.startup.evidence import REFUSED_REMEDY, UNKNOWN
+from vllm_operator.startup.crash.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.startup.state import Crash, Stage, StartupState
 from vllm_operator.startup.termination import diagnose_termination
 

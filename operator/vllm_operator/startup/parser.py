@@ -13,8 +13,10 @@ from functools import lru_cache
 
 from vllm_operator.catalog.stages import LineMeaning
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.startup.crashes import CrashTracker
-from vllm_operator.startup.framing import (
+from vllm_operator.startup.crash.matching import Recognizer
+from vllm_operator.startup.crash.tracebacks import CHARACTERS_KEPT, LINES_KEPT, NATIVE_FRAME
+from vllm_operator.startup.crash.tracker import CrashTracker
+from vllm_operator.startup.lines.framing import (
     ERROR,
     INFO,
     LINE_LIMIT,
@@ -26,13 +28,11 @@ from vllm_operator.startup.framing import (
     records,
     time_of,
 )
-from vllm_operator.startup.matching import Recognizer
 from vllm_operator.startup.meanings import Meanings
 from vllm_operator.startup.progress import Bars
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 from vllm_operator.startup.timeline import Timeline
 from vllm_operator.startup.times import read_time
-from vllm_operator.startup.tracebacks import CHARACTERS_KEPT, LINES_KEPT, NATIVE_FRAME
 
 _ACCESS = re.compile(r'"(?:GET|POST|HEAD|PUT|DELETE|OPTIONS) /\S{0,300} HTTP/[\d.]{1,3}" [24]\d\d')
 """Requests that are answered, if only with what is wrong with them: before it is ready, the server answers none."""

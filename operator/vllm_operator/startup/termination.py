@@ -6,7 +6,7 @@ writes whatever it was writing, and its children's deaths look like crashes.
 
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.startup.evidence import UNKNOWN
+from vllm_operator.startup.crash.evidence import UNKNOWN
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash

@@ -16,7 +16,7 @@ from enum import Enum, auto
 from functools import cache
 from itertools import islice
 
-from vllm_operator.startup.framing import plain
+from vllm_operator.startup.lines.framing import plain
 from vllm_operator.startup.literals import Literals
 
 NATIVE_FRAME = '  File "<unknown>"'

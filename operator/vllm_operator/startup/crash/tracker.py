@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
-from vllm_operator.startup.bystanders import (
+from vllm_operator.startup.crash.bystanders import (
     ASIDE,
     BYSTANDERS,
     CLIENTS,
@@ -25,11 +25,11 @@ from vllm_operator.startup.bystanders import (
     is_source,
     without_names,
 )
-from vllm_operator.startup.evidence import LINE_LIMIT, Evidence, best, to_crash
-from vllm_operator.startup.framing import WARNING, plain
-from vllm_operator.startup.matching import Recognizer
+from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
+from vllm_operator.startup.crash.matching import Recognizer
+from vllm_operator.startup.crash.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks
+from vllm_operator.startup.lines.framing import WARNING, plain
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks
 
 EXCERPT_FRAMES = 6
 _TERMINATED = "TerminatedDuringStartup"

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vllm_operator.startup.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
-from vllm_operator.startup.documents import unfolded
-from vllm_operator.startup.prefixes import Prefixes
-from vllm_operator.startup.wraps import rejoined
+from vllm_operator.startup.lines.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
+from vllm_operator.startup.lines.documents import unfolded
+from vllm_operator.startup.lines.prefixes import Prefixes
+from vllm_operator.startup.lines.wraps import rejoined
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""

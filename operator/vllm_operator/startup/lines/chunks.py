@@ -6,8 +6,8 @@ at once, and to bytes, where it takes half the time that it takes in text. No en
 
 import re
 
+from vllm_operator.startup.lines.spelling import plainly
 from vllm_operator.startup.literals import Needle
-from vllm_operator.startup.spelling import plainly
 
 BAR_LIMIT = 2048
 """Bytes of a line that has not ended after which only the latest updates of its bar are kept."""
