@@ -32,5 +32,6 @@ def gather_engine(folder: Path) -> Path:
     for sample in load_signature_samples():
         path = program / "samples" / f"{sample.signature}.txt"
         if not path.exists():  # the first of several
-            path.write_text(dedent(sample.text) + "\n")
+            # a frame at the margin is none; the message of an exception stands there
+            path.write_text((sample.text if sample.text.startswith("  File ") else dedent(sample.text)) + "\n")
     return folder
