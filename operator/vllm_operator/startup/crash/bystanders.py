@@ -27,7 +27,8 @@ CLIENTS = (
 _LIBRARIES = ("packages/openai/", "packages/litellm/", "packages/langchain_openai/")
 """Frames of libraries that such programs use, and the engine does not."""
 _MIDDLEWARE = ("starlette/middleware/", "prometheus_fastapi_instrumentator/")
-BYSTANDERS = (ASIDE, *_ANSWERING, *CLIENTS, *_LIBRARIES, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
+_OF_REQUESTS = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
+BYSTANDERS = (ASIDE, *_OF_REQUESTS, "/serving", "_serving", "api_router.py", *_MIDDLEWARE)
 """Where none of these stands, an exception is neither of a request nor of another program."""
 _REQUEST = re.compile(r"\[(?:serving|(?!abstract)\w{1,40}_(?:tool|reasoning)_parser\.py:)")
 """The modules that answer requests, at the head of a record."""
@@ -51,8 +52,7 @@ _LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
 
 def is_of_a_request(frames: Iterable[str]) -> bool:
     """Whether a traceback is that of a request that was answered, or of a client that sent some."""
-    places = (*_ANSWERING, *CLIENTS, *_LIBRARIES)
-    return any(_ANSWERS.search(frame) or any(place in frame for place in places) for frame in frames)
+    return any(_ANSWERS.search(frame) or any(place in frame for place in _OF_REQUESTS) for frame in frames)
 
 
 def is_headed_by_a_request(raw: str) -> bool:
