@@ -189,15 +189,17 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
     """Frames and source lines of a process, the latest first. The latest line of all is not one of them."""
     lines = reversed(recent)
     next(lines, None)
-    source = head = writer = ""
+    source = writer = ""
+    indented, length = " ", 0  # most lines have the header of the one below them
     for raw in lines:
-        if not _may_be_of(process, raw):
-            continue
-        if head and raw.startswith(head) and raw.startswith(" ", len(head)):
-            text = raw[len(head) :]
-        else:
+        if raw.startswith(indented):
+            text = raw[length:]
+        elif _may_be_of(process, raw):
             writer, text = plain(raw)
-            head = raw[: len(raw) - len(text)]
+            length = len(raw) - len(text)
+            indented = raw[:length] + " "
+        else:
+            continue
         if writer != process or not text.strip(" ^~"):
             continue
         if text.startswith(('  File "', "    ")):

@@ -43,7 +43,11 @@ def cut(data: bytes) -> list[str]:
     data = plainly(data)
     if data.isascii():
         return data.decode("ascii").split("\n")
-    return [line.decode("utf-8", "replace") for line in data.split(b"\n")]
+    lines = data.split(b"\n")
+    try:
+        return [*map(bytes.decode, lines)]
+    except UnicodeDecodeError:
+        return [line.decode("utf-8", "replace") for line in lines]
 
 
 def _unquoted(data: bytes) -> bytes:

@@ -97,6 +97,7 @@ _LEVEL_WORDS = {
 }
 
 
+_RECORD_LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 _RECORD = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-")
 """What each record has at its beginning: cheaper to look for than its whole header."""
 
@@ -116,7 +117,7 @@ def locate(raw: str) -> tuple[int, int | None]:
     if known is None:
         first = raw[start : start + 1]
         # After the name of a process, or before a space, there is nothing that could be a wrapping.
-        plain = first == " " or (first.isalpha() if start else _is_prose(raw))
+        plain = first == " " or (first.isalpha() or not first if start else _is_prose(raw))
         return (start, None) if plain else (-1, None)
     level, length = known
     date = start + length
@@ -159,7 +160,7 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
-    if _RECORD.search(raw, 80) is None and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
+    if not _may_hold_a_record(raw, 80) and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
     if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
         raw = raw.replace("\\n", "⏎")
@@ -183,6 +184,12 @@ def plain(raw: str) -> tuple[str, str]:
         raw = raw[wrapped.end() :]
     found = _VLLM.match(raw)
     return (found["process"] or "", raw[found.end() :]) if found is not None else ("", raw)
+
+
+def _may_hold_a_record(raw: str, begin: int) -> bool:
+    # Five searches for texts take a fifth of the time of one for an expression that begins with any of them.
+    levels = any(raw.find(level, begin) >= 0 for level in _RECORD_LEVELS)
+    return levels and _RECORD.search(raw, begin) is not None
 
 
 def _is_wrapping(head: str) -> bool:
