@@ -31,7 +31,7 @@ from testenv.api import client_of
 from testenv.containers import ContainerWatch
 from testenv.cri import Record, parse_record
 
-# How often an open stream looks for more, in seconds. A real kubelet is told by the kernel and takes a millisecond.
+# How often the files of open streams are looked at, in seconds. A real kubelet is told by the kernel and takes a millisecond.
 _LOOK_EVERY = 0.02
 _READ_SIZE = 1 << 20
 _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 500: "Internal Server Error"}
@@ -179,7 +179,48 @@ def shorten_timestamp(timestamp: str) -> str:
     return f"{whole}.{digits}Z" if digits else f"{whole}Z"
 
 
-async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncIterator[bytes]:
+class Changes:
+    """Tells the streams that have shown everything when there is something new.
+
+    All of them are looked at in one go: a task that wakes up for each would take half a core for a hundred streams.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[asyncio.Future[None], tuple[Path, _Standing]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    async def after(self, path: Path, standing: "_Standing") -> None:
+        """Waits until a log or its folder is no longer what it was."""
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = (path, standing)
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            await waiter
+        finally:
+            self._waiting.pop(waiter, None)
+
+    async def _look(self) -> None:
+        while self._waiting:
+            for waiter, (path, standing) in self._waiting.items():
+                if not waiter.done() and standing_of(path) != standing:
+                    waiter.set_result(None)
+            await asyncio.sleep(_LOOK_EVERY)
+
+
+_Standing = tuple[int, int, int, int]
+
+
+def standing_of(path: Path) -> _Standing:
+    """Returns what changes with a log: a line more, another file under its name, a file beside it."""
+    try:
+        folder, file = os.stat(path.parent), os.stat(path)
+    except FileNotFoundError:
+        return 0, 0, 0, 0
+    return folder.st_mtime_ns, file.st_ino, file.st_size, file.st_mtime_ns
+
+
+async def read_log(logs: ContainerLogs, run: int, request: LogRequest, changes: Changes) -> AsyncIterator[bytes]:
     """Yields the stream of one run, as far as the request goes."""
     formatter = _Formatter(request)
     with contextlib.ExitStack() as open_files:
@@ -189,6 +230,7 @@ async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncI
         unfinished = b""
         while not formatter.is_full:
             # looked at before the file is read: what was written before the end is never missed
+            standing = standing_of(logs.path(run))
             over = not request.follow or logs.is_over(run)
             data = file.read(_READ_SIZE)
             *lines, unfinished = (unfinished + data).split(b"\n")
@@ -200,7 +242,7 @@ async def read_log(logs: ContainerLogs, run: int, request: LogRequest) -> AsyncI
                 if following is file and over:
                     return
                 if following is file:
-                    await asyncio.sleep(_LOOK_EVERY)
+                    await changes.after(logs.path(run), standing)
                 file = following
 
 
@@ -226,6 +268,7 @@ class LogServer:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._changes = Changes()
 
     async def serve(self, *, certificate: Path, key: Path, port: int) -> None:
         """Serves on 127.0.0.1 until cancelled."""
@@ -270,7 +313,7 @@ class LogServer:
             return
         if fault == "hang":
             await asyncio.Event().wait()
-        async for data in read_log(logs, run, request):
+        async for data in read_log(logs, run, request, self._changes):
             if data:
                 writer.write(b"%x\r\n%s\r\n" % (len(data), data))
                 await writer.drain()

@@ -10,7 +10,7 @@ import pytest
 from testenv.api import ApiClient
 from testenv.containers import ContainerWatch
 from testenv.cri import LogWriter, parse_record
-from testenv.logs import ContainerLogs, LogError, LogRequest, read_log, shorten_timestamp
+from testenv.logs import Changes, ContainerLogs, LogError, LogRequest, read_log, shorten_timestamp
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def asked(**query: str) -> LogRequest:
 
 async def stream(logs: ContainerLogs, **query: str) -> bytes:
     request = asked(**query)
-    return b"".join([data async for data in read_log(logs, logs.choose(request), request)])
+    return b"".join([data async for data in read_log(logs, logs.choose(request), request, Changes())])
 
 
 def write(logs: ContainerLogs, *parts: bytes, run: int = 0, exits: bool = False) -> LogWriter:
@@ -107,10 +107,29 @@ async def test_a_followed_stream_does_not_go_on_with_the_next_run(logs: Containe
     assert await stream(logs, previous="true") == b"first run\n"
 
 
+async def test_of_many_streams_that_wait_the_one_with_a_new_line_goes_on(tmp_path: Path) -> None:
+    changes, silent = Changes(), [ContainerLogs(tmp_path, "demo", f"server-{number}", "vllm") for number in range(5)]
+    readings = []
+    for logs in silent:
+        write(logs, b"begin\n")
+        readings.append(read_log(logs, 0, asked(follow="true"), changes))
+        assert await anext(readings[-1]) == b"begin\n"
+    waiting = [asyncio.ensure_future(anext(reading)) for reading in readings]
+    await asyncio.sleep(0)
+
+    write(silent[3], b"more\n")
+
+    assert await waiting[3] == b"more\n"
+    assert [each.done() for each in waiting] == [False, False, False, True, False]
+    for each in waiting:
+        each.cancel()
+    await asyncio.gather(*waiting, return_exceptions=True)
+
+
 async def test_a_followed_stream_crosses_a_rotation(logs: ContainerLogs) -> None:
     write(logs, b"before\n")
     request = asked(follow="true")
-    reading = read_log(logs, 0, request)
+    reading = read_log(logs, 0, request, Changes())
     assert await anext(reading) == b"before\n"
     logs.path(0).rename(logs.path(0).with_suffix(".log.1"))
     write(logs, b"after\n", exits=True)

@@ -36,6 +36,11 @@ def list_atomic() -> dict[str, Any]:
     return {"x-kubernetes-list-type": "atomic"}
 
 
+def map_atomic() -> dict[str, Any]:
+    """Schema markers of an object that is replaced as a whole: the API server keeps no owner for each of its fields."""
+    return {"x-kubernetes-map-type": "atomic"}
+
+
 def open_objects(**fields: str) -> dict[str, Any]:
     """Schema of an object that holds these objects (name and description), whose content the API server does not check."""
     return {
