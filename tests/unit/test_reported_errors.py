@@ -162,6 +162,8 @@ def test_a_list_of_issues_is_no_log() -> None:
         "### 4.1. EngineDeadError During Shutdown\n",
         "If you observe `vllm.v1.engine.exceptions.EngineDeadError` when the server stops, nothing is wrong.\n",
         "It is given on, which resolves `OSError` and `LocalEntryNotFoundError` without a network.\n",
+        "1. \u663e\u5b58\u62a5\u9519\u201cCUDA out of memory\u201d\u4f46\u660e\u660e\u670924GB\u663e\u5b58\n",
+        'It looks so: File "gpu_model_runner.py", line ..., in execute_model torch.OutOfMemoryError: CUDA out of memory. Tried X MiB\n',
     ],
 )
 def test_a_text_that_speaks_of_exceptions_is_no_log(text: str) -> None:
@@ -187,9 +189,28 @@ TEST_OF_THE_ENGINE = """\
 """
 
 
-@pytest.mark.parametrize("log", [REFUSED_LENGTH, CUT_WITHIN_A_LEVEL, TEST_OF_THE_ENGINE], ids=["request", "cut", "program"])
+SERVER_AROUND_THE_ENGINE = """\
+WARN  InferenceRequestHandler Chunk reading interrupted
+java.lang.IllegalStateException: Read chunk timeout.
+        at ai.djl.inference.streaming.ChunkedBytesSupplier.next(ChunkedBytesSupplier.java:79) ~[api-0.23.0.jar:?]
+"""
+"""https://github.com/deepjavalibrary/djl-serving/issues/1173"""
+
+
+@pytest.mark.parametrize(
+    "log",
+    [REFUSED_LENGTH, CUT_WITHIN_A_LEVEL, TEST_OF_THE_ENGINE, SERVER_AROUND_THE_ENGINE],
+    ids=["request", "cut", "program", "java"],
+)
 def test_what_only_looks_like_an_error_of_the_engine(log: str) -> None:
     assert name_of(log) is None
+
+
+def test_a_message_in_a_chinese_sentence_counts_where_the_sentence_ends_with_it() -> None:
+    assert (
+        name_of("\u62a5\u9519ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`.\n")
+        == "NoKvCacheMemory"
+    )
 
 
 def test_the_title_of_a_thread_may_hold_the_message() -> None:

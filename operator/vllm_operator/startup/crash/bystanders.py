@@ -39,7 +39,8 @@ _SOURCE = re.compile(
     r"|(?!\w{0,80}(?:Error|Exception)\()[\w.]{1,80}\([\"'].{0,400}[\"']\)$)|\s+(?:#|//) |\s{8,}[rbf]{0,2}\".{0,400}\"\){0,3}$"
 )
 """How a line of a program begins, or of a text: in a log they stand beneath the frames of a traceback."""
-_BULK = re.compile("NCCL INFO|UCX  DEBUG|DEBUG:")
+_BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')
+"""What libraries trace; and frames without a number, with which a text shows how a log looks."""
 _NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
 _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
 """An exception of which a sentence, or the title of a section, speaks: without a message it was not raised there."""

@@ -18,18 +18,27 @@ from vllm_operator.catalog.stages import Failure, Stages
 from vllm_operator.startup.literals import Literals
 
 _NAME = re.compile(r"[\w.]+")
+_IDEOGRAPHS = ("\u4e00", "\u9fff")
+_CLOSING = "\"'`*)\u201d\u2019\u300d\u300f"
+_CLOSING_KEPT = 4
 
 
 class Match(NamedTuple):
-    """A line belongs to `signature`. `captures` are the named groups that took part; `name` is what was found, if it is one word."""
+    """A line belongs to `signature`. `captures` are the named groups that took part; `name` is what was found, if it is one word.
+
+    `after` is the character behind what was found, and behind the marks that close a quotation.
+    """
 
     signature: Signature
     captures: tuple[tuple[str, str], ...]
     weak: bool
     name: str = ""
+    after: str = ""
 
     def is_reported_by(self, text: str) -> bool:
         """Whether the line says that it happened. A text about errors has their names too, but they stand in its sentences."""
+        if _IDEOGRAPHS[0] <= self.after <= _IDEOGRAPHS[1]:
+            return False  # A message ends at a mark or a space; what goes on like this is a sentence that mentions it.
         if not self.name:
             return True
         name = re.escape(self.name)
@@ -103,7 +112,9 @@ class Recognizer:
             if found is not None:
                 found_before.add(signature.id)
                 captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
-                yield Match(signature, captures, each.pattern.weak, found[0] if _NAME.fullmatch(found[0]) else "")
+                name = found[0] if _NAME.fullmatch(found[0]) else ""
+                after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
+                yield Match(signature, captures, each.pattern.weak, name, after[:1])
 
     def _look(self, text: str) -> _Seen:
         latest, seen = self._latest

@@ -52,8 +52,8 @@ _PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
 _QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports what failed elsewhere, and repeats its message."""
-_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.")
-"""Exceptions of a process that ends as it should, and of a client."""
+_ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
+"""Exceptions of a process that ends as it should, of a client, and of a server in Java around the engine."""
 
 
 class CrashTracker:
