@@ -1,6 +1,7 @@
-"""A log within one JSON document: entries are found wherever they are, and anything else is left as it is."""
+"""What log stores give: entries are found wherever they are and put into order, and anything else is left as it is."""
 
 import json
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given
@@ -28,6 +29,11 @@ def test_no_document_raises(document: object) -> None:
     assert isinstance(unfolded(json.dumps(document).encode()), bytes)
 
 
+@given(st.sampled_from([b"", b"@timestamp,message\n", b'"Date","Message"\r\n', b"2026-11-21T09:00:01Z x\n"]), st.binary(max_size=300))
+def test_no_table_raises(heading: bytes, rows: bytes) -> None:
+    assert isinstance(unfolded(heading + rows), bytes)
+
+
 @pytest.mark.parametrize("opened", ["[", '{"a": ', '[{"data": ', '{"message": "x", "a": '])
 def test_a_document_of_any_depth_is_survived(opened: str) -> None:
     closed = {"[": "]", "{": "}"}
@@ -42,6 +48,25 @@ def test_the_newest_first_is_turned_round() -> None:
     ]
 
     assert [entry["message"] for entry in lines({"data": entries}) if isinstance(entry, dict)] == ["first", "second", "third"]
+
+
+def test_a_cell_of_a_table_may_hold_several_lines() -> None:
+    table = 'TimeGenerated,LogMessage\r\n2026-11-21T09:00:02Z,"third\nfourth"\r\n2026-11-21T09:00:01Z,"first, ""second"""\r\n'
+
+    assert unfolded(table.encode()) == b'first, "second"\nthird\nfourth\n'
+
+
+def test_a_text_with_the_newest_on_top_is_turned_round() -> None:
+    lines = [f"2026-11-21T09:00:{second:02d}Z line {second}\n" for second in range(20)]
+
+    assert unfolded(("logs of vllm\n" + "".join(lines[::-1])).encode()).decode() == "".join(lines) + "logs of vllm\n"
+
+
+@pytest.mark.parametrize("times", [range(3, 0, -1), [9, *range(9)], range(20)])
+def test_times_that_go_back_once_or_in_few_lines_are_no_reason_to_turn_a_text_round(times: Sequence[int]) -> None:
+    text = "".join(f"2026-11-21T09:00:{second:02d}Z line\n" for second in times).encode()
+
+    assert unfolded(text) == text
 
 
 def test_what_has_no_time_stays_in_its_order() -> None:

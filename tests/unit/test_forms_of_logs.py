@@ -47,6 +47,11 @@ def nanoseconds(number: int) -> str:
     return str(1795251124000000000 + number)
 
 
+def newest_above(prefix: str, heading: str) -> Callable[[str], str]:
+    """With a time before each line, the last line of the log on top."""
+    return lambda log: heading + "\n".join(before(prefix)(log).splitlines()[::-1]) + "\n"
+
+
 def newest_first(entries: list[object]) -> list[object]:
     return entries[::-1]
 
@@ -81,6 +86,12 @@ FORMS: dict[str, Callable[[str], str]] = {
         lambda entries: {"data": {"result": [{"stream": {}, "values": newest_first(entries[part::2])} for part in (0, 1)]}},
     ),
     "what Grafana exports": document(lambda number, line: {"line": line, "timestamp": nanoseconds(number), "fields": {}}, newest_first),
+    "what Grafana downloads": newest_above(
+        "17952511{minute:02d}{second:02d}000\t2026-11-21T09:{minute:02d}:{second:02d}.000Z\t", "Common labels: {}\nLine limit: 5000\n\n"
+    ),
+    "what Kibana downloads": lambda log: newest_above('"2026-11-21T09:{minute:02d}:{second:02d}.123Z",', '"@timestamp",message\n')(
+        each_line(lambda _, line: '"' + line.replace('"', '""') + '"')(log)
+    ),
     "what Elasticsearch answers": document(
         lambda number, line: {
             "_id": f"{number}",

@@ -1,11 +1,15 @@
-"""A log that is a document of JSON over several lines: what log stores answer, what their pages export, or a list of lines.
+"""Logs as log stores give them: as a document of JSON over several lines, and with the newest first.
 
-Loki answers with pairs of a time and a line for each stream, Elasticsearch with hits, CloudWatch with events; all of them give
-the newest first unless they are asked not to. What is found is put into the order in which it was logged.
+Loki answers with pairs of a time and a line for each stream, Elasticsearch with hits, CloudWatch with events; what their pages
+export is text or CSV as well. What is found is put into the order in which it was logged.
 """
 
+import csv
+import io
 import json
+import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
@@ -14,6 +18,14 @@ TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
 """Members with its time."""
 _INNER = ("jsonPayload", "attributes", "_source")
 """Members of an entry that are objects with its text."""
+_STAMP = re.compile(rb"[^\n]{0,80}?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
+"""The time that a log store puts before each line."""
+_STAMPS = 8
+"""Times that must go back from line to line before a text is turned round."""
+_COLUMN = re.compile(r"[@\w. ]{1,40}")
+_TEXT_COLUMNS = frozenset({*(name.strip("_").lower() for name in TEXTS), "content", "logmessage"})
+_TIME_COLUMNS = frozenset({*(name.strip("@") for name in TIMES), "date", "timegenerated"})
+"""Columns of a table, without what some stores put before their own names."""
 _DEEP = 8
 """Levels of objects and lists in which entries are looked for."""
 
@@ -26,15 +38,50 @@ class _Entry(NamedTuple):
 
 
 def unfolded(data: bytes) -> bytes:
-    """The entries of such a document, one in a line; any other text as it is."""
-    if data.lstrip()[:1] not in (b"[", b"{"):
-        return data
+    """The entries of such a log, one in a line and the oldest first; any other text as it is."""
+    entries = _document(data) if data.lstrip()[:1] in (b"[", b"{") else _table(data)
+    if not entries:
+        return _oldest_first(data)
+    return "".join(f"{entry.line}\n" for entry in _in_order(entries)).encode("utf-8", "replace")
+
+
+def _document(data: bytes) -> list[_Entry]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
+        return []
+    return list(_entries(document, _DEEP)) or [_as_line(document)]
+
+
+def _table(data: bytes) -> list[_Entry]:
+    """The rows of CSV whose first line names the columns."""
+    heading, _, rest = data[:2000].partition(b"\n")
+    names = [name.strip(' "\r') for name in heading.decode("utf-8-sig", "replace").split(",")]
+    columns = [name.strip("@_").lower() for name in names]
+    text = next((number for number, name in enumerate(columns) if name in _TEXT_COLUMNS), None)
+    if text is None or not rest or len(names) < 2 or not all(map(_COLUMN.fullmatch, names)):
+        return []
+    time = next((number for number, name in enumerate(columns) if name in _TIME_COLUMNS), None)
+    rows = csv.reader(io.StringIO(data[len(heading) + 1 :].decode("utf-8", "replace"), newline=""))
+    try:
+        return [_Entry(row[text], "" if time is None else row[time]) for row in rows if len(row) == len(names)]
+    except csv.Error:
+        return []
+
+
+def _oldest_first(data: bytes) -> bytes:
+    """The text turned round, if all lines but a heading have a time and each is older than the one before."""
+    last = _STAMP.match(data, data.rstrip().rfind(b"\n") + 1)
+    if last is None:
         return data
-    entries = list(_entries(document, _DEEP)) or [_as_line(document)]
-    return "".join(f"{entry.line}\n" for entry in _in_order(entries)).encode("utf-8", "replace")
+    first = next((found for line in data[:1000].split(b"\n") if (found := _STAMP.match(line))), None)
+    if first is None or first[1] <= last[1]:
+        return data
+    lines = data.rstrip().splitlines()
+    stamps = [found[1] for line in lines if (found := _STAMP.match(line))]
+    if not _STAMPS <= len(stamps) >= len(lines) * 0.9 or any(newer < older for newer, older in pairwise(stamps)):
+        return data
+    return b"\n".join([*reversed(lines), b""])
 
 
 def _entries(node: object, levels: int) -> Iterator[_Entry]:
