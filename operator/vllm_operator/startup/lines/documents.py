@@ -56,6 +56,8 @@ def _document(data: bytes) -> list[_Entry]:
 def _table(data: bytes) -> list[_Entry]:
     """The rows of CSV whose first line names the columns."""
     heading, _, rest = data[:2000].partition(b"\n")
+    if b"," not in heading:
+        return []
     names = [name.strip(' "\r') for name in heading.decode("utf-8-sig", "replace").split(",")]
     columns = [name.strip("@_").lower() for name in names]
     text = next((number for number, name in enumerate(columns) if name in _TEXT_COLUMNS), None)
@@ -71,7 +73,7 @@ def _table(data: bytes) -> list[_Entry]:
 
 def _oldest_first(data: bytes) -> bytes:
     """The text turned round, if all lines but a heading have a time and each is older than the one before."""
-    last = _STAMP.match(data, data.rstrip().rfind(b"\n") + 1)
+    last = _STAMP.match(data, data.rfind(b"\n", 0, -1) + 1)
     if last is None:
         return data
     first = next((found for line in data[:1000].split(b"\n") if (found := _STAMP.match(line))), None)
