@@ -36,6 +36,26 @@ def within(key: str, **others: object) -> Callable[[str], str]:
     return each_line(lambda _, line: json.dumps({**others, key: line}))
 
 
+def document(
+    entry: Callable[[int, str], object], around: Callable[[list[object]], object] = lambda entries: entries
+) -> Callable[[str], str]:
+    """One JSON document of a log: `around` is put around its entries."""
+    return lambda log: json.dumps(around([entry(number, line) for number, line in enumerate(log.split("\n"))]), indent=2)
+
+
+def nanoseconds(number: int) -> str:
+    return str(1795251124000000000 + number)
+
+
+def newest_above(prefix: str, heading: str) -> Callable[[str], str]:
+    """With a time before each line, the last line of the log on top."""
+    return lambda log: heading + "\n".join(before(prefix)(log).splitlines()[::-1]) + "\n"
+
+
+def newest_first(entries: list[object]) -> list[object]:
+    return entries[::-1]
+
+
 def cut_at(width: int) -> Callable[[str], str]:
     return each_line(lambda _, line: "\n".join(line[at : at + width] for at in range(0, max(len(line), 1), width)))
 
@@ -54,6 +74,43 @@ FORMS: dict[str, Callable[[str], str]] = {
     "Google's JSON": within("textPayload", severity="ERROR"),
     "Datadog's JSON": each_line(lambda _, line: json.dumps({"content": {"message": line}})),
     "Fluent Bit's JSON": within("log", date=1795251124.5),
+    "what Loki answers": document(
+        lambda number, line: [nanoseconds(number), line],
+        lambda entries: {
+            "status": "success",
+            "data": {"resultType": "streams", "result": [{"stream": {"pod": "llama-0"}, "values": newest_first(entries)}], "stats": {}},
+        },
+    ),
+    "what Loki answers of two streams": document(
+        lambda number, line: [nanoseconds(number), line],
+        lambda entries: {"data": {"result": [{"stream": {}, "values": newest_first(entries[part::2])} for part in (0, 1)]}},
+    ),
+    "what Grafana exports": document(lambda number, line: {"line": line, "timestamp": nanoseconds(number), "fields": {}}, newest_first),
+    "what Grafana downloads": newest_above(
+        "17952511{minute:02d}{second:02d}000\t2026-11-21T09:{minute:02d}:{second:02d}.000Z\t", "Common labels: {}\nLine limit: 5000\n\n"
+    ),
+    "what Kibana downloads": lambda log: newest_above('"2026-11-21T09:{minute:02d}:{second:02d}.123Z",', '"@timestamp",message\n')(
+        each_line(lambda _, line: '"' + line.replace('"', '""') + '"')(log)
+    ),
+    "what Elasticsearch answers": document(
+        lambda number, line: {
+            "_id": f"{number}",
+            "_source": {"message": line, "@timestamp": 1795251124000 + number, "log": {"offset": 1}},
+            "sort": [number],
+        },
+        lambda entries: {"took": 3, "_shards": {"total": 1}, "hits": {"total": {"value": 3}, "hits": newest_first(entries)}},
+    ),
+    "what CloudWatch answers": document(
+        lambda number, line: {"timestamp": 1795251124000 + number, "message": line},
+        lambda entries: {"events": entries, "searchedLogStreams": [{"logStreamName": "vllm", "searchedCompletely": True}]},
+    ),
+    "what Datadog answers": document(
+        lambda number, line: {"id": "A", "type": "log", "attributes": {"message": line, "timestamp": f"2026-11-21T09:06:{number:06d}"}},
+        lambda entries: {"data": newest_first(entries), "meta": {"status": "done"}},
+    ),
+    "a list of strings": document(lambda _, line: line),
+    "what Splunk exports": document(lambda _, line: {"_raw": line}, lambda entries: {"preview": False, "results": entries}),
+    "journald's JSON": within("MESSAGE", _PID="77", __REALTIME_TIMESTAMP="1795251124000000"),
     "journald": before("Nov 21 09:{minute:02d}:{second:02d} gpu01 vllm[1234]: "),
     "journald, ISO times": before("2026-11-21T09:{minute:02d}:{second:02d}+0100 gpu01 vllm[1234]: "),
     "rsyslog": before("2026-11-21T09:{minute:02d}:{second:02d}.123456+01:00 gpu01 vllm[1234]: "),

@@ -14,15 +14,14 @@ From this record alone follows which directory a start uses, so an object that i
 What runs is left alone. A directory is exchanged with the image, or when a new plan is asked for.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.api.labels import CONTAINER, IMAGE_ANNOTATION_PREFIX
+from vllm_operator.api.labels import IMAGE_ANNOTATION_PREFIX
 from vllm_operator.api.status import Plan
 from vllm_operator.planning.storage.cache_key import digest_of, key_with_image
 from vllm_operator.planning.storage.care import ImageCare
-from vllm_operator.rendering.addresses import cache_address
 from vllm_operator.reporting import reading
 from vllm_operator.upkeep.records import Changes
 from vllm_operator.upkeep.situation import Situation
@@ -79,19 +78,19 @@ def image_care(situation: Situation) -> ImageCare:
     address, plan = situation.address, situation.plan
     pinned = digest_of(plan.image)
     if pinned is not None or address is None:
-        return ImageCare(digest=pinned or _seen(situation))
-    record = read_records(situation.claim).get(key_with_image(plan, plan.image))
-    digest = _seen(situation) or (record.latest if record else None)
-    moved = record is not None and digest != record.filled_by and plan.cache_key == key_with_image(plan, plan.image)
+        return ImageCare(digest=pinned or situation.running_digest)
+    record = read_records(situation.claim).get(situation.key_by_tag)
+    digest = situation.running_digest or (record.latest if record else None)
+    moved = record is not None and digest != record.filled_by and plan.cache_key == situation.key_by_tag
     return ImageCare(digest=digest, moved=moved)
 
 
 def image_record(situation: Situation) -> Changes:
     """What is to be recorded of the image that the newest Pod was seen to run."""
-    address, plan, seen = situation.address, situation.plan, _seen(situation)
+    address, plan, seen = situation.address, situation.plan, situation.running_digest
     if address is None or seen is None or situation.claim is None or digest_of(plan.image) is not None or not plan.cache_key_parts:
         return {}
-    by_tag = key_with_image(plan, plan.image)
+    by_tag = situation.key_by_tag
     record = read_records(situation.claim).get(by_tag)
     if record is None and address.key != by_tag:
         return {}
@@ -112,20 +111,4 @@ def _is_in_use(situation: Situation, before: Plan) -> bool:
     present, address, plan = situation.present_address, situation.address, situation.plan
     if present is None or address is None or (present.claim, present.key) != (address.claim, before.cache_key):
         return False
-    return before.image == plan.image and key_with_image(before, plan.image) == key_with_image(plan, plan.image)
-
-
-def _seen(situation: Situation) -> str | None:
-    """The digest of the image that the newest Pod with the directory of the plan runs; None if no Pod tells."""
-    return max(_digests(situation), default=("", None))[1]
-
-
-def _digests(situation: Situation) -> Iterator[tuple[str, str]]:
-    for pod in situation.pods:
-        container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
-        wished = reading.named(pod, CONTAINER, "spec", "containers", key="name")
-        # an image that was loaded into a node without a registry has no digest, only an ID of its own
-        digest = digest_of(reading.text(container, "imageID"))
-        if digest is None or wished.get("image") != situation.plan.image or cache_address(pod.get("spec")) != situation.address:
-            continue
-        yield reading.text(pod, "metadata", "creationTimestamp"), digest
+    return before.image == plan.image and key_with_image(before, plan.image) == situation.key_by_tag

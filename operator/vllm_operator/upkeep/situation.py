@@ -1,14 +1,15 @@
 """What is decided upon: one VLLMDeployment, its plan, its Pods, and the claim of its caches."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.planning.storage.cache_key import digest_of, key_with_image
 from vllm_operator.rendering.addresses import CacheAddress, cache_address, template_spec
 from vllm_operator.rendering.metadata import Component
 from vllm_operator.reporting import reading
@@ -62,6 +63,26 @@ class Situation:
     def present_address(self) -> CacheAddress | None:
         """Where the caches of the Deployment as it is are."""
         return cache_address(template_spec(self.deployment))
+
+    @cached_property
+    def key_by_tag(self) -> str:
+        """The directory that belongs to the image as the plan names it, whatever the claim says of its tag."""
+        return key_with_image(self.plan, self.plan.image)
+
+    @cached_property
+    def running_digest(self) -> str | None:
+        """The digest of the image that the newest Pod with the directory of the plan runs; None if no Pod tells."""
+        return max(self._digests(), default=("", None))[1]
+
+    def _digests(self) -> Iterator[tuple[str, str]]:
+        for pod in self.pods:
+            container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
+            wished = reading.named(pod, CONTAINER, "spec", "containers", key="name")
+            # an image that was loaded into a node without a registry has no digest, only an ID of its own
+            digest = digest_of(reading.text(container, "imageID"))
+            if digest is None or wished.get("image") != self.plan.image or cache_address(pod.get("spec")) != self.address:
+                continue
+            yield reading.text(pod, "metadata", "creationTimestamp"), digest
 
     @property
     def access_modes(self) -> tuple[str, ...]:

@@ -1,26 +1,127 @@
-"""A log that is a document of JSON over several lines: what the tools of clouds export, or a list of lines."""
+"""Logs as log stores give them: as a document of JSON over several lines, and with the newest first.
 
+Loki answers with pairs of a time and a line for each stream, Elasticsearch with hits, CloudWatch with events; what their pages
+export is text or CSV as well. What is found is put into the order in which it was logged.
+"""
+
+import csv
+import io
 import json
+import re
 from collections.abc import Iterator
+from itertools import pairwise
+from typing import NamedTuple
 
-_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "jsonPayload", "body")
-"""Members of an entry of a log: an object that has one of them is an entry, and no collection of entries."""
+TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
+"""Members of an object that is an entry of a log, with its text."""
+TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
+"""Members with its time."""
+_INNER = ("jsonPayload", "attributes", "_source")
+"""Members of an entry that are objects with its text."""
+_STAMP = re.compile(rb"[^\n]{0,80}?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
+"""The time that a log store puts before each line."""
+_STAMPS = 8
+"""Times that must go back from line to line before a text is turned round."""
+_COLUMN = re.compile(r"[@\w. ]{1,40}")
+_TEXT_COLUMNS = frozenset({*(name.strip("_").lower() for name in TEXTS), "content", "logmessage"})
+_TIME_COLUMNS = frozenset({*(name.strip("@") for name in TIMES), "date", "timegenerated"})
+"""Columns of a table, without what some stores put before their own names."""
+_DEEP = 8
+"""Levels of objects and lists in which entries are looked for."""
+
+
+class _Entry(NamedTuple):
+    """An entry as one line. `time` is as it is there, empty if unknown."""
+
+    line: str
+    time: str = ""
 
 
 def unfolded(data: bytes) -> bytes:
-    """The entries of such a document, one in a line; any other text as it is."""
-    if data.lstrip()[:1] not in (b"[", b"{"):
-        return data
+    """The entries of such a log, one in a line and the oldest first; any other text as it is."""
+    entries = _document(data) if data.lstrip()[:1] in (b"[", b"{") else _table(data)
+    if not entries:
+        return _oldest_first(data)
+    return "".join(f"{entry.line}\n" for entry in _in_order(entries)).encode("utf-8", "replace")
+
+
+def _document(data: bytes) -> list[_Entry]:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
+        return []
+    return list(_entries(document, _DEEP)) or [_as_line(document)]
+
+
+def _table(data: bytes) -> list[_Entry]:
+    """The rows of CSV whose first line names the columns."""
+    heading, _, rest = data[:2000].partition(b"\n")
+    if b"," not in heading:
+        return []
+    names = [name.strip(' "\r') for name in heading.decode("utf-8-sig", "replace").split(",")]
+    columns = [name.strip("@_").lower() for name in names]
+    text = next((number for number, name in enumerate(columns) if name in _TEXT_COLUMNS), None)
+    if text is None or not rest or len(names) < 2 or not all(map(_COLUMN.fullmatch, names)):
+        return []
+    time = next((number for number, name in enumerate(columns) if name in _TIME_COLUMNS), None)
+    rows = csv.reader(io.StringIO(data[len(heading) + 1 :].decode("utf-8", "replace"), newline=""))
+    try:
+        return [_Entry(row[text], "" if time is None else row[time]) for row in rows if len(row) == len(names)]
+    except csv.Error:
+        return []
+
+
+def _oldest_first(data: bytes) -> bytes:
+    """The text turned round, if all lines but a heading have a time and each is older than the one before."""
+    last = _STAMP.match(data, data.rfind(b"\n", 0, -1) + 1)
+    if last is None:
         return data
-    return "".join(f"{entry}\n" for entry in _entries(document)).encode("utf-8", "replace")
+    first = next((found for line in data[:1000].split(b"\n") if (found := _STAMP.match(line))), None)
+    if first is None or first[1] <= last[1]:
+        return data
+    lines = data.rstrip().splitlines()
+    stamps = [found[1] for line in lines if (found := _STAMP.match(line))]
+    if not _STAMPS <= len(stamps) >= len(lines) * 0.9 or any(newer < older for newer, older in pairwise(stamps)):
+        return data
+    return b"\n".join([*reversed(lines), b""])
 
 
-def _entries(document: object) -> Iterator[str]:
-    if isinstance(document, dict) and not any(key in document for key in _TEXTS):
-        # CloudWatch, Loki and others put the entries beside what they say about them.
-        document = next((value for value in document.values() if isinstance(value, list) and value), document)
-    for entry in document if isinstance(document, list) else [document]:
-        yield entry if isinstance(entry, str) else json.dumps(entry, ensure_ascii=False)
+def _entries(node: object, levels: int) -> Iterator[_Entry]:
+    if not levels:
+        return
+    if isinstance(node, str):
+        yield _Entry(node)
+    elif isinstance(node, list):
+        if _is_pair(node):
+            yield _Entry(node[1], node[0])
+        else:
+            for each in node:
+                yield from list(_entries(each, levels - 1)) or ([_as_line(each)] if isinstance(each, dict) else [])
+    elif isinstance(node, dict) and any(isinstance(node.get(key), str) for key in TEXTS):
+        yield _as_line(node)
+    elif isinstance(node, dict):
+        inner = [value for key in _INNER if isinstance(value := node.get(key), dict)]
+        if inner:
+            yield _as_line({**inner[0], **{key: value for key, value in node.items() if key in TIMES}})
+        else:
+            # What is said about the entries stands beside them.
+            for value in node.values():
+                if isinstance(value, dict | list):
+                    yield from _entries(value, levels - 1)
+
+
+def _is_pair(node: list[object]) -> bool:
+    """Whether this is how Loki writes an entry: nanoseconds and a line; labels may follow."""
+    return len(node) in (2, 3) and isinstance(node[0], str) and node[0].isdecimal() and len(node[0]) == 19 and isinstance(node[1], str)
+
+
+def _as_line(entry: object) -> _Entry:
+    time = next((str(entry[key]) for key in TIMES if entry.get(key)), "") if isinstance(entry, dict) else ""
+    return _Entry(json.dumps(entry, ensure_ascii=False), time)
+
+
+def _in_order(entries: list[_Entry]) -> list[_Entry]:
+    """Those that begin with the newest are turned round, those of several streams are put together by time."""
+    if "" not in (entries[0].time, entries[-1].time) and entries[0].time > entries[-1].time:
+        entries = entries[::-1]
+    return sorted(entries, key=lambda entry: int(entry.time)) if all(entry.time.isdecimal() for entry in entries) else entries

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from vllm_operator.startup.lines.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
-from vllm_operator.startup.lines.documents import unfolded
+from vllm_operator.startup.lines.documents import TEXTS, TIMES, unfolded
 from vllm_operator.startup.lines.prefixes import Prefixes
 from vllm_operator.startup.lines.wraps import rejoined
 
@@ -77,8 +77,6 @@ _PIECE = re.compile(
 _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a string of JSON or of a program."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
-_JSON_TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
-_JSON_TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
 _JSON_LIMIT = 1 << 20
 """Characters of a line of JSON: it may hold a whole log."""
 _JSON_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
@@ -319,8 +317,8 @@ class LineReader:
         yield _line(self.number, raw, time, level)
 
     def _from_json(self, members: dict[str, object], time: str | None, wrappings: int) -> Iterator[Line]:
-        own = next((str(members[key]) for key in _JSON_TIMES if members.get(key)), None)
-        text = next((value for key in _JSON_TEXTS if isinstance(value := members.get(key), str)), None)
+        own = next((str(members[key]) for key in TIMES if members.get(key)), None)
+        text = next((value for key in TEXTS if isinstance(value := members.get(key), str)), None)
         if text is None:
             text = "\n".join(value for key in _JSON_LOGS if isinstance(value := members.get(key), str))
         named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
@@ -367,6 +365,6 @@ def _json(raw: str) -> dict[str, object] | None:
 
 
 def _has_text(members: dict[str, object]) -> bool:
-    return any(isinstance(members.get(key), str) for key in _JSON_TEXTS) or any(
+    return any(isinstance(members.get(key), str) for key in TEXTS) or any(
         isinstance(value := members.get(key), str) and "\n" in value for key in _JSON_LOGS
     )
