@@ -241,6 +241,20 @@ MIDDLEWARE = """\
 """What stands around the answers of a server fails with each request; notes kept in a repository."""
 
 
+REFUSED_BY_THE_ENGINE = """\
+  File "/vllm/v1/engine/processor.py", line 268, in process_inputs
+    self._validate_model_inputs(processed_inputs, lora_request)
+  File "/vllm/v1/engine/processor.py", line 405, in _validate_model_input
+    raise ValueError(
+ValueError: The decoder prompt (length 44) is longer than the maximum model length of 16.
+"""
+"""https://github.com/google/tunix/pull/222"""
+
+
+def test_a_request_that_the_engine_refuses_is_no_crash() -> None:
+    assert name_of(REFUSED_BY_THE_ENGINE) is None
+
+
 def test_what_stands_around_the_answers_is_no_start() -> None:
     assert name_of(MIDDLEWARE) is None
 

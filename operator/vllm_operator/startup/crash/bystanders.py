@@ -10,7 +10,7 @@ _SURVEY = "Collecting environment information..."
 """What it prints before it imports vLLM."""
 _CUSTOMIZE = "customize; set PYTHONVERBOSE for traceback:"
 """How Python heads the error of a sitecustomize or usercustomize module; it names it in the next line, and starts all the same."""
-_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function")
+_ANSWERING = ("starlette/_exception_handler.py", "in run_endpoint_function", "in process_inputs", "in _validate_model_input")
 _ANSWERS = re.compile(
     r'/entrypoints/(?:openai|serve|pooling|anthropic)/\S{0,80}(?:serving\w{0,30}|api_router)\.py", line \d{1,6}, '
     r"in _?(?:create|render|preprocess|handle|tokenize|detokenize|chat_completion|completion|responses|stream|generate|beam_search)"
