@@ -85,7 +85,7 @@ def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_captu
         ("endpoint-bad-v026", "HF_ENDPOINT"),
         ("index-more-v026", "/models/index-more/model-00004-of-00004.safetensors is missing"),
         ("dcp-v026", "tp_size=1 must be divisible by dcp_size=2"),
-        ("tf-config-v026", "does not have what this vLLM version expects: transformers.PretrainedConfig"),
+        ("tf-config-v026", "transformers in the image has no PretrainedConfig"),
         ("torchlogs-v023", "Invalid log settings: everything_please"),
         ("token-401-v026", "spec.model.tokenSecretRef"),
         ("triton-cache-proc-v026", "/proc/1/triton cannot be created"),

@@ -315,3 +315,27 @@ def test_a_kernel_that_says_which_gpu_it_needs(message: str) -> None:
 )
 def test_a_remark_on_gpus_is_no_crash(line: str) -> None:
     assert name_of(line + "\n") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "signature"),
+    [
+        ('    raise RuntimeError("Failed to infer device type")', "NoGpuVisible"),
+        ("    # ImportError: Please install vllm[audio] for audio support", "PythonPackageMissing"),
+    ],
+)
+def test_a_source_line_that_is_given_alone_is_a_question(line: str, signature: str) -> None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(f"{line}\n")
+    parser.end()
+
+    assert parser.final_state.crash is not None
+    assert parser.final_state.crash.signature == signature
+
+
+def test_a_source_line_among_others_is_none() -> None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed('def infer() -> str:\n    raise RuntimeError("Failed to infer device type")\n')
+    parser.end()
+
+    assert parser.final_state.crash is None

@@ -75,12 +75,14 @@ class Failure:
     """Text that says that a process has failed.
 
     `serving`: also once the server was ready. `death`: it only says that a process is gone, which an orderly
-    shutdown does as well. `native`: the line is the only explanation that there will be.
+    shutdown does as well. `unbidden`: nobody told it to, whatever the processes beside it were told after it was gone.
+    `native`: the line is the only explanation that there will be.
     """
 
     text: str
     serving: bool = False
     death: bool = False
+    unbidden: bool = False
     native: bool = False
 
 

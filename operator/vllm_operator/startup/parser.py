@@ -359,7 +359,7 @@ class StartupParser:
         self._crashes.records = self._records
         crash = self._crashes.crash(ended=True)
         if crash is None and self._timeline.stage is not Stage.READY:
-            crash = self._earlier
+            crash = self._earlier or (self._crashes.asked(self._recent[0]) if self._reader.number == len(self._recent) == 1 else None)
         return replace(self._state(crash), is_final=True)
 
     @property

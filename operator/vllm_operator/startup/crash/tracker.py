@@ -126,6 +126,8 @@ class CrashTracker:
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
         part = self.tracebacks.take(process, text, number, raw=level is None)
+        if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
+            self._stopping = False  # the others were told to stop because this one was gone
         if self._stopping or (part is Part.FRAME and not text.startswith(NATIVE_FRAME)):
             if len(text) > len(BEGINNING) and text.startswith(BEGINNING):
                 # Whoever copied the log lost the ends of lines.
@@ -291,6 +293,17 @@ class CrashTracker:
             return None
         late = (self._titled() if ended else None) or self._quoted
         chosen = self._root() or self._weak() or self._just_before() or late or self._fallback()
+        return to_crash(chosen) if chosen is not None else None
+
+    def asked(self, raw: str) -> Crash | None:
+        """What a source line tells that was given alone. In a log it explains a frame at most; here somebody asks what it means."""
+        text = plain(raw)[1]
+        found = self._recognizer.find(text) if is_source(text) else ()
+        chosen = best(
+            self._seen(None, each.signature, text, 1, each.captures, weak=each.weak)
+            for each in found
+            if each.signature.severity is Severity.FATAL
+        )
         return to_crash(chosen) if chosen is not None else None
 
     def presented_notices(self) -> tuple[Crash, ...]:
