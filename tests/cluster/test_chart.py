@@ -133,7 +133,8 @@ async def test_uninstalling_stops_no_engine_and_loses_no_cache(release: Release,
     async with OperatorProcess(kubeconfig, cluster.namespace) as operator:
         await operator.until_ready()
         await cluster.create(llama(cluster.namespace))
-        await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+        # an API server that enforces the permissions of owner references knows a new kind after some seconds
+        await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=90)
     pods = await engines(cluster)
     await release.uninstall()
     assert await engines(cluster) == pods
@@ -159,7 +160,7 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
             else:
                 assert condition(resource, "Planned")["status"] == "True", condition(resource, "Planned")["message"]
                 # an API server that enforces the permissions of owner references knows a new kind after some seconds
-                await cluster.wait_for("Deployment", name, bool, within=60)
+                await cluster.wait_for("Deployment", name, bool, within=90)
         assert "may not" not in operator.log, operator.log
         await kubectl(cluster, "delete", "--namespace", cluster.namespace, "-f", str(helm.ROOT / "examples"))
         for name in names:

@@ -292,3 +292,18 @@ def test_no_shape_of_what_the_api_server_sends_raises(
     first = report(observation)
     VLLMDeploymentStatus.model_validate(first.status.to_json())
     assert report(o.after(observation, first)).status == first.status
+
+
+def test_what_was_refused_is_tried_again_after_5_s_and_then_less_and_less_often() -> None:
+    status, waits, now = VLLMDeploymentStatus(), [], 0.0
+    for _ in range(12):
+        refused = "Deployment vllm-a is forbidden: exceeded quota"
+        said = report(o.observe(apply_error=refused, deployment=None, now=o.at(now), resource=o.resource(status=status)))
+        assert said.requeue_after_seconds is not None
+        waits.append(said.requeue_after_seconds)
+        status, now = said.status, now + said.requeue_after_seconds
+
+    assert waits[0] == 5
+    assert waits == sorted(waits)
+    assert waits[-1] == 60
+    assert report(o.observe(deployment=None, now=o.at(now), resource=o.resource(status=status))).requeue_after_seconds is None

@@ -7,7 +7,7 @@ that speak of them, then the summary, then the events, which are the difference 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING, Reason
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING, Reason, find_condition
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.reporting import caches, claims, planned, progress, reading, remedies, rollout, starting, summary
 from vllm_operator.reporting.conditions import set_conditions
@@ -22,6 +22,10 @@ _SOON = 1.0
 """Seconds. What is due within less is looked at after this long."""
 NODES_SECONDS = 30
 """When a VLLMDeployment without a GPU looks at the nodes again: no watch tells of them, and new ones take minutes to come."""
+
+
+REFUSED_SECONDS = (5.0, 60.0)
+"""After how long at least and at most it is tried again to apply what was refused: a quota may be raised, a webhook be back."""
 
 
 def report(observation: Observation, knowledge: Knowledge | None = None) -> Report:
@@ -84,6 +88,8 @@ def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> I
     outcome = scene.observation.outcome
     if outcome.plan is None and outcome.planned.reason in (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING):
         yield scene.observation.now + timedelta(seconds=NODES_SECONDS)
+    if scene.observation.apply_error:
+        yield _next_try(scene.observation)
     yield progress.held_until(scene, block)
     recheck = scene.observation.care.recheck_seconds
     yield scene.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
@@ -96,3 +102,12 @@ def _deadlines(scene: Scene, crashes: Crashes, block: StartupStatus | None) -> I
         if judgement is not None:
             yield judgement.deadline
             yield judgement.look_at
+
+
+def _next_try(observation: Observation) -> datetime:
+    """When to apply again what was refused, which no watch tells: the longer nothing serves, the later."""
+    ready = find_condition(observation.previous.conditions, READY)
+    since = reading.moment(ready.last_transition_time) if ready is not None else None
+    waited = (observation.now - since).total_seconds() if since is not None else 0.0
+    least, most = REFUSED_SECONDS
+    return observation.now + timedelta(seconds=min(most, max(least, waited / 2)))
