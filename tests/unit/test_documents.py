@@ -25,6 +25,7 @@ def lines(document: object) -> list[object]:
 
 @given(JSON)
 @example([[["1795251124000000000", "\ud800"]]])
+@example({"message": "x", "timestamp": "1" * 5000})
 def test_no_document_raises(document: object) -> None:
     assert isinstance(unfolded(json.dumps(document).encode()), bytes)
 

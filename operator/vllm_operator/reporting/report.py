@@ -22,8 +22,6 @@ _SOON = 1.0
 """Seconds. What is due within less is looked at after this long."""
 NODES_SECONDS = 30
 """When a VLLMDeployment without a GPU looks at the nodes again: no watch tells of them, and new ones take minutes to come."""
-
-
 REFUSED_SECONDS = (5.0, 60.0)
 """After how long at least and at most it is tried again to apply what was refused: a quota may be raised, a webhook be back."""
 

@@ -26,6 +26,8 @@ _COLUMN = re.compile(r"[@\w. ]{1,40}")
 _TEXT_COLUMNS = frozenset({*(name.strip("_").lower() for name in TEXTS), "content", "logmessage"})
 _TIME_COLUMNS = frozenset({*(name.strip("@") for name in TIMES), "date", "timegenerated"})
 """Columns of a table, without what some stores put before their own names."""
+_DIGITS = 19
+"""Of a time in nanoseconds."""
 _DEEP = 8
 """Levels of objects and lists in which entries are looked for."""
 
@@ -61,7 +63,7 @@ def _table(data: bytes) -> list[_Entry]:
     names = [name.strip(' "\r') for name in heading.decode("utf-8-sig", "replace").split(",")]
     columns = [name.strip("@_").lower() for name in names]
     text = next((number for number, name in enumerate(columns) if name in _TEXT_COLUMNS), None)
-    if text is None or not rest or len(names) < 2 or not all(map(_COLUMN.fullmatch, names)):
+    if text is None or not rest or not all(map(_COLUMN.fullmatch, names)):
         return []
     time = next((number for number, name in enumerate(columns) if name in _TIME_COLUMNS), None)
     rows = csv.reader(io.StringIO(data[len(heading) + 1 :].decode("utf-8", "replace"), newline=""))
@@ -112,7 +114,7 @@ def _entries(node: object, levels: int) -> Iterator[_Entry]:
 
 def _is_pair(node: list[object]) -> bool:
     """Whether this is how Loki writes an entry: nanoseconds and a line; labels may follow."""
-    return len(node) in (2, 3) and isinstance(node[0], str) and node[0].isdecimal() and len(node[0]) == 19 and isinstance(node[1], str)
+    return len(node) in (2, 3) and isinstance(node[0], str) and node[0].isdecimal() and len(node[0]) == _DIGITS and isinstance(node[1], str)
 
 
 def _as_line(entry: object) -> _Entry:
@@ -124,4 +126,6 @@ def _in_order(entries: list[_Entry]) -> list[_Entry]:
     """Those that begin with the newest are turned round, those of several streams are put together by time."""
     if "" not in (entries[0].time, entries[-1].time) and entries[0].time > entries[-1].time:
         entries = entries[::-1]
-    return sorted(entries, key=lambda entry: int(entry.time)) if all(entry.time.isdecimal() for entry in entries) else entries
+    # Python refuses to read numbers of thousands of digits.
+    are_numbers = all(entry.time.isdecimal() and len(entry.time) <= _DIGITS for entry in entries)
+    return sorted(entries, key=lambda entry: int(entry.time)) if are_numbers else entries
