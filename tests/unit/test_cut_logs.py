@@ -208,3 +208,68 @@ def test_an_error_after_that_of_a_sitecustomize_is_still_seen() -> None:
 
     assert found is not None
     assert found.line == "ModuleNotFoundError: No module named 'vllm'"
+
+
+ENGINE_FRAME = '  File "/opt/vllm/engine/multiprocessing/engine.py", line 391, in run_mp_engine\n'
+
+
+def cut_off_at(log: str) -> int | None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(log)
+    parser.end()
+    state = parser.final_state
+    assert state.crash is None
+    return state.cut_off_at
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        # https://github.com/vllm-project/vllm-ascend/issues/1502
+        (
+            "INFO 06-28 08:28:44 llm_engine.py:230] Initializing\nERROR 06-28 08:28:45 engine.py:400] Traceback (most recent call last):\n"
+            f"ERROR 06-28 08:28:45 engine.py:400] {ENGINE_FRAME}",
+            2,
+        ),
+        # https://github.com/LMCache/LMCache/issues/1259
+        (
+            "ERROR 08-06 09:31:47 [worker_base.py:619] Error executing method 'init_device'. This might cause deadlock in distributed\n",
+            None,
+        ),
+        (
+            "ERROR 08-06 09:31:47 [worker_base.py:619] Error executing method 'init_device'. "
+            "This might cause deadlock in distributed execution.\n",
+            1,
+        ),
+        # https://github.com/tenstorrent/tt-inference-server/issues/255
+        ('Process SpawnProcess-1:\nTraceback (most recent call last):\n  File "/usr/lib/python3.10/multiprocessing/process.py", line 3', 2),
+        # https://github.com/vllm-project/vllm/issues/1420
+        (
+            "KeyError                                  Traceback (most recent call last)\n"
+            "----> 6 model = LLM(model_name, trust_remote_code=True)\n",
+            1,
+        ),
+        # https://github.com/BerriAI/litellm/issues/14061
+        ("InternalServerError                       Traceback (most recent call last)\nCell In[12], line 1\n", None),
+        # https://github.com/vllm-project/vllm/issues/53836
+        (
+            'Traceback (most recent call last):\n  File "/work/vllm/collect_env.py", line 20, in <module>\n    from vllm.envs import x\n',
+            None,
+        ),
+        ("Seven causes of an EngineDeadError, and what to do\n", None),
+    ],
+)
+def test_a_log_that_ends_before_the_error_says_so(log: str, line: int | None) -> None:
+    assert cut_off_at(log) == line
+
+
+def test_the_middle_of_a_traceback_is_no_title_of_one() -> None:
+    """https://github.com/deepseek-ai/DeepSeek-V2/issues/99."""
+    header = "(VllmWorkerProcess pid=23682) ERROR 12-08 23:22:14 multiproc_worker_utils.py:229]"
+    frame = '  File "/opt/vllm/executor/multiproc_worker_utils.py", line 223, in _run_worker_process'
+
+    assert cut_off_at(f"{header}     output = executor(*args)\n{header} Traceback (most recent call last):\n{header} {frame}\n") == 2
+
+
+def test_what_was_interrupted_has_not_failed() -> None:
+    assert cut_off_at("Process SpawnProcess-1:\nTraceback (most recent call last):\nKeyboardInterrupt\n") is None

@@ -25,7 +25,7 @@ def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | byt
 def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, FAILED, "-o", "json"))
 
-    assert set(told) == {"stage", "progress", "crash"}
+    assert set(told) == {"stage", "progress", "crash", "cutOffAtLine"}
     assert told["stage"] == "WeightLoad"
     assert told["progress"] is None
     assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line"}
@@ -36,7 +36,7 @@ def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_progress_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, WARMING, "-o", "json"))
 
-    assert told == {"stage": "KernelWarmup", "progress": {"completed": 1436, "total": 1735}, "crash": None}
+    assert told == {"stage": "KernelWarmup", "progress": {"completed": 1436, "total": 1735}, "crash": None, "cutOffAtLine": None}
 
 
 def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,6 +66,17 @@ def test_an_excerpt_does_not_tell_when_it_crashed(tmp_path: Path, capsys: pytest
     page = diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n")
 
     assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. How far the start came is not in the log.\n\nWhat happened")
+
+
+def test_a_log_that_ends_before_the_error_is_asked_for_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = "Process SpawnProcess-1:\nTraceback (most recent call last):\n"
+    page = diagnosed(tmp_path, capsys, log)
+
+    assert page.startswith(
+        "Failed, and the log ends before it says why\n\n  2 lines. How far the start came is not in the log.\n\nWhat to do"
+    )
+    assert "Line 1 says that a process failed" in " ".join(page.split())
+    assert json.loads(diagnosed(tmp_path, capsys, log, "-o", "json"))["cutOffAtLine"] == 1
 
 
 def test_standard_input_is_read(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -176,3 +176,15 @@ def test_a_document_of_json_is_read(form: str, indentation: int | None) -> None:
 
     assert state.crash is not None
     assert state.crash.line == "RuntimeError: the fabric sulks"
+
+
+@pytest.mark.parametrize(("letter", "is_crash"), [("E", True), ("C", True), ("W", False), ("I", False)])
+def test_what_rays_processes_write_has_a_level(letter: str, is_crash: bool) -> None:
+    """https://github.com/vllm-project/vllm/issues/5495."""
+    state = read(
+        f"[2024-06-13 16:11:51,588 {letter} 13261 13261] (raylet) core_worker.cc:228: Failed to register worker 01 to Raylet. IOError\n"
+    )
+
+    assert (state.crash is not None) == is_crash
+    if state.crash is not None:
+        assert state.crash.line.startswith("core_worker.cc:228: Failed")

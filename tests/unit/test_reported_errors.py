@@ -161,6 +161,7 @@ def test_a_list_of_issues_is_no_log() -> None:
     [
         "### 4.1. EngineDeadError During Shutdown\n",
         "If you observe `vllm.v1.engine.exceptions.EngineDeadError` when the server stops, nothing is wrong.\n",
+        "The log shows: `Worker failed to start due to memory` or `CUDA out of memory during KV cache allocation`. Lower the share.\n",
         "It is given on, which resolves `OSError` and `LocalEntryNotFoundError` without a network.\n",
         "1. \u663e\u5b58\u62a5\u9519\u201cCUDA out of memory\u201d\u4f46\u660e\u660e\u670924GB\u663e\u5b58\n",
         'It looks so: File "gpu_model_runner.py", line ..., in execute_model torch.OutOfMemoryError: CUDA out of memory. Tried X MiB\n',

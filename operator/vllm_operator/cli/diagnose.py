@@ -69,6 +69,7 @@ def as_json(state: StartupState) -> dict[str, Any]:
         "crash": None
         if crash is None
         else {"signature": crash.signature, "cause": crash.cause, "remedy": crash.remedy, "reference": crash.reference, "line": crash.line},
+        "cutOffAtLine": state.cut_off_at,
     }
 
 

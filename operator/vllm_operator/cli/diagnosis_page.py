@@ -23,6 +23,11 @@ _NAMES = {
     Stage.READY: "ready",
 }
 
+_WHOLE = (
+    "Read the whole log of this start, not a part of it (after a restart: that of the previous container)."
+    " Line {line} says that a process failed; what went wrong stands below it, at the end of the traceback."
+)
+
 
 def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     """Everything that the log tells, top to bottom as the story of the start."""
@@ -33,6 +38,8 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
         parts.append(f"{bold}The start{plain}\n{timeline}")
     if state.crash is not None:
         parts += _crash(state.crash, bold, plain)
+    elif state.cut_off_at is not None:
+        parts.append(f"{bold}What to do{plain}\n" + _indented(_WHOLE.format(line=state.cut_off_at), "  "))
     noticed = [notice for notice in parser.notices if state.crash is None or notice.signature != state.crash.signature]
     if noticed:
         parts.append(
@@ -49,6 +56,8 @@ def _headline(state: StartupState, red: str, green: str) -> str:
         return f"{red}Crashed{when}: {state.crash.signature}"
     if state.stage is Stage.READY:
         return f"{green}Started: the server became ready"
+    if state.cut_off_at is not None:
+        return f"{red}Failed{'' if _tells_no_start(state) else f' during {name}'}, and the log ends before it says why"
     if _tells_no_start(state):
         return "No crash in this log, and nothing of a vLLM start"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
@@ -65,7 +74,7 @@ def _facts(state: StartupState) -> str:
     lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
     if not _tells_no_start(state):
         return _indented(lines, "  ")
-    if state.crash is not None:
+    if state.crash is not None or state.cut_off_at is not None:
         return _indented(f"{lines}. How far the start came is not in the log.", "  ")
     return _indented(
         f"{lines}. Is it the log of a vLLM server, and all of it? (kubectl logs: no --tail; -c with the engine's container;"

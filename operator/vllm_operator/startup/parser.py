@@ -360,7 +360,7 @@ class StartupParser:
         crash = self._crashes.crash(ended=True)
         if crash is None and self._timeline.stage is not Stage.READY:
             crash = self._earlier or (self._crashes.asked(self._recent[0]) if self._reader.number == len(self._recent) == 1 else None)
-        return replace(self._state(crash), is_final=True)
+        return replace(self._state(crash), is_final=True, cut_off_at=self._crashes.cut_off_at if crash is None else None)
 
     @property
     def notices(self) -> tuple[Crash, ...]:

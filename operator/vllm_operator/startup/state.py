@@ -77,7 +77,8 @@ class StartupState:
     set while the engine is in work that it does not log (FlashInfer JIT), as far as can be inferred.
     `observed_backends` pairs a component with the backend that the log names. `entered` are the stages in the
     order in which they were entered, with their times. `notices` are signatures of lines that are worth knowing and no
-    crash. `is_final`: the process has ended, and its log was read to the end.
+    crash. `is_final`: the process has ended, and its log was read to the end. `cut_off_at` is the line which says that
+    a process failed, where such a log ends before it says with what error.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -95,3 +96,4 @@ class StartupState:
     lines: int = 0
     notices: tuple[str, ...] = ()
     is_final: bool = False
+    cut_off_at: int | None = None

@@ -42,6 +42,8 @@ _SOURCE = re.compile(
 _BULK = re.compile(r'NCCL INFO|UCX  DEBUG|DEBUG:|", line (?:\.\.\.|[NXx]{1,3})(?:,|$)')
 """What libraries trace; and frames without a number, with which a text shows how a log looks."""
 _NAME = re.compile(r"`[\w.]{0,120}(?:Error|Exception|NotFound|Timeout)`")
+_ALTERNATIVES = re.compile(r"`[^`\n]{1,200}`(?:, `[^`\n]{1,200}`){0,8},? or `[^`\n]{1,200}`")
+"""Messages of which a text says that one of them may be found in a log."""
 _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
 """An exception of which a sentence, or the title of a section, speaks: without a message it was not raised there."""
 _RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
@@ -80,7 +82,9 @@ def is_source(text: str) -> bool:
 
 def without_names(text: str) -> str:
     """Raw output without the exceptions that a text in Markdown only speaks of."""
-    text = _NAME.sub("``", text) if "`" in text else text
+    if "`" in text:
+        text = _NAME.sub("``", text)
+        text = _ALTERNATIVES.sub("``", text) if "` or `" in text else text
     return _TITLED.sub("", text) if text.startswith("#") else text
 
 

@@ -39,6 +39,12 @@ _ENGINE_FRAME = re.compile(
 )
 """The first frame of a traceback that a process of the engine logs when it ends."""
 BEGINNING = "Traceback (most recent call last)"
+_NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
+"""How a notebook heads the traceback of a cell, which ends with it; the message follows the frames."""
+_CALM = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
+"""What stands at the head of a record that announces no error."""
+_OF_VLLM = (" LLM(", "-packages/vllm/")
+"""What stands in the traceback of a cell in which an engine is started."""
 _HARMLESS = (
     "Exception ignored in",
     "Task exception was never retrieved",
@@ -67,7 +73,8 @@ class Traceback:
 
     `raw`: printed by Python, not logged. `uncaught`: it reaches from the top of the process. `harmless`: Python
     says that the process goes on. `title`: the message of the record that it belongs to; who logs an exception
-    writes its message there. `number` is its line. `ends_engine`: a process of the engine ends with it.
+    writes its message there. `number` is its line. `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a
+    notebook shows it.
     """
 
     raw: bool
@@ -77,6 +84,7 @@ class Traceback:
     title: str = ""
     number: int = 0
     ends_engine: bool = False
+    is_of_a_cell: bool = False
 
 
 class Tracebacks:
@@ -103,7 +111,12 @@ class Tracebacks:
                 return Part.FRAME
             return Part.CODE if text[:4] == "    " and text[4:].startswith(("raise ", "assert ", "self.", "super()")) else Part.OTHER
         if text.startswith(BEGINNING):
-            self._start(process, raw, "" if raw else self._line_before(process), number - 1)
+            title = "" if raw else self._line_before(process)
+            self._start(process, raw, title, number - 1 if title else number)
+            return Part.FRAME
+        if raw and text.endswith(BEGINNING) and _NOTEBOOK.match(text):
+            self._start(process, raw, "", number)
+            self._open[process].has_top = self._open[process].is_of_a_cell = True
             return Part.FRAME
         if text.endswith(f"{BEGINNING}:"):
             self._start(process, raw, text[: -len(BEGINNING) - 1], number)
@@ -153,9 +166,18 @@ class Tracebacks:
         """Those with which processes of the engine ended, where the log stops before they end."""
         return (each for each in self._open.values() if each.ends_engine and not each.harmless)
 
+    def broken_off(self) -> Iterator[tuple[str, Traceback]]:
+        """Those with which a process ended, where the log stops before they end, and who wrote them."""
+        of_vllm = self.mention(_OF_VLLM)
+        for process, each in self._open.items():
+            if (each.uncaught or each.ends_engine or (each.is_of_a_cell and of_vllm)) and not each.harmless:
+                yield process, each
+
     def _line_before(self, process: str) -> str:
-        writer, text = plain(self.recent[-2]) if len(self.recent) > 1 else ("", "")
-        return text if writer == process else ""
+        raw = self.recent[-2] if len(self.recent) > 1 else ""
+        writer, text = plain(raw)
+        is_title = writer == process and text[:1] != " " and _CALM.search(raw, 0, len(raw) - len(text)) is None
+        return text if is_title else ""
 
     def _start(self, process: str, raw: bool, title: str, number: int) -> None:
         self._open[process] = Traceback(raw, harmless=self._harmless_next, title=title.strip(" ,"), number=number)

@@ -80,6 +80,7 @@ class CrashTracker:
         self._echoed: Evidence | None = None
         self._quoted: Evidence | None = None
         self._beside: Evidence | None = None
+        self._told: int | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._failed = False
         self._only_death = False
@@ -149,8 +150,8 @@ class CrashTracker:
                 self._continue(process, text)
             return
         text = without_names(text) if level is None else text
-        self._look_for_failure(process, text, number)
         sure = level is not None or part is not Part.OTHER
+        self._look_for_failure(process, text, number, sure=sure or text.startswith("Process "))
         known = self._match(process, text, number, provisional=part is Part.CODE, sure=sure)
         if part is Part.EXCEPTION and not known and text.startswith("AssertionError"):
             known = self._match_assertion(process, number)
@@ -209,12 +210,14 @@ class CrashTracker:
         recent = self.tracebacks.recent
         return bool(recent) and is_headed_by_a_request(recent[-1]) and self._recognizer.failure(text) is None
 
-    def _look_for_failure(self, process: str, text: str, number: int) -> None:
+    def _look_for_failure(self, process: str, text: str, number: int, *, sure: bool = True) -> None:
         failure = self._recognizer.failure(text)
         if failure is None or (self._ready and not failure.serving):
             return
         if failure.native and not self._recognizer.is_echo(text):
             self._unknown = self._unknown or self._seen(process, None, text, number, ())
+        if sure:
+            self._told = self._told or number
         self._fail(number, death=failure.death)
 
     def _fail(self, number: int, *, death: bool = False) -> None:
@@ -263,8 +266,8 @@ class CrashTracker:
                 self.stopping(number)
             # Whoever interrupts a start sees its processes end.
             self._evidence = {name: each for name, each in self._evidence.items() if not each.text.startswith("Process EngineCore")}
-            return
-        if text.startswith(_ELSEWHERE):
+        if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)):
+            self._told = None
             return
         if not known and self._recognizer.is_echo(text):
             self._echoed = self._echoed or self._seen(process, None, text, number, ())
@@ -305,6 +308,14 @@ class CrashTracker:
             if each.signature.severity is Severity.FATAL
         )
         return to_crash(chosen) if chosen is not None else None
+
+    @property
+    def cut_off_at(self) -> int | None:
+        """The line which says that a process failed, where the log ends before it says with what error. None if there is none."""
+        if self._ready or self._stopping or self.tracebacks.mention((*CLIENTS, ASIDE)):
+            return None
+        broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
+        return next(broken, self._told)
 
     def presented_notices(self) -> tuple[Crash, ...]:
         """What is worth knowing and no crash, in the order in which it was seen."""

@@ -52,6 +52,7 @@ _WRAPPED = re.compile(
     r"|(?P<python>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3}) - (?:[\w.]{1,80} - )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
     r"(?:[\w./-]{1,80}(?::\d+)? - ){0,2}(?:[\w./]{1,80}: )?"
     rf"|{_CONFIGURED}"
+    r"|\[(?P<ray>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<letter>[A-Z]) \d{1,9} \d{1,9}\] (?:\([\w-]{1,30}\) )?"
     r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t](?:[ \t]{1,3}(?=[^ \tF]))?(?!- )"
     r"|\[pod/[^\]\s]{1,200}\] "
     r"|\[(?:[\w.-]{1,60}:)?(?:rank|default) ?\d{1,5}\]: ?"
@@ -64,7 +65,8 @@ _WRAPPED = re.compile(
 _FOREIGN_LEVEL = re.compile(
     r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
 )
-"""The levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]) and of others."""
+_LETTERS = {"D": DEBUG, "I": INFO, "W": WARNING}
+"""The levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]), of Ray ([2026-11-21 09:20:40,674 I 7 7] core_worker.cc:228) and others."""
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
@@ -304,7 +306,10 @@ class LineReader:
                     yield inner
                 return
             raw = raw[wrapped.end() :]
-            time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or time
+            time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or wrapped["ray"] or time
+            if wrapped["letter"]:
+                level = _LETTERS.get(wrapped["letter"], ERROR)
+                break
             if named := wrapped["level"] or wrapped["first"] or wrapped["last"]:
                 level = LEVELS[named]
                 break
@@ -346,7 +351,7 @@ def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
     assert found is not None  # every part of it is optional
     named = found["level"]
     if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
-        level = LEVELS[foreign["name"]] if foreign["name"] else {"I": INFO, "W": WARNING}.get(foreign["letter"], ERROR)
+        level = LEVELS[foreign["name"]] if foreign["name"] else _LETTERS.get(foreign["letter"], ERROR)
     elif level is None and named is None and (cut := _CUT.match(raw)):
         level, raw = next((level for name, level in LEVELS.items() if name.endswith(cut["rest"])), None), raw[cut.end() :]
     return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :], raw)
