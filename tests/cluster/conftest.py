@@ -14,6 +14,7 @@ from support.operator_process import OperatorProcess
 from support.sessions import build_before_tests, only_cluster, own_namespace
 from testenv import Environment
 from testenv.binaries import TEST_ENVIRONMENT
+from testenv.nodes import gpu_node
 
 _NO_BINARIES = pytest.StashKey[str]()
 
@@ -53,11 +54,11 @@ def audit(environment: Environment) -> AuditTrail:
 
 @pytest.fixture
 async def gpu_nodes(cluster: Cluster) -> AsyncIterator[Callable[..., list[str]]]:
-    """Creates nodes by kind, `gpu_nodes("h100-sxm", "gb10")`; they go when the test ends."""
+    """Creates nodes, `gpu_nodes("h100-sxm", "gb10")` or `gpu_nodes("h100-sxm", name="another")`; they go when the test ends."""
     created: list[str] = []
 
-    def create(*kinds: str) -> list[str]:
-        names = cluster.simulated.add_nodes(*kinds)
+    def create(*kinds: str, name: str | None = None) -> list[str]:
+        names = cluster.simulated.create_nodes(gpu_node(kind, name) for kind in kinds)
         created.extend(names)
         return names
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import LICENCE_SIGNATURE, config_map
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story
@@ -24,12 +24,6 @@ def has_crashed(restarts: int) -> Callable[[Manifest], bool]:
     return check
 
 
-async def pods(cluster: Cluster, number: int = 1) -> list[str]:
-    """The names of the Pods, once there are so many."""
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas") == number)
-    return sorted(pod["metadata"]["name"] for pod in await cluster.list_all("Pod"))
-
-
 def fail(sim: Simulator, pod: str, *, run: int = 0, last: bytes = TOO_LONG) -> None:
     """Writes the whole log of a run that fails."""
     log = sim.log(pod, run=run)
@@ -40,7 +34,7 @@ def fail(sim: Simulator, pod: str, *, run: int = 0, last: bytes = TOO_LONG) -> N
 async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
     await served.create(llama(served.namespace))
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     fail(sim, pod)
     await sim.change(pod, crash_after="0")
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=30)
@@ -61,7 +55,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
 async def lose_the_licence_server(cluster: Cluster, sim: Simulator) -> None:
     """A crash that no signature of ours knows."""
     await cluster.create(llama(cluster.namespace))
-    [pod] = await pods(cluster)
+    pod = await the_pod(cluster)
     fail(sim, pod, last=b"RuntimeError: licence server lic-7 did not answer\n")
     await sim.change(pod, crash_after="0")
 
@@ -99,7 +93,7 @@ async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_opera
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
     await served.create(llama(served.namespace))
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     for run in range(9):
         fail(sim, pod, run=run)
     await sim.change(pod, crash_after="0.5")
@@ -126,7 +120,7 @@ async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_opera
 async def test_a_container_killed_for_memory_is_named_so(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="oom", pull="0", crash_after="hold", backoff="60")
     await served.create(llama(served.namespace))
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     fail(sim, pod, last=b"")
     await sim.change(pod, crash_after="0")
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True"), within=30)
@@ -140,7 +134,7 @@ async def test_one_crash_among_four_replicas_is_told_and_the_others_serve(
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", crash_times="1")
     await served.create(llama(served.namespace, replicas=4, cache={"volume": {"accessMode": "ReadWriteMany"}}))
-    names = await pods(served, 4)
+    names = await served.wait_for_pods(4)
     for name in names[1:]:
         await sim.change(name, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("readyReplicas") == 3, within=30)
@@ -163,7 +157,7 @@ async def test_a_crash_that_a_quick_restart_makes_good_is_at_no_moment_said_not_
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", crash_times="1", load="0")
     await served.create(llama(served.namespace))
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     fail(sim, pod, last=b"RuntimeError: the flux capacitor is empty\n")  # a name that is not known takes longest
     seen: list[str] = []
 
@@ -185,7 +179,7 @@ async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: Op
     await sim.script(path="ok", pull="0", load="0")
     await served.create(llama(served.namespace))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     node = (await served.get("Pod", pod))["spec"]["nodeName"]
     # what the node controller does to the Pods of a node that has fallen silent
     now = (await served.get("Pod", pod))["status"]
@@ -199,7 +193,7 @@ async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: Op
 async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
-    [pod] = await pods(served)
+    pod = await the_pod(served)
     # what is simulated would go over it otherwise
     await served.wait_for("Pod", pod, lambda it: it["status"]["phase"] == "Running")
     status = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
@@ -207,11 +201,5 @@ async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulat
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "Evicted"), within=30)
     assert "ephemeral-storage" in condition(told, "Crashed")["message"]
     assert in_order(await story(served), "Warning Evicted x1", "ephemeral-storage", "What to do:")
-    others = {each["metadata"]["name"] for each in await served.list_all("Pod")} - {pod}
-    async with asyncio.timeout(20):
-        while not others:
-            await asyncio.sleep(0.2)
-            others = {each["metadata"]["name"] for each in await served.list_all("Pod")} - {pod}
-    for name in others:
-        await sim.change(name, load="0")
+    await sim.change(await the_pod(served, but={pod}), load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)

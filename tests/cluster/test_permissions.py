@@ -9,7 +9,7 @@ import yaml
 
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
@@ -90,16 +90,15 @@ async def publish_devices(cluster: Cluster, node: str) -> None:
 async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await cluster.create(llama(cluster.namespace))
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    log = sim.log(pod["metadata"]["name"])
+    pod = await the_pod(cluster)
+    log = sim.log(pod)
     log.write(b"INFO 11-21 12:00:00 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n")
     await cluster.wait_for("VLLMDeployment", "llama", lambda r: r.get("status", {}).get("startup", {}).get("stage") == "WeightLoad")
     # a stream that breaks makes it look at the Pod
-    sim.fail_logs(pod["metadata"]["name"], "reset")
-    sim.fail_logs(pod["metadata"]["name"], "")
+    sim.fail_logs(pod, "reset")
+    sim.fail_logs(pod, "")
     await sim.script(path="ok", pull="0", load="0")
-    await sim.change(pod["metadata"]["name"], load="0")
+    await sim.change(pod, load="0")
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await cluster.patch("Service", "llama", {"spec": {"selector": {"foreign": "yes"}}})
     await cluster.wait_for("Service", "llama", lambda service: "foreign" not in service["spec"]["selector"])
@@ -152,10 +151,8 @@ async def stall(cluster: Cluster, sim: Simulator) -> None:
 async def pod_of(cluster: Cluster, name: str) -> str:
     """The Pod of a VLLMDeployment, once its engine runs."""
     selector = f"app.kubernetes.io/instance={name}"
-    await cluster.wait_for("Deployment", name, lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod", selector=selector)
-    found = str(pod["metadata"]["name"])
-    await cluster.wait_for("Pod", found, lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
+    found = await the_pod(cluster, selector=selector)
+    await cluster.wait_until_runs(found)
     return found
 
 

@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from support.cluster import Cluster, Manifest, RefusedError, Simulator
+from support.cluster import Cluster, Manifest, RefusedError, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, TOO_LONG, arguments, in_order, own_events, story
 
@@ -17,16 +17,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 async def crash(served: Cluster, sim: Simulator, *, but: tuple[str, ...] = ()) -> str:
     """Lets the newest Pod crash for want of KV cache; returns its name."""
-    async with asyncio.timeout(40):
-        while True:
-            found = [
-                p for p in await served.list_all("Pod") if p["metadata"]["name"] not in but and not p["metadata"].get("deletionTimestamp")
-            ]
-            if found:
-                break
-            await asyncio.sleep(0.2)
-    pod = str(found[0]["metadata"]["name"])
-    await served.wait_for("Pod", pod, lambda p: "running" in (p["status"].get("containerStatuses") or [{}])[0].get("state", {}))
+    [pod] = await served.wait_for_pods(but=but, within=40)
+    await served.wait_until_runs(pod)
     log = sim.log(pod)
     log.write(RUNNING + LOADING + TOO_LONG)
     log.exit()
@@ -155,8 +147,7 @@ async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
     await served.create(llama(served.namespace, remediation={"onHopelessCrash": "ScaleToZero"}))
-    await served.wait_for("Deployment", "llama", lambda d: d.get("status", {}).get("replicas"))
-    [pod] = [p["metadata"]["name"] for p in await served.list_all("Pod")]
+    pod = await the_pod(served)
     for run in range(1, 6):
         log = sim.log(pod, run=run)
         log.write(RUNNING + LOADING + TOO_LONG)

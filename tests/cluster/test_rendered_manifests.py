@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Manifest
+from support.cluster import Cluster, Manifest, the_pod
 from support.manifests import CASES, read_case
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.resource import VLLMDeployment
@@ -157,7 +157,6 @@ async def test_a_pinned_slice_is_the_one_that_the_scheduler_allocates(cluster: C
 async def wait_for_claims(cluster: Cluster) -> list[Manifest]:
     replica_sets = await cluster.wait_for("Deployment", "deepseek", lambda live: live.get("status", {}).get("updatedReplicas") == 1)
     assert replica_sets["status"]["replicas"] == 1
-    [pod] = await cluster.list_all("Pod")
-    scheduled = await cluster.wait_for("Pod", pod["metadata"]["name"], lambda live: live["spec"].get("nodeName"))
+    scheduled = await cluster.wait_for("Pod", await the_pod(cluster), lambda live: live["spec"].get("nodeName"))
     names = [status["resourceClaimName"] for status in scheduled["status"]["resourceClaimStatuses"]]
     return [await cluster.get("ResourceClaim", name) for name in names]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster import Cluster, Manifest, Simulator
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.stories import LOADING, RUNNING, in_order, own_events, story
 from testenv.replay import read_recording
@@ -18,17 +18,10 @@ CORPUS = Path(__file__).parents[1] / "corpus" / "h200"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
 
 
-async def the_pod(cluster: Cluster) -> str:
-    """The name of the only Pod that is not being deleted, once its engine runs."""
-    async with asyncio.timeout(20):
-        # the Deployment counts a Pod that is gone for a moment longer: the Pods themselves tell
-        while True:
-            pods = [pod for pod in await cluster.list_all("Pod") if "deletionTimestamp" not in pod["metadata"]]
-            if len(pods) == 1:
-                break
-            await asyncio.sleep(0.05)
-    name = str(pods[0]["metadata"]["name"])
-    await cluster.wait_for("Pod", name, lambda pod: (pod["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
+async def the_running_pod(cluster: Cluster) -> str:
+    """The name of the only Pod, once its engine runs."""
+    name = await the_pod(cluster)
+    await cluster.wait_until_runs(name)
     return name
 
 
@@ -37,7 +30,7 @@ async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
-    pod = await the_pod(served)
+    pod = await the_running_pod(served)
     replay = sim.replay(pod, CORPUS / "dsv3-fp8-cold-full-newline-bars.log", speed=25)
     seen: list[tuple[str, int | None]] = []
     playing = asyncio.create_task(replay.play(exits=False))
@@ -68,7 +61,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, backends={"attention": "FLASHINFER"}))
-    pod = await the_pod(served)
+    pod = await the_running_pod(served)
     log, recording = sim.log(pod), read_recording(INDUCED / "good-flashinfer.log")
     [compiles] = [number for number, output in enumerate(recording) if b"Warming up FlashInfer attention" in output.data]
     began = datetime.now(UTC) - timedelta(seconds=recording[compiles].seconds + 90)
@@ -155,7 +148,7 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await measured.create(llama(measured.namespace, startup={"stallSeconds": 30}))
-    pod = await the_pod(measured)
+    pod = await the_running_pod(measured)
     idle = {"name": "vllm", "usage": {"cpu": "1204211n", "memory": "9Gi"}}
     await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
     sim.log(pod).write(RUNNING + LOADING)  # a stage that may be silent for 15 minutes
@@ -169,7 +162,7 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
 ) -> None:
     first = await stalled(served, sim, {"stallSeconds": 30, "onStall": "Restart", "maxStallRestarts": 1})
     await served.wait_until_gone("Pod", first)
-    second = await the_pod(served)
+    second = await the_running_pod(served)
     assert second != first
     page = await story(served)
     assert in_order(page, "Warning Stalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
@@ -203,6 +196,6 @@ async def stalled(served: Cluster, sim: Simulator, startup: dict[str, object]) -
     """Lets a start stall; returns its Pod."""
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, startup=startup))
-    pod = await the_pod(served)
+    pod = await the_running_pod(served)
     await until_stalled(served, sim, pod)
     return pod

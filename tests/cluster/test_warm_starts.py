@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from support.account import ACCOUNT
-from support.cluster import Cluster, Manifest, Simulator, simulated
+from support.cluster import Cluster, Manifest, Simulator, simulated, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
-from testenv.nodes import gpu_node
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -18,15 +17,13 @@ RACES = {"version": "0.16.0"}
 MANY = {"volume": {"accessMode": "ReadWriteMany"}}
 
 
-async def pods(cluster: Cluster, name: str = "llama", component: str = "engine") -> list[Manifest]:
-    selector = f"app.kubernetes.io/instance={name},app.kubernetes.io/component={component}"
-    return [pod for pod in await cluster.list_all("Pod", selector=selector) if not pod["metadata"].get("deletionTimestamp")]
+def of(component: str, name: str = "llama") -> str:
+    """Selects the Pods of one component of a VLLMDeployment."""
+    return f"app.kubernetes.io/instance={name},app.kubernetes.io/component={component}"
 
 
-async def the_pod(cluster: Cluster, deployment: str = "llama", component: str = "engine") -> str:
-    await cluster.wait_for("Deployment", deployment, lambda d: d.get("status", {}).get("replicas"))
-    [pod] = await pods(cluster, deployment.removesuffix("-primer"), component)
-    return str(pod["metadata"]["name"])
+async def pods(cluster: Cluster, component: str = "engine") -> list[Manifest]:
+    return [pod for pod in await cluster.list_all("Pod", selector=of(component)) if not pod["metadata"].get("deletionTimestamp")]
 
 
 def replicas(number: int) -> Callable[[Manifest], bool]:
@@ -50,7 +47,7 @@ async def priming(cluster: Cluster, sim: Simulator, **spec: Any) -> str:
     await cluster.create(llama(cluster.namespace, replicas=3, engine=RACES, **{"cache": MANY, **spec}))
     await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Priming"))
     await cluster.wait_for("Deployment", "llama", replicas(1))
-    return await the_pod(cluster)
+    return await the_pod(cluster, selector=of("engine"))
 
 
 async def all_serve(cluster: Cluster) -> Manifest:
@@ -83,7 +80,7 @@ async def test_an_eviction_while_one_fills_the_cache(served: Cluster, sim: Simul
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": first, "namespace": served.namespace}}
     await served.request("POST", f"/api/v1/namespaces/{served.namespace}/pods/{first}/eviction", body=eviction)
     await served.wait_until_gone("Pod", first)
-    second = await the_pod(served)
+    second = await the_pod(served, selector=of("engine"))
     assert second != first
     assert annotations(await served.get("PersistentVolumeClaim", "llama-cache"), "primed") == {}
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
@@ -91,8 +88,10 @@ async def test_an_eviction_while_one_fills_the_cache(served: Cluster, sim: Simul
     await all_serve(served)
 
 
-async def test_the_node_goes_away_while_one_fills_the_cache(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
-    [spare] = served.simulated.create_nodes([gpu_node("h100-sxm", "gpu-h100-sxm-spare")])
+async def test_the_node_goes_away_while_one_fills_the_cache(
+    served: Cluster, gpu_nodes: Callable[..., list[str]], sim: Simulator, operator: OperatorProcess
+) -> None:
+    gpu_nodes("h100-sxm", name="spare")
     first = await priming(served, sim)
     node = (await served.wait_for("Pod", first, lambda pod: pod["spec"].get("nodeName")))["spec"]["nodeName"]
     await served.patch("Node", node, {"metadata": {"annotations": simulated(node="down")}})
@@ -100,12 +99,10 @@ async def test_the_node_goes_away_while_one_fills_the_cache(served: Cluster, sim
     # what the garbage collection of Pods does with Pods of nodes that are gone, a minute later
     await served.request("DELETE", f"/api/v1/namespaces/{served.namespace}/pods/{first}", params={"gracePeriodSeconds": "0"})
     await served.wait_until_gone("Pod", first)
-    second = await the_pod(served)
+    second = await the_pod(served, selector=of("engine"))
     assert (await served.get("Deployment", "llama"))["spec"]["replicas"] == 1
     await finish(served, sim, second)
     await all_serve(served)
-    if node != spare:
-        await served.delete("Node", spare)
 
 
 async def shared_claim(cluster: Cluster) -> dict[str, str]:
@@ -170,7 +167,7 @@ async def test_a_new_image_fills_its_cache_while_the_old_one_serves(served: Clus
     before = await served.get("Deployment", "llama")
     await sim.script(load="hold")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
-    primer = await the_pod(served, "llama-primer", "primer")
+    primer = await the_pod(served, selector=of("primer"))
     held = await served.wait_for("VLLMDeployment", "llama", has("Starting", "True", "Priming"))
     assert (condition(held, "Available")["status"], held["status"]["readyReplicas"]) == ("True", 1)
     assert (await served.get("Deployment", "llama"))["spec"] == before["spec"]
@@ -212,7 +209,7 @@ async def crashing(cluster: Cluster, sim: Simulator, line: bytes, *, backoff: st
     await cluster.create(llama(cluster.namespace))
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await cluster.wait_for("PersistentVolumeClaim", "llama-cache", lambda claim: annotations(claim, "primed"))
-    pod = await the_pod(cluster)
+    pod = await the_pod(cluster, selector=of("engine"))
     sim.log(pod).write(b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n" + line)
     await sim.change(pod, path="crash", crash_phase="ready", crash_after="0", load="hold")
     return pod

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -145,6 +145,23 @@ class Cluster:
         picture = yaml.safe_dump(_without_managed_fields(last[0])) if last else "it does not exist"
         raise AssertionError(f"{kind} {name} did not become what was expected within {within:g} s. Last seen:\n{picture}")
 
+    async def wait_for_pods(self, number: int = 1, *, selector: str = "", but: Collection[str] = (), within: float = 20.0) -> list[str]:
+        """Returns the names of the Pods that are not being deleted and not in `but`, once there are just so many.
+
+        The Pods themselves are asked: what a Deployment counts of them comes a moment later.
+        """
+        async with asyncio.timeout(within):
+            while True:
+                pods = [pod["metadata"] for pod in await self.list_all("Pod", selector=selector)]
+                names = sorted(pod["name"] for pod in pods if "deletionTimestamp" not in pod and pod["name"] not in but)
+                if len(names) == number:
+                    return names
+                await asyncio.sleep(0.05)
+
+    async def wait_until_runs(self, pod: str) -> None:
+        """Waits until the first container of a Pod runs."""
+        await self.wait_for("Pod", pod, lambda it: (it["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
+
     async def wait_until_gone(self, kind: str, name: str, *, within: float = 20.0) -> None:
         async with asyncio.timeout(within):
             while True:
@@ -239,11 +256,10 @@ class Cluster:
         return self._path(manifest["kind"], "", manifest["metadata"].get("namespace"))
 
 
-async def the_pod(cluster: Cluster) -> str:
-    """The name of the only Pod, once the Deployment `llama` has it."""
-    await cluster.wait_for("Deployment", "llama", lambda deployment: deployment.get("status", {}).get("replicas"))
-    [pod] = await cluster.list_all("Pod")
-    return str(pod["metadata"]["name"])
+async def the_pod(cluster: Cluster, *, selector: str = "", but: Collection[str] = ()) -> str:
+    """The name of the only Pod, once it is there."""
+    [pod] = await cluster.wait_for_pods(selector=selector, but=but)
+    return pod
 
 
 class Simulator:

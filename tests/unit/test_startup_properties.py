@@ -50,6 +50,22 @@ def test_no_input_raises(chunks: list[bytes]) -> None:
             assert not any(character in text for character in "\x00\x1b\r")
 
 
+@given(
+    st.one_of(
+        st.sampled_from(["> ", "    ", "│ ", "web.1: ", "vllm-7d9f6c5b4-x2k9p vllm ", "job\tstep\t2026-11-20T10:00:00Z ", "<14>1 - host - "]),
+        st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40),
+    ),
+    st.lists(st.sampled_from([*LINES, "", " "]), min_size=1, max_size=40),
+    st.sampled_from(["", "\n"]),
+)
+def test_no_input_behind_a_prefix_raises(prefix: str, lines: list[str], end: str) -> None:
+    data = "\n".join(prefix + line for line in [*lines, ""]) + end  # nothing behind the last prefix
+
+    _, state = read([data.encode()])
+
+    assert state.lines >= data.count("\n")
+
+
 @given(st.lists(PIECES, max_size=30), st.lists(st.integers(min_value=0, max_value=4000), max_size=8))
 def test_where_a_stream_is_cut_makes_no_difference(pieces: list[bytes], cuts: list[int]) -> None:
     data = b"\n".join(piece.replace(b"\r", b"").replace(b"\x1b", b"") for piece in pieces) + b"\n"

@@ -265,9 +265,9 @@ class LineReader:
         return self._tail.decode("utf-8", "replace")
 
     def end(self) -> list[str]:
-        """No more is to come: what is left is a line."""
+        """No more is to come: what is left is a line, if there is more of it than a prefix."""
         tail, self._tail = self._tail, b""
-        return self._prefixes.without(cut(tail)) if tail else []
+        return [line for line in self._prefixes.without(cut(tail)) if line] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
         """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
