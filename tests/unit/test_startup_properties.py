@@ -52,7 +52,9 @@ def test_no_input_raises(chunks: list[bytes]) -> None:
 
 @given(
     st.one_of(
-        st.sampled_from(["> ", "    ", "│ ", "web.1: ", "vllm-7d9f6c5b4-x2k9p vllm ", "job\tstep\t2026-11-20T10:00:00Z ", "<14>1 - host - "]),
+        st.sampled_from(
+            ["> ", "    ", "│ ", "web.1: ", "vllm-7d9f6c5b4-x2k9p vllm ", "job\tstep\t2026-11-20T10:00:00Z ", "<14>1 - host - "]
+        ),
         st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n\r"), min_size=1, max_size=40),
     ),
     st.lists(st.sampled_from([*LINES, "", " "]), min_size=1, max_size=40),
