@@ -15,13 +15,13 @@ from typing import NamedTuple
 from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
 from vllm_operator.catalog.stages import Failure, Stages
-from vllm_operator.startup.crash.bystanders import QUOTES
 from vllm_operator.startup.literals import Literals
 
 _NAME = re.compile(r"[\w.]+")
 _IDEOGRAPHS = ("\u4e00", "\u9fff")
 _CLOSING = "\"'`*)\u201d\u2019\u300d\u300f"
 _CLOSING_KEPT = 4
+_QUOTES = frozenset("`\"'")
 
 
 class Match(NamedTuple):
@@ -49,7 +49,7 @@ class Match(NamedTuple):
 def _tidy(value: str) -> str:
     """What was captured without a mark that closes a quotation which began before it."""
     value = value.strip()
-    return value[:-1] if value[-1:] in QUOTES and value.count(value[-1]) == 1 else value
+    return value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ _ENGINE_FRAME = re.compile(
 )
 """The first frame of a traceback that a process of the engine logs when it ends."""
 BEGINNING = "Traceback (most recent call last)"
+_HEADINGS = (BEGINNING, f"{BEGINNING}:")
 _NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
 """How a notebook heads the traceback of a cell, which ends with it; the message follows the frames."""
 _CALM = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
@@ -114,13 +115,8 @@ class Tracebacks:
             title = "" if raw else self._line_before(process)
             self._start(process, raw, title, number - 1 if title else number)
             return Part.FRAME
-        if raw and text.endswith(BEGINNING) and _NOTEBOOK.match(text):
-            self._start(process, raw, "", number)
-            self._open[process].has_top = self._open[process].is_of_a_cell = True
-            return Part.FRAME
-        if text.endswith(f"{BEGINNING}:"):
-            self._start(process, raw, text[: -len(BEGINNING) - 1], number)
-            return Part.OTHER
+        if text.endswith(_HEADINGS):
+            return self._headed(process, text, number, raw=raw)
         if text.startswith(_HARMLESS):
             self._harmless_next = True
             return Part.OTHER
@@ -129,6 +125,15 @@ class Tracebacks:
             return Part.OTHER
         if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
             return Part.EXCEPTION
+        return Part.OTHER
+
+    def _headed(self, process: str, text: str, number: int, *, raw: bool) -> Part:
+        if text[-1] == ":":
+            self._start(process, raw, text[: -len(BEGINNING) - 1], number)
+        elif raw and _NOTEBOOK.match(text):
+            self._start(process, raw, "", number)
+            self._open[process].has_top = self._open[process].is_of_a_cell = True
+            return Part.FRAME
         return Part.OTHER
 
     def follows_frames(self, process: str) -> bool:
