@@ -302,3 +302,22 @@ def test_a_quotation_that_began_earlier_is_not_captured() -> None:
 def test_what_is_indented_below_a_program_stays_so() -> None:
     """A fence that is not closed moves nothing."""
     assert crash_line("  ```\n  ValueError: the fabric sulks\n") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("OSError: llama-2-7b-chat does not appear to have a file named config.json.\n", "incomplete: config.json is missing."),
+        ("ImportError: cannot import name 'activation_ops' from 'vllm'\n", "This vLLM has no vllm.activation_ops: "),
+        ("ModuleNotFoundError: No module named 'vllm.entrypoints.serve.render'\n", "This vLLM has no vllm.entrypoints.serve.render: "),
+        ("ModuleNotFoundError: No module named 'cachetools'\n", "The image lacks the Python package cachetools."),
+    ],
+)
+def test_what_was_captured_reads_well_in_a_sentence(line: str, cause: str) -> None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(line)
+    parser.end()
+
+    crash = parser.final_state.crash
+    assert crash is not None
+    assert cause in crash.cause

@@ -47,9 +47,10 @@ class Match(NamedTuple):
 
 
 def _tidy(value: str) -> str:
-    """What was captured without a mark that closes a quotation which began before it."""
+    """What was captured without what ends the sentence that it stood in, or a quotation which began before it."""
     value = value.strip()
-    return value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
+    value = value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
+    return value.removesuffix(".") if " " not in value else value
 
 
 @dataclass(frozen=True, slots=True)
