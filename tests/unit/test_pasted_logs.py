@@ -246,3 +246,59 @@ def test_a_runtime_that_finds_no_gpu_is_not_a_process_that_wants_too_many() -> N
     line = "Error: OCI runtime create failed: stderr: nvidia-container-cli: detection error: cuda error: invalid device ordinal: unknown\n"
     assert named(line) == "NoGpuVisible"
     assert named("RuntimeError: CUDA error: invalid device ordinal\n") == "NotEnoughGpus"
+
+
+def crash_line(log: str) -> tuple[str, str] | None:
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed(log)
+    parser.end()
+    crash = parser.final_state.crash
+    return None if crash is None else (crash.signature, crash.line)
+
+
+@pytest.mark.parametrize(
+    ("log", "signature", "line"),
+    [
+        # https://github.com/vllm-project/vllm/issues/15300
+        (
+            '  File "/opt/vllm/transformers_utils/config.py", line 623, in load_params_config\n'
+            "    assert isinstance(config_dict, dict)\nAssertionError`\n",
+            "Unknown",
+            "AssertionError",
+        ),
+        # https://github.com/sgl-project/sglang/issues/13352
+        ("RuntimeError: the fabric sulks.```\n", "Unknown", "RuntimeError: the fabric sulks."),
+        # https://github.com/vllm-project/vllm/issues/13451
+        ('"ValueError: No supported config format found in"\n', "Unknown", "ValueError: No supported config format found in"),
+        # https://github.com/vllm-project/vllm/pull/45320
+        (
+            "- it aborts with\n\n  ```\n  ValueError: the fabric sulks\n  ```\n\n  and never binds.\n",
+            "Unknown",
+            "ValueError: the fabric sulks",
+        ),
+        # https://github.com/vllm-project/vllm/issues/4655
+        (
+            "ValueError: The number of required GPUs exceeds the total\n",
+            "NotEnoughGpus",
+            "ValueError: The number of required GPUs exceeds the total",
+        ),
+    ],
+)
+def test_the_marks_of_a_post_are_no_part_of_the_error(log: str, signature: str, line: str) -> None:
+    assert crash_line(log) == (signature, line)
+
+
+def test_a_quotation_that_began_earlier_is_not_captured() -> None:
+    """https://github.com/vllm-project/vllm/issues/2915."""
+    parser = StartupParser(KNOWLEDGE)
+    parser.feed('it says "api_server.py: error: unrecognized arguments: --lora-modules name=a/b"\n')
+    parser.end()
+
+    crash = parser.final_state.crash
+    assert crash is not None
+    assert "--lora-modules name=a/b." in crash.cause
+
+
+def test_what_is_indented_below_a_program_stays_so() -> None:
+    """A fence that is not closed moves nothing."""
+    assert crash_line("  ```\n  ValueError: the fabric sulks\n") is None

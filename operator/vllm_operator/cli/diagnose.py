@@ -6,7 +6,8 @@ import sys
 from collections.abc import Iterable
 from typing import Any, BinaryIO
 
-from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.cli.diagnosis_page import page, page_of_several
+from vllm_operator.cli.sources import Sources
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
@@ -26,16 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Read the log and print what it tells; 0 if it could be read, 2 if not."""
     try:
-        parser = StartupParser(known_crashes(arguments.signatures))
+        knowledge = known_crashes(arguments.signatures)
     except UserSignaturesError as error:
         print(f"vllm-operator diagnose: {error}", file=sys.stderr)
         return 2
+    sources = Sources(lambda: StartupParser(knowledge))
     try:
         if arguments.log == "-":
-            size = _read(parser, sys.stdin.buffer)
+            size = _read(sources, sys.stdin.buffer)
         else:
             with open(arguments.log, "rb") as file:
-                size = _read(parser, file)
+                size = _read(sources, file)
     except OSError as error:
         print(f"vllm-operator diagnose: {arguments.log} cannot be read: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -47,13 +49,15 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    parser.end()
-    state = parser.final_state
+    logs = sources.end()
+    name, parser = logs[0]
     try:
         if arguments.output == "json":
-            print(json.dumps(as_json(state)))
+            print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(logs) > 1 else {})))
+        elif len(logs) > 1:
+            print(page_of_several(logs, colours=sys.stdout.isatty()))
         else:
-            print(page(parser, state, colours=sys.stdout.isatty()))
+            print(page(parser, parser.final_state, colours=sys.stdout.isatty()))
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stderr.close()  # whoever read it has seen enough; Python would complain at exit
@@ -73,10 +77,10 @@ def as_json(state: StartupState) -> dict[str, Any]:
     }
 
 
-def _read(parser: StartupParser, file: BinaryIO) -> int:
+def _read(sources: Sources, file: BinaryIO) -> int:
     size = 0
     chunks: Iterable[bytes] = iter(lambda: file.read(_CHUNK), b"")
     for chunk in chunks:
         size += len(chunk)
-        parser.feed(chunk)
+        sources.feed(chunk)
     return size

@@ -49,6 +49,7 @@ _TITLED = re.compile(r"\b[\w.]{1,120}(?:Error|Exception)\b(?!:)")
 _RULE = re.compile(r"\|(?: {0,3}:?-{3,200}:? {0,3}\|){1,20}\s*")
 """What parts the head of a table from its rows in Markdown: a table speaks of errors, and is none."""
 _ROWS = 40
+QUOTES = frozenset("`\"'")
 _LINK = re.compile(r"\]\(https?://\S{1,200}/(?:issues|pull|discussions)/\d")
 """A link to a thread as Markdown writes it: what is around it speaks of a log, and is none."""
 
@@ -78,6 +79,15 @@ def is_no_report(text: str, recent: Sequence[str]) -> bool:
 def is_source(text: str) -> bool:
     """Whether raw output looks like a line of a program or an indented text, which explains something beneath a frame only."""
     return _SOURCE.match(text) is not None
+
+
+def without_quotes(text: str) -> str:
+    """A line that ends with one of `QUOTES` without the marks, if they are around all of it, or the opening one stood in a line before."""
+    mark = text[-1]
+    if mark == "`":
+        inner = text.rstrip(mark)
+        return text if mark in inner else inner
+    return text[1:-1] if text[0] == mark and text.count(mark) == 2 else text
 
 
 def without_names(text: str) -> str:

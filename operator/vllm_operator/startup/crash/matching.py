@@ -15,6 +15,7 @@ from typing import NamedTuple
 from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
 from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.startup.crash.bystanders import QUOTES
 from vllm_operator.startup.literals import Literals
 
 _NAME = re.compile(r"[\w.]+")
@@ -43,6 +44,12 @@ class Match(NamedTuple):
             return True
         name = re.escape(self.name)
         return re.search(rf"(?:[:(\[]|(?<!=)=|\d/\d) *[\"']?[\w.:<]*{name}|{name}(?:\(\w+\))?[]:)>]|^[\w.]*{name}$", text) is not None
+
+
+def _tidy(value: str) -> str:
+    """What was captured without a mark that closes a quotation which began before it."""
+    value = value.strip()
+    return value[:-1] if value[-1:] in QUOTES and value.count(value[-1]) == 1 else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +118,7 @@ class Recognizer:
             found = each.search(text, context)
             if found is not None:
                 found_before.add(signature.id)
-                captures = tuple((name, value.strip()) for name, value in found.groupdict().items() if value)
+                captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
                 name = found[0] if _NAME.fullmatch(found[0]) else ""
                 after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
                 yield Match(signature, captures, each.pattern.weak, name, after[:1])

@@ -18,11 +18,13 @@ from vllm_operator.startup.crash.bystanders import (
     ASIDE,
     BYSTANDERS,
     CLIENTS,
+    QUOTES,
     is_headed_by_a_request,
     is_no_report,
     is_of_a_request,
     is_source,
     without_names,
+    without_quotes,
 )
 from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.crash.matching import Recognizer
@@ -116,6 +118,7 @@ class CrashTracker:
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
         text = ungrouped(text)
+        text = without_quotes(text) if level is None and text[-1:] in QUOTES else text
         part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
             self._stopping = False  # the others were told to stop because this one was gone

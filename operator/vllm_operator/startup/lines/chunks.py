@@ -28,6 +28,9 @@ _MAY_BE_QUOTED = Needle(r"\n  (?:  )?[\"']?\(")
 _STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
 """A line of a program that is nothing but a string."""
 
+_FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
+"""A log in a list of Markdown: all its lines are moved to the right."""
+
 
 def without_colours(data: bytes) -> bytes:
     """The bytes without what sets colours, and without zeros."""
@@ -40,6 +43,8 @@ def cut(data: bytes) -> list[str]:
     """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
     if data[:1] == b" " or _MAY_BE_QUOTED.stands_in(data):
         data = _unquoted(data)
+    if b"  ```" in data:
+        data = _FENCED.sub(_moved_back, data)
     data = plainly(data)
     if data.isascii():
         return data.decode("ascii").split("\n")
@@ -58,6 +63,10 @@ def _unquoted(data: bytes) -> bytes:
     if found[0][-1:] in (b'"', b"'"):
         data = _STRING.sub(rb"\2", data)
     return _INDENTED.sub(b"", data)
+
+
+def _moved_back(fenced: re.Match[bytes]) -> bytes:
+    return fenced[0].replace(b"\n" + fenced["margin"], b"\n")
 
 
 def latest_updates(tail: bytes) -> bytes:
