@@ -89,6 +89,11 @@ def test_what_compiles_in_silence_before_the_graphs_is_not_taken_for_their_captu
         ("torchlogs-v023", "Invalid log settings: everything_please"),
         ("token-401-v026", "spec.model.tokenSecretRef"),
         ("triton-cache-proc-v026", "/proc/1/triton cannot be created"),
+        ("tp2-stale-file", "/mnt/models/model-00001-of-00003.safetensors did not answer as a disk must (Stale file handle)"),
+        ("env-choice", "VLLM_FLOAT32_MATMUL_PRECISION holds a value that is refused: ultra (allowed: 'highest', 'high', 'medium')"),
+        ("tp2-config-type", "Field 'num_hidden_layers' expected int"),
+        ("pp2-worker-segv", "PYTHONFAULTHANDLER=1"),
+        ("dp2-two-balancers", "both external and hybrid data parallel load balancing modes"),
     ],
 )
 def test_what_is_said_leads_to_what_was_broken(name: str, said: str) -> None:

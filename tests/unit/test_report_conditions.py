@@ -10,7 +10,7 @@ from support.situations import CRASHES, X1, Situation, crashed_state
 from support.taints import TAINTS
 from vllm_operator.api.conditions import ORDER, find_condition
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
@@ -40,6 +40,13 @@ pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig
   Value error, the frobnicator must be even [type=value_error, input_value=3]
 """
 REFUSED_CONFIGURATION = crash_of(engine_failure(FROBNICATOR))
+NO_SUCH_NODE = "0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector."
+
+
+def planned_for(product: str, *, today: str) -> Outcome:
+    """A plan in force for one GPU, which would be made for another one today."""
+    anew = o.outcome(plan=o.plan().model_copy(update={"product": today}))
+    return o.outcome(plan=o.plan().model_copy(update={"product": product}), today=anew)
 
 
 SITUATIONS = {
@@ -104,6 +111,27 @@ SITUATIONS = {
         "False",
         "Unschedulable",
         ("2 of 3 replicas serve. No node takes", "change spec.accelerator, or lower spec.replicas to 2."),
+    ),
+    "no node has room for the Pod that replaces one": Situation(
+        o.observe(o.unschedulable_pod(), o.ready_pod("vllm-a-x2")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("Free or add what is missing, or change spec.accelerator.",),
+    ),
+    "the nodes of the plan are gone, and others are there": Situation(
+        o.observe(o.unschedulable_pod(message=NO_SUCH_NODE), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("The plan in force is for NVIDIA-H200; made anew it would be for NVIDIA-B200: set the annotation vllm-operator.dev/replan",),
+    ),
+    "the nodes of the plan are taken, and others are there": Situation(
+        o.observe(o.unschedulable_pod(), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
+        "Starting",
+        "False",
+        "Unschedulable",
+        ("Free or add what is missing, or change spec.accelerator.",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),

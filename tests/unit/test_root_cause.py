@@ -376,4 +376,4 @@ def test_a_crash_in_native_code_is_shown_by_its_own_line() -> None:
     crash = parsed(HEALTHY_START + "Fatal Python error: Segmentation fault\n" + API_SERVER_GIVES_UP).final_state.crash
 
     assert crash is not None
-    assert (crash.signature, crash.line) == ("Unknown", "Fatal Python error: Segmentation fault")
+    assert (crash.signature, crash.line) == ("NativeCodeCrash", "Fatal Python error: Segmentation fault")

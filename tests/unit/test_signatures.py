@@ -85,6 +85,7 @@ CHANGES = [(signature.id, change) for signature in KNOWLEDGE.signatures for chan
 # Not vLLM's own: read by CUDA, NCCL, PyTorch, Triton, the model hub or the compiler.
 FOREIGN = ("CUDA_", "NCCL_", "GLOO_", "HF_", "TORCH", "TRITON_", "PYTORCH_", "FLASHINFER_", "TIKTOKEN_", "UCX_", "XDG_")
 FOREIGN_NAMES = {"USER", "HOME", "LD_LIBRARY_PATH", "LIBRARY_PATH", "CPATH", "CC", "TMPDIR", "MAX_JOBS", "FORCE_NUM_KV_SPLITS"} | {
+    "PYTHONFAULTHANDLER",
     "OMP_NUM_THREADS",
     "OPENBLAS_NUM_THREADS",
 }

@@ -72,6 +72,8 @@ FORMS: dict[str, Callable[[str], str | bytes]] = {
     "without seconds": lambda log: log.replace("09:21:01 [", "09:21 ["),
     "a format of one's own": configured("{time} {level:8} 2422 {name} "),
     "a format of one's own with bars": configured("{time} | {level} | {name}:42 | "),
+    "a format of one's own without the logger": configured("{time} | {level} | "),
+    "the format of loguru": configured("{time} | {level:8} | vllm.v1.core:run:42 - "),
     "a format of one's own in brackets": configured("[{time}] [{level}] [{name}] "),
     "the format of Python": configured("{level}:{name}:"),
     "a format that names the logger first": configured("{time} {name} {level} "),

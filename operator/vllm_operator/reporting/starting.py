@@ -73,8 +73,20 @@ def pod_text(scene: Scene, view: PodView, block: StartupStatus | None = None) ->
             done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
-    facts: dict[str, Any] = {"obstacle": obstacle(scene, view), "serving": scene.serving} if view.phase is Phase.UNSCHEDULABLE else {}
+    facts = _place(scene, view) if view.phase is Phase.UNSCHEDULABLE else {}
     return scene.messages.say(f"pod.{name}", pod=view, text=text, **facts)
+
+
+def _place(scene: Scene, view: PodView) -> dict[str, Any]:
+    """What could be changed for a Pod that no node takes."""
+    observation, outcome = scene.observation, scene.observation.outcome
+    gpu, today = outcome.plan and outcome.plan.product, outcome.today and outcome.today.plan
+    return {
+        "obstacle": obstacle(scene, view),
+        "serving": scene.serving if scene.serving < observation.wanted else 0,  # while Pods are replaced, one may be too many
+        "gpu": gpu,
+        "gpu_today": today.product if gpu and today and today.product != gpu else None,
+    }
 
 
 def partly(scene: Scene, text: str) -> str:

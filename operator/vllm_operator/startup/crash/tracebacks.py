@@ -56,6 +56,8 @@ _HARMLESS = (
     "Error in atexit",
     "Error in sys.excepthook",
 )
+_GROUPED = re.compile(r" {2,60}[|+] (?:Exception Group (?=Traceback))?")
+"""What Python puts before each line of the traceback of an exception group, and of those of its exceptions."""
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -201,6 +203,12 @@ class Tracebacks:
             self.wants_top = any(not each.has_top for each in self._open.values())
 
 
+def ungrouped(text: str) -> str:
+    """A line of a traceback as it would be outside of an exception group."""
+    marks = _GROUPED.match(text) if text.startswith("  ") else None
+    return text[marks.end() :] if marks is not None else text
+
+
 @cache
 def _literals(places: tuple[str, ...]) -> Literals:
     return Literals(places)
@@ -223,10 +231,13 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
             text = raw[length:]
         elif _may_be_of(process, raw):
             writer, text = plain(raw)
+            if not text:
+                continue  # a header alone, whose space at the end was lost: it would take one from the line above it
             length = len(raw) - len(text)
             indented = raw[:length] + " "
         else:
             continue
+        text = ungrouped(text)
         if writer != process or not text.strip(" ^~"):
             continue
         if text.startswith(('  File "', "    ")):
@@ -234,10 +245,12 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
                 return
             yield text
         elif text.startswith('File "'):
-            # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read.
-            if not source:
+            # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read, or that
+            # the code is in no file.
+            if source:
+                yield f"    {source}"
+            elif not text.startswith('File "<'):
                 return
-            yield f"    {source}"
             yield f"  {text}"
             source = ""
         elif source:

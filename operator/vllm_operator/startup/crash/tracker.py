@@ -10,7 +10,6 @@ goes on to a later stage before a failure was seen, or becomes ready, what was c
 forgotten. Once ready, only the death of the engine is a crash, and not if it was told to stop.
 """
 
-import re
 from collections import deque
 from dataclasses import replace
 
@@ -27,12 +26,14 @@ from vllm_operator.startup.crash.bystanders import (
 )
 from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.crash.matching import Recognizer
-from vllm_operator.startup.crash.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks
+from vllm_operator.startup.crash.messages import FIELD, PANIC, PYDANTIC, QUOTING, TITLE
+from vllm_operator.startup.crash.tracebacks import BEGINNING, NATIVE_FRAME, Part, Tracebacks, ungrouped
 from vllm_operator.startup.lines.framing import WARNING, plain
 from vllm_operator.startup.state import Crash
 
 EXCERPT_FRAMES = 6
 _TERMINATED = "TerminatedDuringStartup"
+_ENGINE_CORE = "EngineCoreInitFailed"
 _EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
@@ -40,18 +41,6 @@ _RECORDS_AFTER = 12
 _WRAPS = 3
 """Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
-_PYDANTIC = re.compile(
-    r" {2,4}(?:Value error|Assertion failed), "
-    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
-)
-"""What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
-_FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-_TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
-"""What stands before the message of an exception in the record that announces it."""
-_PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
-"""How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
-_QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
-"""An error that reports what failed elsewhere, and repeats its message."""
 _ELSEWHERE = ("SystemExit", "asyncio.exceptions.CancelledError", "openai.", "litellm.", "vllm.exceptions.", "java.")
 """Exceptions of a process that ends as it should, of a client, and of a server in Java around the engine."""
 
@@ -116,7 +105,7 @@ class CrashTracker:
     def record(self, level: int, text: str, number: int) -> None:
         """A log record that is no error."""
         for match in self._recognizer.find(text):
-            if match.signature.severity is not Severity.FATAL:
+            if match.signature.severity is not Severity.FATAL and match.signature.id != _TERMINATED:
                 self._notice(self._seen(None, match.signature, text, number, match.captures))
             elif level == WARNING and not self._stopping:
                 self._collect(None, self._seen(None, match.signature, text, number, match.captures, warned=True))
@@ -126,6 +115,7 @@ class CrashTracker:
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
+        text = ungrouped(text)
         part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
             self._stopping = False  # the others were told to stop because this one was gone
@@ -157,29 +147,29 @@ class CrashTracker:
             known = self._match_assertion(process, number)
         if part is Part.OTHER and not known and self._wrapped is not None:
             self._continue(process, text)
-        if not known and ("with error '" in text or "method" in text) and _QUOTING.search(text):
+        if not known and ("with error '" in text or "method" in text) and QUOTING.search(text):
             self._quoted = self._quoted or self._seen(process, None, text, number, ())
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
-        elif not known and _PANIC.match(text):
+        elif not known and PANIC.match(text):
             self._panic(process, text, number)
-        if part is Part.EXCEPTION or _PYDANTIC.match(text):
+        if part is Part.EXCEPTION or PYDANTIC.match(text):
             self._exception(process, self._with_field(text), number, known=known, uncaught=traceback is not None and traceback.uncaught)
 
     def _says_nothing(self, text: str) -> bool:
         # Most lines that are no log records, and this is known at once.
         return not (
-            self._recognizer.is_known(text) or "with error '" in text or "method" in text or _PANIC.match(text) or _PYDANTIC.match(text)
+            self._recognizer.is_known(text) or "with error '" in text or "method" in text or PANIC.match(text) or PYDANTIC.match(text)
         )
 
     def _is_source(self, process: str, text: str) -> bool:
-        return is_source(text) and not (_PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
+        return is_source(text) and not (PYDANTIC.match(text) or self.tracebacks.follows_frames(process))
 
     def _with_field(self, text: str) -> str:
         # Before what is wrong with a field of the configuration stands its name, on a line of its own.
         recent = self.tracebacks.recent
-        before = plain(recent[-2])[1].strip() if _PYDANTIC.match(text) and len(recent) > 1 else ""
-        return f"{before} - {text.strip()}" if _FIELD.fullmatch(before) else text
+        before = plain(recent[-2])[1].strip() if PYDANTIC.match(text) and len(recent) > 1 else ""
+        return f"{before} - {text.strip()}" if FIELD.fullmatch(before) else text
 
     def _continue(self, process: str, text: str) -> None:
         # A terminal or a browser may have wrapped the message of an exception.
@@ -191,7 +181,7 @@ class CrashTracker:
             self._wrapped = None
         else:
             # A panic, and an exception that has no word on its own line, say what it is on the next one.
-            bare = _PANIC.match(begun) or begun.rstrip().endswith("Error:")
+            bare = PANIC.match(begun) or begun.rstrip().endswith("Error:")
             if not lines and bare and self._unknown is not None and self._unknown.number == number:
                 self._unknown = replace(self._unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
@@ -215,10 +205,15 @@ class CrashTracker:
         if failure is None or (self._ready and not failure.serving):
             return
         if failure.native and not self._recognizer.is_echo(text):
-            self._unknown = self._unknown or self._seen(process, None, text, number, ())
+            self._unknown = self._unknown or self._native(process, text, number)
         if sure:
             self._told = self._told or number
         self._fail(number, death=failure.death)
+
+    def _native(self, process: str, text: str, number: int) -> Evidence:
+        # It takes the place of an exception. The catalog may have a name for its kind, which explains less than any other name.
+        match = next((each for each in self._recognizer.find(text) if each.weak), None)
+        return self._seen(process, match.signature, text, number, match.captures) if match else self._seen(process, None, text, number, ())
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._failed:
@@ -358,7 +353,7 @@ class CrashTracker:
     def _titled(self) -> Evidence | None:
         # The log stops within the traceback of the error with which the engine ended: what is left is how it was announced.
         for traceback in self.tracebacks.unfinished():
-            text = _TITLE.sub("", traceback.title, count=1)
+            text = TITLE.sub("", traceback.title, count=1)
             if any(map(str.isalnum, text)) and self._recognizer.failure(text) is None:
                 return self._seen(None, None, text, traceback.number, ())
         return None
@@ -369,7 +364,15 @@ class CrashTracker:
     def _fallback(self) -> Evidence | None:
         echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
         other = best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
+        if echo is not None and other is not None and self._is_of_a_stop(echo, other):
+            return other
         return echo or other or (self._echoed if self._failed else self._beside)
+
+    def _is_of_a_stop(self, echo: Evidence, told: Evidence) -> bool:
+        # Where all processes are told to stop at once, a worker fails because another one has ended. Had one died by itself, the engine
+        # core would have ended the others and said so.
+        by_worker = dict(echo.captures).get("begun") is not None and _ENGINE_CORE not in self._evidence
+        return by_worker and told.number < self._failed_at
 
     def _seen(
         self,

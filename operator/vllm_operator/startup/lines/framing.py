@@ -52,6 +52,8 @@ _WRAPPED = re.compile(
     r"|(?P<python>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3}) - (?:[\w.]{1,80} - )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
     r"(?:[\w./-]{1,80}(?::\d+)? - ){0,2}(?:[\w./]{1,80}: )?"
     rf"|{_CONFIGURED}"
+    r"|(?P<piped>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3,6}) \| (?P<severity>DEBUG|INFO|WARNING|ERROR|CRITICAL) {0,3} \| "
+    r"(?:[\w.]{1,80}:[\w<>]{1,80}:\d{1,6} - )?"
     r"|\[(?P<ray>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<letter>[A-Z]) \d{1,9} \d{1,9}\] (?:\([\w-]{1,30}\) )?"
     r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t](?:[ \t]{1,3}(?=[^ \tF]))?(?!- )"
     r"|\[pod/[^\]\s]{1,200}\] "
@@ -306,11 +308,11 @@ class LineReader:
                     yield inner
                 return
             raw = raw[wrapped.end() :]
-            time = wrapped["cri"] or wrapped["python"] or wrapped["own"] or wrapped["iso"] or wrapped["ray"] or time
+            time = wrapped["cri"] or wrapped["python"] or wrapped["piped"] or wrapped["own"] or wrapped["iso"] or wrapped["ray"] or time
             if wrapped["letter"]:
                 level = _LETTERS.get(wrapped["letter"], ERROR)
                 break
-            if named := wrapped["level"] or wrapped["first"] or wrapped["last"]:
+            if named := wrapped["level"] or wrapped["severity"] or wrapped["first"] or wrapped["last"]:
                 level = LEVELS[named]
                 break
             if wrapped["tag"]:
@@ -335,10 +337,12 @@ class LineReader:
         whole = f"{text or ''}\n{detail}" if detail else (text or "")
         whole = whole.encode("utf-8", "replace").decode()  # JSON may hold halves of characters, which cannot be sent on
         for each in whole.rstrip("\n").split("\n")[:2000]:
-            if "{" in each[:_HEAD] and wrappings > 0:
-                # vLLM's own JSON, in that of a container runtime.
+            if wrappings > 0 and ("{" in each[:_HEAD] or (each and locate(each)[0] < 0)):
+                # vLLM's own JSON, or the format of a library, in that of a container runtime.
                 for inner in self._unwrapped(each[:LINE_LIMIT].rstrip("\r"), wrappings):
                     inner.level = level if inner.level is None else inner.level
+                    inner.process = inner.process or process
+                    inner.time = inner.time or own or time
                     yield inner
                 continue
             inner = _line(self.number, each[:LINE_LIMIT].rstrip("\r"), own or time, level)
