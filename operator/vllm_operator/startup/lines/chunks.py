@@ -31,7 +31,7 @@ _STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
 _FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
 """A log in a list of Markdown: all its lines are moved to the right."""
 
-_SPAN = re.compile(rb"(?m)^`?([^`\n]{1,4000})`{1,3}$")
+_SPAN = re.compile(rb"(?m)^`{0,3}([^`\n]{1,4000})`{1,3}$")
 """A line that is a span of code, or at which one ends that has begun in a line before."""
 _QUOTED = re.compile(rb'(?m)^"([\w.]{1,120}(?:Error|Exception): [^"\n]{1,4000})"$')
 """An error that somebody quotes, on a line of its own."""
