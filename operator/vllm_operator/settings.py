@@ -58,7 +58,7 @@ class Settings:
     request_timeout_seconds: int = 15
     """A call to the API server that takes longer has failed. Less than the 30 s that the liveness probe allows."""
     node_cache_seconds: int = 30
-    """How old the picture of the GPU nodes may be. GPUs come with new nodes, in minutes."""
+    """How old the picture of the GPU nodes may be for plans in force. One that is made anew is made from a picture of a second ago."""
     retry_base_seconds: float = 0.25
     """First wait after a failure; doubled each time. Half of what a person notices."""
     retry_limit_seconds: float = 15.0

@@ -67,7 +67,7 @@ class Bench:
     def restart(self) -> None:
         """The operator forgets everything."""
         self.metrics = Metrics()
-        self.inventory = InventoryCache(self.cluster, self.rooms.read_inventory)
+        self.inventory = InventoryCache(self.cluster, self.rooms.read_inventory, clock=lambda: self.now.timestamp())
         self.reconciler = Reconciler(
             self.cluster, self.rooms, inventory=self.inventory, logs=self.logs, metrics=self.metrics, now=lambda: self.now
         )

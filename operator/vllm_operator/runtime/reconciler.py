@@ -43,6 +43,7 @@ from vllm_operator.cluster.observe import Snapshot, is_of_earlier, observe
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.standing import is_in_force
 from vllm_operator.planning.storage.care import CacheCare
 from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.runtime.caretaker import Caretaker, Tended
@@ -63,8 +64,10 @@ LEAVING_SECONDS = 1.0
 """A child that is being deleted is looked at again after this; its end is also seen by a watch."""
 HUB_SECONDS = 30.0
 """A key that waits for the hub comes back by itself after this at the latest; its answer brings it back before."""
+ANEW_AGE_SECONDS = 1.0
+"""A plan that is made anew stays: the picture of the nodes from which it is made may be this old at most."""
 PENDING_AGE_SECONDS = 5.0
-"""Where no GPU was found, the picture of the nodes may be this old at most."""
+"""The same where no GPU was found, or a Pod waits for a node."""
 
 
 class Logs(Protocol):
@@ -136,7 +139,7 @@ class Reconciler:
         answer = self._configs.ask(resource) if self._configs is not None else HubAnswer()
         if answer is None:
             return Result("waiting", HUB_SECONDS)  # it is looked at again as soon as the hub has answered
-        outcome, replan = await self._plan(resource, answer)
+        outcome, replan = await self._plan(resource, snapshot.pods, answer)
         tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
         applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
         for child in tended.kept:
@@ -163,12 +166,12 @@ class Reconciler:
             words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
             await self._fail(snapshot.resource, Reason.OPERATOR_FAILED, words)
 
-    async def _plan(self, resource: VLLMDeployment, answer: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
+    async def _plan(
+        self, resource: VLLMDeployment, pods: Sequence[Manifest], answer: HubAnswer
+    ) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
-        planned = find_condition(resource.status.conditions, PLANNED)
-        pending = planned is None or planned.status is not ConditionStatus.TRUE
         try:
-            inventory = await self._inventory.read(max_age=PENDING_AGE_SECONDS if pending else None)
+            inventory = await self._inventory.read(max_age=_age_of_picture(resource, pods))
         except Forbidden as error:
             message = (
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
@@ -216,7 +219,7 @@ class Reconciler:
 
     async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
         """What keeps Pods off the nodes with the GPUs of the plan, where a Pod waits for a node."""
-        if plan is None or all((pod.get("spec") or {}).get("nodeName") for pod in pods):
+        if plan is None or not _waits_for_node(pods):
             return {}
         try:
             inventory = await self._inventory.read()
@@ -296,6 +299,20 @@ def _with_refused_claims(care: CacheCare, applied: Applied, claims: Sequence[Man
         if _is_only_size(refusal, claims)
     ]
     return replace(care, claim_note=" ".join(notes)) if notes else care
+
+
+def _age_of_picture(resource: VLLMDeployment, pods: Sequence[Manifest]) -> float | None:
+    """How old the picture of the nodes may be, in seconds; None: as old as it is kept."""
+    planned = find_condition(resource.status.conditions, PLANNED)
+    done = planned is not None and planned.status is ConditionStatus.TRUE
+    if resource.status.plan is not None and is_in_force(resource.status.plan, resource):
+        return PENDING_AGE_SECONDS if not done or _waits_for_node(pods) else None
+    tried = planned is not None and not done and planned.observed_generation == resource.metadata.generation
+    return PENDING_AGE_SECONDS if tried else ANEW_AGE_SECONDS
+
+
+def _waits_for_node(pods: Sequence[Manifest]) -> bool:
+    return not all((pod.get("spec") or {}).get("nodeName") for pod in pods)
 
 
 def _result(report: Report, applied: Applied, look_again: float | None) -> Result:
