@@ -205,7 +205,7 @@ class Tracebacks:
 
 def ungrouped(text: str) -> str:
     """A line of a traceback as it would be outside of an exception group."""
-    marks = _GROUPED.match(text) if text.startswith("  ") else None
+    marks = _GROUPED.match(text) if text[:2] == "  " and ("| " in text or "+ " in text) else None
     return text[marks.end() :] if marks is not None else text
 
 

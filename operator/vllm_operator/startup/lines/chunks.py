@@ -35,6 +35,7 @@ _SPAN = re.compile(rb"(?m)^`{0,3}([^`\n]{1,4000})`{1,3}$")
 """A line that is a span of code, or at which one ends that has begun in a line before."""
 _QUOTED = re.compile(rb'(?m)^"([\w.]{1,120}(?:Error|Exception): [^"\n]{1,4000})"$')
 """An error that somebody quotes, on a line of its own."""
+_MAY_BE_AN_ERROR = Needle(r'\n"')
 
 
 def without_colours(data: bytes) -> bytes:
@@ -48,11 +49,9 @@ def cut(data: bytes) -> list[str]:
     """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
     if data[:1] == b" " or _MAY_BE_QUOTED.stands_in(data):
         data = _unquoted(data)
-    if b"  ```" in data:
-        data = _FENCED.sub(_moved_back, data)
-    if b"`\n" in data or data[-1:] == b"`":
-        data = _SPAN.sub(rb"\1", data)
-    if b'\n"' in data or data[:1] == b'"':
+    if b"`" in data:
+        data = _unmarked(data)
+    if data[:1] == b'"' or _MAY_BE_AN_ERROR.stands_in(data):
         data = _QUOTED.sub(rb"\1", data)
     data = plainly(data)
     if data.isascii():
@@ -72,6 +71,13 @@ def _unquoted(data: bytes) -> bytes:
     if found[0][-1:] in (b'"', b"'"):
         data = _STRING.sub(rb"\2", data)
     return _INDENTED.sub(b"", data)
+
+
+def _unmarked(data: bytes) -> bytes:
+    """A part of a log without what Markdown puts around and before its lines."""
+    if b"  ```" in data:
+        data = _FENCED.sub(_moved_back, data)
+    return _SPAN.sub(rb"\1", data) if b"`\n" in data or data[-1:] == b"`" else data
 
 
 def _moved_back(fenced: re.Match[bytes]) -> bytes:
