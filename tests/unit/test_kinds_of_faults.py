@@ -105,3 +105,11 @@ def test_a_layout_that_is_refused_is_named(line: str) -> None:
     log = HEALTHY_START + engine_failure(f"  {line}" if line.startswith(("Assertion f", "Value e")) else line)
 
     assert crash_of(log).signature == "ParallelLayoutInvalid"
+
+
+def test_what_a_kernel_or_nccl_says_of_itself_is_named() -> None:
+    late = "torch.AcceleratorError: CUDA error: the launch timed out and was terminated"
+    variable = "RuntimeError: NCCL error: invalid argument (run with NCCL_DEBUG=WARN for details)"
+
+    assert crash_of(HEALTHY_START + worker_failure(late)).signature == "IllegalMemoryAccess"
+    assert crash_of(HEALTHY_START + worker_failure(variable)).signature == "NcclInvalidUsage"

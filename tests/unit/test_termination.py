@@ -41,7 +41,8 @@ def ended(**status: Any) -> str | None:
         ("ExecFormatError", {"exit_code": 255, "message": "exec /usr/local/bin/vllm: exec format error"}),
         ("IllegalInstruction", {"exit_code": 132}),
         ("BusErrorSharedMemory", {"exit_code": 135}),
-        ("Unknown", {"exit_code": 139}),
+        ("NativeCodeCrash", {"exit_code": 139}),
+        ("NativeCodeCrash", {"exit_code": None, "signal": 6}),
         ("Unknown", {"exit_code": 1}),
         (None, {"exit_code": 0, "reason": "Completed"}),
         (None, {"exit_code": 143}),
@@ -57,5 +58,5 @@ def test_a_signal_that_nothing_explains_is_named() -> None:
     crash = diagnose_termination(KNOWLEDGE, exit_code=139, signal=None, reason="Error", message=None, log_crash=None)
 
     assert crash is not None
-    assert "signal 11 (segmentation fault)" in crash.cause
+    assert "signal 11, segmentation fault" in crash.cause
     assert crash.remedy is not None

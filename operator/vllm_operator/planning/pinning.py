@@ -10,32 +10,34 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan
 from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import resolve_shape
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.planning.storage.cache_key import CacheOrigin, plan_cache
+from vllm_operator.planning.summary import summarize
 
 LINES_IN_MESSAGE = 4
 """Differences named in the condition; all are in `Outcome.drift`."""
 
 
-def keep_plan(pinned: Plan, fresh: Outcome, said: str) -> Outcome:
+def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
     """Return the pinned plan, with what would be chosen otherwise today.
 
     Args:
         pinned: The plan in force.
         fresh: What planning anew comes to.
-        said: The message about the plan in force.
+        gpus: What is known of GPUs.
     """
     drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else [refusal_of(fresh)]
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, said), pinned, today=fresh)
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(pinned, gpus)), pinned, today=fresh)
     listed = " ".join(drift[:LINES_IN_MESSAGE])
     more = f" And {len(drift) - LINES_IN_MESSAGE} more." if len(drift) > LINES_IN_MESSAGE else ""
     message = (
-        f"{said} It stays as it is; planned anew today, this would differ: {listed}{more} "
+        f"{summarize(pinned, gpus, with_notes=False)} It stays as it is; planned anew today, this would differ: {listed}{more} "
         f"To have the new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to any new value."
     )
     return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)

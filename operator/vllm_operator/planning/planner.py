@@ -72,7 +72,7 @@ def plan(
     if pinned is None or not in_force:
         return fresh
     kept = with_cache_generation(pinned, resource, catalog.caches, cache_generation)
-    return keep_plan(kept, fresh, summarize(kept, catalog.gpus))
+    return keep_plan(kept, fresh, catalog.gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from vllm_operator.api.status import ChosenBy, Plan
 from vllm_operator.catalog.gpus import GPUs
 
 
-def summarize(made: Plan, gpus: GPUs) -> str:
+def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
     """Say what was decided: GPU, engine, kernels, and the first of the notes."""
     parts = {part.name: part.value for part in made.cache_key_parts}
     profile = parts.get("migProfile", "none")
@@ -17,6 +17,7 @@ def summarize(made: Plan, gpus: GPUs) -> str:
     kernels = ", ".join(chosen)
     if expected:
         kernels += f"{'; ' if chosen else ''}{', '.join(expected)} by vLLM's own choice"
-    note = f" Note: {made.notes[0]}" if made.notes else ""
-    more = f" ({len(made.notes) - 1} more in status.plan.notes)" if len(made.notes) > 1 else ""
+    notes = made.notes if with_notes else []
+    note = f" Note: {notes[0]}" if notes else ""
+    more = f" ({len(notes) - 1} more in status.plan.notes)" if len(notes) > 1 else ""
     return f"Planned for {where}, {what} per replica, {engine}: {kernels or 'kernels are left to vLLM'}.{note}{more}"

@@ -14,6 +14,9 @@ from vllm_operator.startup.wording import render
 
 _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
+_NATIVE = "NativeCodeCrash"
+_IN_COMPILED_CODE = (6, 8, 11)
+"""Signals that end a process for what its compiled code did, and that have no signature of their own."""
 _SIGNALS = {
     4: "illegal instruction",
     6: "abort",
@@ -62,6 +65,8 @@ def diagnose_termination(
         return log_crash
     if (exit_code in (0, None) and number is None) or number == 15:
         return None
+    if number in _IN_COMPILED_CODE:
+        return _from(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
     return _unexplained(said, number, message)
 
 
@@ -79,11 +84,11 @@ def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | N
     return parser.final_state.crash
 
 
-def _from(signature: Signature, line: str) -> Crash:
+def _from(signature: Signature, line: str, captures: tuple[tuple[str, str], ...] = ()) -> Crash:
     return Crash(
         signature=signature.id,
-        cause=render(signature.cause, ()),
-        remedy=render(signature.remedy, ()),
+        cause=render(signature.cause, captures),
+        remedy=render(signature.remedy, captures),
         reference=signature.reference,
         line=line,
         retryable=signature.retryable,

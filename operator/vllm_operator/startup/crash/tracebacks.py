@@ -56,8 +56,9 @@ _HARMLESS = (
     "Error in atexit",
     "Error in sys.excepthook",
 )
-_GROUPED = re.compile(r" {2,60}[|+] (?:Exception Group (?=Traceback))?")
+GROUPED = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
 """What Python puts before each line of the traceback of an exception group, and of those of its exceptions."""
+_GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
@@ -204,9 +205,8 @@ class Tracebacks:
 
 
 def ungrouped(text: str) -> str:
-    """A line of a traceback as it would be outside of an exception group."""
-    marks = _GROUPED.match(text) if text[:2] == "  " and ("| " in text or "+ " in text) else None
-    return text[marks.end() :] if marks is not None else text
+    """A line that begins as one of an exception group does, as it would be outside of it."""
+    return _GROUPED.sub("", text, count=1)
 
 
 @cache
@@ -237,7 +237,8 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
             indented = raw[:length] + " "
         else:
             continue
-        text = ungrouped(text)
+        if text.startswith(GROUPED):
+            text = ungrouped(text)
         if writer != process or not text.strip(" ^~"):
             continue
         if text.startswith(('  File "', "    ")):
