@@ -101,8 +101,14 @@ class Tracebacks:
         self._harmless_next = self._harmless_before = False
         self._backward: Iterator[str] | None = None
         self._collected: list[str] = []
+        self._has_groups = False
         self.wants_top = False
         """Whether the next frame has to be looked at: it tells where the traceback begins."""
+
+    def ungrouped(self, text: str) -> str:
+        """A line that begins as one of an exception group does, as it would be outside of it."""
+        self._has_groups = True
+        return _GROUPED.sub("", text, count=1)
 
     def take(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         """Say what the line, the latest of the log, is to the tracebacks."""
@@ -157,7 +163,7 @@ class Tracebacks:
     def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
         """The last frames and source lines that the process wrote before the latest line, as far as they are kept."""
         if self._backward is None:
-            self._backward, self._collected = _backwards(self.recent, process), []
+            self._backward, self._collected = _backwards(self.recent, process, GROUPED if self._has_groups else ()), []
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
 
@@ -204,11 +210,6 @@ class Tracebacks:
             self.wants_top = any(not each.has_top for each in self._open.values())
 
 
-def ungrouped(text: str) -> str:
-    """A line that begins as one of an exception group does, as it would be outside of it."""
-    return _GROUPED.sub("", text, count=1)
-
-
 @cache
 def _literals(places: tuple[str, ...]) -> Literals:
     return Literals(places)
@@ -220,8 +221,11 @@ def _begins_with_name(text: str) -> bool:
     return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
 
 
-def _backwards(recent: deque[str], process: str) -> Iterator[str]:
-    """Frames and source lines of a process, the latest first. The latest line of all is not one of them."""
+def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Iterator[str]:
+    """Frames and source lines of a process, the latest first. The latest line of all is not one of them.
+
+    `groups`: what stands before lines of exception groups, where the log has any.
+    """
     lines = reversed(recent)
     next(lines, None)
     source = writer = ""
@@ -237,8 +241,8 @@ def _backwards(recent: deque[str], process: str) -> Iterator[str]:
             indented = raw[:length] + " "
         else:
             continue
-        if text.startswith(GROUPED):
-            text = ungrouped(text)
+        if groups and text.startswith(groups):
+            text = _GROUPED.sub("", text, count=1)
         if writer != process or not text.strip(" ^~"):
             continue
         if text.startswith(('  File "', "    ")):

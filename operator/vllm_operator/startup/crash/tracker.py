@@ -27,7 +27,7 @@ from vllm_operator.startup.crash.bystanders import (
 from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
 from vllm_operator.startup.crash.matching import Recognizer
 from vllm_operator.startup.crash.messages import FIELD, PANIC, PYDANTIC, QUOTING, TITLE
-from vllm_operator.startup.crash.tracebacks import BEGINNING, GROUPED, NATIVE_FRAME, Part, Tracebacks, ungrouped
+from vllm_operator.startup.crash.tracebacks import BEGINNING, GROUPED, NATIVE_FRAME, Part, Tracebacks
 from vllm_operator.startup.lines.framing import WARNING, plain
 from vllm_operator.startup.state import Crash
 
@@ -115,7 +115,7 @@ class CrashTracker:
 
     def error(self, process: str, level: int | None, text: str, number: int) -> None:
         """A line of an error record, or raw output. It is the latest of `tracebacks.recent`."""
-        text = ungrouped(text) if text.startswith(GROUPED) else text
+        text = self.tracebacks.ungrouped(text) if text.startswith(GROUPED) else text
         part = self.tracebacks.take(process, text, number, raw=level is None)
         if self._stopping and (failure := self._recognizer.failure(text)) is not None and failure.unbidden:
             self._stopping = False  # the others were told to stop because this one was gone

@@ -18,7 +18,7 @@ _ANSI = re.compile(
     rb"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\^\[|#033|\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015(?=\n)"
 )
 """Colours; also as less, rsyslog and JSON write the escape character, and the return that rsyslog writes."""
-_ESCAPE, _NUL, RETURN = b"\x1b\x00\r"
+_ESCAPE, _NUL, RETURN, _MARK, _QUOTE = b'\x1b\x00\r`"'  # numbers: they are found ten times as fast as bytes
 _RESET = Needle("0m")
 """The end of what sets colours back, in each of these forms."""
 _INDENTED = re.compile(rb"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
@@ -33,6 +33,7 @@ _FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000
 
 _SPAN = re.compile(rb"(?m)^`{0,3}([^`\n]{1,4000})`{1,3}$")
 """A line that is a span of code, or at which one ends that has begun in a line before."""
+_MAY_BE_MARKED = Needle(r"`(?:``|\n)")
 _QUOTED = re.compile(rb'(?m)^"([\w.]{1,120}(?:Error|Exception): [^"\n]{1,4000})"$')
 """An error that somebody quotes, on a line of its own."""
 _MAY_BE_AN_ERROR = Needle(r'\n"')
@@ -49,9 +50,9 @@ def cut(data: bytes) -> list[str]:
     """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
     if data[:1] == b" " or _MAY_BE_QUOTED.stands_in(data):
         data = _unquoted(data)
-    if b"`" in data:
-        data = _unmarked(data)
-    if data[:1] == b'"' or _MAY_BE_AN_ERROR.stands_in(data):
+    if _MARK in data and (data[-1] == _MARK or _MAY_BE_MARKED.stands_in(data)):
+        data = _SPAN.sub(rb"\1", _FENCED.sub(_moved_back, data))
+    if _QUOTE in data and (data[0] == _QUOTE or _MAY_BE_AN_ERROR.stands_in(data)):
         data = _QUOTED.sub(rb"\1", data)
     data = plainly(data)
     if data.isascii():
@@ -71,13 +72,6 @@ def _unquoted(data: bytes) -> bytes:
     if found[0][-1:] in (b'"', b"'"):
         data = _STRING.sub(rb"\2", data)
     return _INDENTED.sub(b"", data)
-
-
-def _unmarked(data: bytes) -> bytes:
-    """A part of a log without what Markdown puts around and before its lines."""
-    if b"  ```" in data:
-        data = _FENCED.sub(_moved_back, data)
-    return _SPAN.sub(rb"\1", data) if b"`\n" in data or data[-1:] == b"`" else data
 
 
 def _moved_back(fenced: re.Match[bytes]) -> bytes:
