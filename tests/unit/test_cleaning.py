@@ -105,6 +105,15 @@ async def test_where_nothing_can_go_the_command_to_enlarge_the_claim_is_given(be
     assert """kubectl patch vllm llama -n default --type merge -p '{"spec":{"cache":{"volume":{"size":"40Gi"}}}}'""" in said
 
 
+@pytest.mark.parametrize(("size", "advised"), [("1.5Ti", "3Ti"), ("30G", "56Gi"), ("500Gi", "1000Gi")])
+async def test_the_size_that_is_advised_is_twice_that_of_the_claim(bench: Bench, fleet: Fleet, size: str, advised: str) -> None:
+    await full(fleet)
+    bench.cluster.edit(CLAIM, "default", "llama-cache", {"spec": {"resources": {"requests": {"storage": size}}}})
+    finish(fleet, json.dumps({"removed": [], "freedBytes": 0}))
+    await fleet.settle()
+    assert f'{{"size":"{advised}"}}' in bench.condition("CacheWarm").message
+
+
 @pytest.mark.parametrize(
     ("spec", "words"),
     [

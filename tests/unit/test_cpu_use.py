@@ -8,7 +8,6 @@ import pytest
 from support import observations as o
 from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
-from vllm_operator.planning.foreign import read_cores
 from vllm_operator.reporting.report import report
 from vllm_operator.runtime.cpu_use import ABSENT_SECONDS, CpuUse
 from vllm_operator.startup.state import Stage, StartupState
@@ -90,10 +89,3 @@ async def test_a_cluster_that_does_not_measure_is_asked_once_in_a_while(error: C
     assert await asked(cluster, use=use) == {}
     now[0] = ABSENT_SECONDS
     assert await asked(cluster, use=use) == {"uid-vllm-a-x1": 1.0}
-
-
-@pytest.mark.parametrize(
-    ("text", "cores"), [("250m", 0.25), ("2", 2.0), ("1500u", 0.0015), ("0", 0.0), ("", None), ("1e9", None), (3, None), ("٣", None)]
-)
-def test_quantities_of_cpu(text: Any, cores: float | None) -> None:
-    assert read_cores(text) == (None if cores is None else pytest.approx(cores))

@@ -211,6 +211,19 @@ def test_absent_states_are_no_problem(node: dict[str, Any]) -> None:
     assert only(node).problems == ()
 
 
+@pytest.mark.parametrize(("amount", "count"), [("1k", 1000), ("100k", 100_000), ("2e3", 2000), ("8000m", 8), (8, 8), ("1Ki", 1024)])
+def test_a_number_of_devices_is_a_quantity(amount: Any, count: int) -> None:
+    inventory = inventory_of(real_node("gke-h100", allocatable={"nvidia.com/gpu": amount}))
+    assert [pool.count for pool in inventory.pools] == [count]
+    assert not inventory.notes
+
+
+@pytest.mark.parametrize("amount", ["500m", "-1", "NaN", "1e999999999", "9" * 100_000, "1_000", True, None, {}])
+def test_what_is_no_number_of_devices_is_told(amount: Any) -> None:
+    inventory = inventory_of(real_node("gke-h100", allocatable={"nvidia.com/gpu": amount}))
+    assert any("the amount of nvidia.com/gpu cannot be read" in note for note in inventory.notes)
+
+
 @pytest.mark.parametrize(
     "node",
     [

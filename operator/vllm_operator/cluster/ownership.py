@@ -12,12 +12,11 @@ Fields that the API server filled in by itself are in nobody's way: they contrad
 """
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal
 from typing import Any
 
 from vllm_operator.cluster.client import Manifest
+from vllm_operator.planning.quantities import read_quantity
 
 Path = tuple[str, ...]
 
@@ -28,10 +27,6 @@ LIST_KEYS = ("name", "key", "containerPort", "port", "mountPath", "devicePath", 
 STAYS = ("f:metadata",)
 """What others add here is theirs: labels, annotations (`kubectl rollout restart`)."""
 QUANTITIES = frozenset({"limits", "requests", "capacity", "sizeLimit"})
-QUANTITY = re.compile(r"([0-9]{1,20}(?:\.[0-9]{1,20})?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)")
-UNITS = {"": Decimal(1), "m": Decimal("0.001")}
-UNITS |= {unit: Decimal(1000) ** power for power, unit in enumerate("kMGTP", 1)}
-UNITS |= {f"{unit}i": Decimal(1024) ** power for power, unit in enumerate("KMGTP", 1)}
 
 
 def differs(wish: Any, live: Any, path: Path = ()) -> Path | None:
@@ -97,13 +92,8 @@ def _empty(value: Any) -> bool:
 
 
 def _same_quantity(wish: Any, live: Any) -> bool:
-    left, right = _quantity(wish), _quantity(live)
+    left, right = read_quantity(wish), read_quantity(live)
     return left is not None and left == right
-
-
-def _quantity(value: Any) -> Decimal | None:
-    match = QUANTITY.fullmatch(str(value)) if isinstance(value, str | int) and not isinstance(value, bool) else None
-    return Decimal(match[1]) * UNITS[match[2]] if match else None
 
 
 def owned_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:

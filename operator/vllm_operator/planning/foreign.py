@@ -1,4 +1,4 @@
-"""Reading what others wrote: numbers, versions and sizes of labels and Kubernetes objects, without ever raising."""
+"""Reading what others wrote: numbers and versions of labels and Kubernetes objects, without ever raising."""
 
 import re
 from collections.abc import Mapping
@@ -6,19 +6,7 @@ from typing import Any
 
 from vllm_operator.catalog.gpus import Version, parse_version
 
-MEBIBYTE = 1024 * 1024
 _EMPTY: Mapping[str, Any] = {}
-SUFFIXES = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
 
 
 def read_integer(value: Any) -> int | None:
@@ -40,28 +28,6 @@ def read_version(value: Any) -> Version | None:
         return parse_version(value)
     except ValueError:
         return None
-
-
-def read_bytes(value: Any) -> int | None:
-    """Return a Kubernetes quantity of memory in bytes, else None."""
-    if isinstance(value, int):
-        return read_integer(value)
-    match = re.fullmatch(r"([0-9]{1,18})(\.[0-9]{1,9})?(Ki|Mi|Gi|Ti|k|M|G|T|)", value, re.ASCII) if isinstance(value, str) else None
-    if match is None:
-        return None
-    return int(float(match[1] + (match[2] or "")) * SUFFIXES[match[3]])
-
-
-def read_cores(value: Any) -> float | None:
-    """Return a Kubernetes quantity of CPU in cores, such as 250m or the 1234567n of metrics, else None."""
-    match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)([num]?)", value, re.ASCII) if isinstance(value, str) else None
-    return float(match[1]) * {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}[match[2]] if match is not None else None
-
-
-def read_mebibytes(value: Any) -> int | None:
-    """Return a Kubernetes quantity of memory in MiB, rounded down, else None."""
-    size = read_bytes(value)
-    return None if size is None else size // MEBIBYTE
 
 
 def mapping(value: Any, *path: str) -> Mapping[str, Any]:

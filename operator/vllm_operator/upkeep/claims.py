@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.planning.foreign import read_bytes
+from vllm_operator.planning.quantities import read_bytes
 from vllm_operator.planning.storage.volumes import weights_claim_name
 from vllm_operator.reporting import reading
 from vllm_operator.upkeep.situation import Situation

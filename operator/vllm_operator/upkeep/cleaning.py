@@ -18,6 +18,7 @@ from vllm_operator.api.labels import (
     PRIMED_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
 )
+from vllm_operator.planning.quantities import format_bytes, read_bytes
 from vllm_operator.planning.storage.care import Cleaning, CleaningState
 from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
 from vllm_operator.rendering.cleaning import FREE_PERCENT, render_cleaning
@@ -201,8 +202,8 @@ def _advice(situation: Situation, weights: str | None = None) -> str:
     live = situation.claims.get(weights) if weights else situation.claim
     field, kept = ("weights", spec.weights) if weights else ("cache", spec.cache)
     size = reading.text(live, "spec", "resources", "requests", "storage")
-    number = size.rstrip("kKMGTPi")
-    larger = f"{int(number) * 2}{size.removeprefix(number)}" if number.isdecimal() else "SIZE"
+    present = read_bytes(size)
+    larger = format_bytes(present * 2) if present else "SIZE"
     claim = reading.text(live, "metadata", "name")
     if kept is not None and kept.claim_name:
         patch = json.dumps({"spec": {"resources": {"requests": {"storage": larger}}}}, separators=(",", ":"))

@@ -25,6 +25,7 @@ from vllm_operator.planning.inventory.pools import (
 )
 from vllm_operator.planning.inventory.resource_slices import Device, read_slices
 from vllm_operator.planning.inventory.taints import Taint, read_taints
+from vllm_operator.planning.quantities import read_count
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
@@ -113,7 +114,7 @@ class _Node:
         found: dict[str, int] = {}
         for name, amount in self.allocatable.items():
             if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or _is_slice(name):
-                number = read_integer(amount)
+                number = read_count(amount)
                 if number is None:
                     self.note(f"the amount of {name[:63]} cannot be read: {str(amount)[:63]!r}")
                 elif number > 0:

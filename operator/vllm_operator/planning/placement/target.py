@@ -22,12 +22,12 @@ from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus, NodeRequirement
 from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.images import Images
-from vllm_operator.planning.foreign import MEBIBYTE
 from vllm_operator.planning.inventory.node_labels import SLICES, split_product
 from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
+from vllm_operator.planning.quantities import MEBIBYTE
 
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
