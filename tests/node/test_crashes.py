@@ -16,7 +16,7 @@ CRASHES: dict[str, tuple[dict[str, Any], str, int]] = {
     "it finds no compiler": ({"crash": "no-c-compiler"}, "TritonLauncherCompileFailed", 1),
     "it may not download the model": ({"crash": "HfGatedRepo"}, "HfGatedRepo", 1),
     "it ends without a word": ({"crash": "exit:3"}, "UnknownCrash", 3),
-    "it is ended by a segmentation fault": ({"crash": "exit:139"}, "UnknownCrash", 139),
+    "it is ended by a segmentation fault": ({"crash": "exit:139"}, "NativeCodeCrash", 139),
 }
 
 
