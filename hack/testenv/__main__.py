@@ -7,7 +7,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from testenv.binaries import BINARIES, TEST_ENVIRONMENT, BuildError, cache_root, ensure_binaries
+from testenv.binaries import BINARIES, OF_TESTS, BuildError, cache_root, ensure_binaries
 from testenv.controlplane import ControlPlaneError
 from testenv.environment import Environment
 from testenv.nodes import node_kinds
@@ -24,7 +24,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command", required=True)
     build = commands.add_parser("build", help="find the binaries, or build them")
-    build.add_argument("names", nargs="*", default=list(TEST_ENVIRONMENT), metavar="NAME", help=f"any of {', '.join(BINARIES)}")
+    build.add_argument("names", nargs="*", default=list(OF_TESTS), metavar="NAME", help=f"any of {', '.join(BINARIES)}")
     up = commands.add_parser("up", help="start it and leave it running")
     up.add_argument("--nodes", default=_DEFAULT_NODES, help=f"machines, separated by commas: {', '.join(node_kinds())} (%(default)s)")
     commands.add_parser("down", help="stop it")

@@ -87,13 +87,10 @@ def all_metrics() -> Metrics:
     return metrics
 
 
-def test_every_metric_and_every_alert_is_in_the_docs() -> None:
+def test_every_metric_is_in_the_docs() -> None:
     page = (helm.ROOT / "docs" / "operations.md").read_text("utf-8")
     metrics = {family.name + ("_total" if family.type == "counter" else "") for family in all_metrics().registry.collect()}
     assert set(re.findall(r"`(vllm_operator_\w+)", page)) == metrics
-    assert set(re.findall(r"^\| `(VLLM\w+)`", page, re.MULTILINE)) == {
-        rule["alert"] for group in ALERTS["groups"] for rule in group["rules"]
-    }
 
 
 def test_the_alerts_ask_for_metrics_that_there_are() -> None:
@@ -104,7 +101,7 @@ def test_the_alerts_ask_for_metrics_that_there_are() -> None:
     assert {name for rule in rules for name in re.findall(r"\bvllm_operator_\w+", rule["expr"])} <= known
     types = {name for rule in rules for kinds in re.findall(r'type=~?"([^"]+)"', rule["expr"]) for name in kinds.split("|")}
     assert types <= set(ORDER)
-    assert all({"summary", "description"} == set(rule["annotations"]) and rule["labels"]["severity"] for rule in rules)
+    assert all({"summary", "description", "runbook_url"} == set(rule["annotations"]) and rule["labels"]["severity"] for rule in rules)
 
 
 @needs_helm

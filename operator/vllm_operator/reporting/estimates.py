@@ -36,7 +36,7 @@ def estimate(scene: Scene, stage: Stage, state: StartupState) -> Estimate | None
         return None
     has_experts = any(choice.component == Component.MOE for choice in plan.backends)
     measured = scene.knowledge.startup.stages.measured["experts" if has_experts else "dense"]
-    seconds = measured.stages.get(stage, {}).get("warm" if _is_warm(scene, state) else "cold")
+    seconds = measured.stages.get(stage, {}).get("warm" if is_warm(scene, state) else "cold")
     return Estimate(wording.rounded(seconds), measured.where, state.stage_since) if seconds else None
 
 
@@ -64,10 +64,10 @@ def _learned(scene: Scene, stage: Stage, state: StartupState) -> int | None:
     known = next((entry for entry in known_stages(scene, plan) if entry.stage == stage), None) if plan is not None else None
     if known is None:
         return None
-    return known.warm_seconds if _is_warm(scene, state) else known.cold_seconds
+    return known.warm_seconds if is_warm(scene, state) else known.cold_seconds
 
 
-def _is_warm(scene: Scene, state: StartupState) -> bool:
+def is_warm(scene: Scene, state: StartupState) -> bool:
     """Whether a start finds what it needs, as far as can be seen by now."""
     plan = scene.observation.outcome.plan
     return plan is not None and next_start_finds(scene, plan) is CacheState.WARM and state.cache.misses == 0

@@ -8,7 +8,7 @@ the operator (an event already sent, a progress already shown) is read from the 
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
@@ -104,15 +104,30 @@ class PodReference:
     uid: str
 
 
+@dataclass(frozen=True, slots=True)
+class StartClock:
+    """A start that is under way: when it began, UTC, and after how many seconds it is late."""
+
+    began: datetime
+    late_after_seconds: int
+
+    @property
+    def late_at(self) -> datetime:
+        """From when on it is late."""
+        return self.began + timedelta(seconds=self.late_after_seconds)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What to write, what to do, and when to look again.
 
     `restart_pods` are to be deleted once the status is written, because their start has stalled.
+    `start` is the start that is under way; None if none is in progress.
     `requeue_after_seconds` is when time alone may change the report; None if only an observed change can.
     """
 
     status: VLLMDeploymentStatus
     events: tuple[EventDraft, ...] = ()
     restart_pods: tuple[PodReference, ...] = ()
+    start: StartClock | None = None
     requeue_after_seconds: float | None = None

@@ -14,6 +14,7 @@ from vllm_operator.reporting.conditions import set_conditions
 from vllm_operator.reporting.crashes import Crashes, crash_settles, find_crashes
 from vllm_operator.reporting.events import draft_events
 from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
+from vllm_operator.reporting.lateness import start_clock
 from vllm_operator.reporting.observation import Observation, PodReference, Report
 from vllm_operator.reporting.quarantine import blame_caches
 from vllm_operator.reporting.scene import Scene
@@ -41,6 +42,7 @@ def report(observation: Observation, knowledge: Knowledge | None = None) -> Repo
         status=status,
         events=draft_events(scene, status, crashes),
         restart_pods=tuple(PodReference(view.name, view.uid) for view in remedies.pods_to_restart(scene, status.remediation)),
+        start=start_clock(scene),
         requeue_after_seconds=_requeue_after(scene, crashes, block),
     )
 

@@ -1,16 +1,25 @@
 """What Prometheus can read of the operator."""
 
-import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from vllm_operator import __version__
+from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.reporting.observation import StartClock
 from vllm_operator.startup.state import Stage
 
 PREFIX = "vllm_operator"
+RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
+"""How a reconciliation can end."""
+OTHER = "Other"
+"""Stands for each reason that is not documented: what users call their own crash signatures must not become a label."""
 _OBJECT = ("namespace", "name")
+Key = tuple[str, str]
 
 
 class Metrics:
@@ -19,8 +28,11 @@ class Metrics:
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._reconciles = Counter(
-            f"{PREFIX}_reconcile", "Reconciliations, by result: success, waiting, retry, refused, bug.", ["result"], registry=self.registry
+            f"{PREFIX}_reconcile", f"Reconciliations, by result: {', '.join(RESULTS)}.", ["result"], registry=self.registry
         )
+        # from the start on: `increase` does not see a series that begins with 1
+        for result in RESULTS:
+            self._reconciles.labels(result)
         self._seconds = Histogram(
             f"{PREFIX}_reconcile_seconds",
             "Duration of a reconciliation.",
@@ -29,30 +41,13 @@ class Metrics:
         )
         self._writes = Counter(f"{PREFIX}_writes", "Writes to the API server, by verb and kind.", ["verb", "kind"], registry=self.registry)
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Events received from watches, by kind.", ["kind"], registry=self.registry)
-        self._conditions = self._gauge(
-            "condition", "Conditions of a VLLMDeployment: 1 for the status that it has.", *_OBJECT, "type", "status"
-        )
-        self._stage = self._gauge(
-            "startup_stage", f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.", *_OBJECT
-        )
-        self._starts = self._gauge(
-            "start_seconds",
-            "Duration of the last start of a VLLMDeployment with its present caches: cold (they were empty) or warm.",
-            *_OBJECT,
-            "caches",
-        )
-        self._saved = self._gauge(
-            "start_saved_seconds",
-            "What the caches saved: the last cold start with the present cache key against the last warm one.",
-            *_OBJECT,
-        )
-        self._left_behind = self._gauge("caches_left_behind", "Generations of caches that were left behind as damaged.", *_OBJECT)
+        self._deployments = _Deployments(documented_reasons())
+        self.registry.register(self._deployments)
         self._user_data = {
             what: self._gauge(f"user_{what}", f"{what.capitalize()} of the cluster's owner, by state: used or ignored.", "state")
             for what in ("rules", "signatures")
         }
         self._gauge("info", "The operator's version.", "version").labels(__version__).set(1)
-        self._shown: dict[tuple[str, str], set[tuple[str, str]]] = {}
         # finding a counter by its labels takes longer than all else that is done with an event
         self._watched: dict[str, Counter] = {}
 
@@ -89,48 +84,97 @@ class Metrics:
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
-    def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus) -> None:
-        """Show the conditions and the stage of a VLLMDeployment."""
-        shown = {(condition.type, condition.status.value) for condition in status.conditions}
-        for type_, value in self._shown.get((namespace, name), set()) - shown:
-            self._conditions.remove(namespace, name, type_, value)
-        for type_, value in shown:
-            self._conditions.labels(namespace, name, type_, value).set(1)
-        self._shown[(namespace, name)] = shown
-        self._show_caches(namespace, name, status.cache)
-        stages = list(Stage)
-        stage = status.startup.stage if status.startup else None
-        if stage in stages:
-            self._stage.labels(namespace, name).set(stages.index(Stage(stage)))
-        else:
-            self._drop_stage(namespace, name)
-
-    def _show_caches(self, namespace: str, name: str, cache: CacheStatus | None) -> None:
-        known = cache or CacheStatus()
-        shown = (
-            (self._starts, (namespace, name, "cold"), known.cold_start_seconds),
-            (self._starts, (namespace, name, "warm"), known.warm_start_seconds),
-            (self._saved, (namespace, name), known.saved_seconds),
-            (self._left_behind, (namespace, name), known.generation),
-        )
-        for gauge, labels, value in shown:
-            if value is not None:
-                gauge.labels(*labels).set(value)
-            else:
-                with contextlib.suppress(KeyError):
-                    gauge.remove(*labels)
+    def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
+        """Show a VLLMDeployment: its conditions, its caches, and the start that is in progress."""
+        self._deployments.show((namespace, name), status, start)
 
     def forget(self, namespace: str, name: str) -> None:
         """A VLLMDeployment is gone."""
-        for type_, value in self._shown.pop((namespace, name), set()):
-            self._conditions.remove(namespace, name, type_, value)
-        self._drop_stage(namespace, name)
-        self._show_caches(namespace, name, None)
+        self._deployments.forget((namespace, name))
 
     def render(self) -> bytes:
         """The metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def _drop_stage(self, namespace: str, name: str) -> None:
-        with contextlib.suppress(KeyError):
-            self._stage.remove(namespace, name)
+
+class _Deployments(Collector):
+    """The samples of all VLLMDeployments. Those of one are replaced as a whole, so that none of an earlier state stays."""
+
+    def __init__(self, reasons: Collection[str]) -> None:
+        self._reasons = reasons
+        self._samples: dict[Key, tuple[_Sample, ...]] = {}
+
+    def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
+        """Show what was reported, instead of what was before."""
+        self._samples[key] = tuple(_samples(status, start, self._reasons))
+
+    def forget(self, key: Key) -> None:
+        """Show nothing of it any more."""
+        self._samples.pop(key, None)
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """All families, those without a sample included."""
+        families = {name: GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels)) for name, text, labels in _FAMILIES}
+        for key, samples in self._samples.items():
+            for name, labels, value in samples:
+                families[name].add_metric((*key, *labels), value)
+        yield from families.values()
+
+
+_Sample = tuple[str, tuple[str, ...], float]
+"""A metric's name without the prefix, the labels besides those of the object, the value."""
+
+_FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
+    (
+        "condition",
+        f"Conditions of a VLLMDeployment: 1 for the status and the reason that each has. {OTHER}: a reason that is not documented.",
+        ("type", "status", "reason"),
+    ),
+    ("startup_stage", f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.", ()),
+    ("start_timestamp_seconds", "When the start that is in progress began, in Unix time. Absent while none is.", ()),
+    (
+        "start_late_after_seconds",
+        "After how many seconds the start that is in progress is late: twice the last one with the same caches, at most its deadline.",
+        (),
+    ),
+    (
+        "start_seconds",
+        "Duration of the last start of a VLLMDeployment with its present caches: cold (they were empty) or warm.",
+        ("caches",),
+    ),
+    ("start_saved_seconds", "What the caches saved: the last cold start with the present cache key against the last warm one.", ()),
+    ("caches_left_behind", "Generations of caches that were left behind as damaged.", ()),
+)
+
+
+def documented_reasons() -> frozenset[str]:
+    """All reasons of conditions that the docs name: the constants, and the crashes that the operator knows."""
+    constants = {value for name, value in vars(Reason).items() if name.isupper()}
+    return frozenset(constants | {signature.id for signature in load_startup().signatures})
+
+
+def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Collection[str]) -> Iterator[_Sample]:
+    for condition in status.conditions:
+        if condition.type in ORDER:
+            reason = condition.reason if condition.reason in reasons else OTHER
+            yield "condition", (condition.type, condition.status.value, reason), 1
+    stages = list(Stage)
+    stage = status.startup.stage if status.startup else None
+    if stage in stages:
+        yield "startup_stage", (), stages.index(Stage(stage))
+    if start is not None:
+        yield "start_timestamp_seconds", (), start.began.timestamp()
+        yield "start_late_after_seconds", (), start.late_after_seconds
+    if status.cache is not None:
+        yield from _of_caches(status.cache)
+
+
+def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
+    shown: Iterable[tuple[str, tuple[str, ...], int | None]] = (
+        ("start_seconds", ("cold",), cache.cold_start_seconds),
+        ("start_seconds", ("warm",), cache.warm_start_seconds),
+        ("start_saved_seconds", (), cache.saved_seconds),
+        # 0 as well: an increase is seen from what was there before
+        ("caches_left_behind", (), cache.generation or 0),
+    )
+    yield from ((name, labels, value) for name, labels, value in shown if value is not None)

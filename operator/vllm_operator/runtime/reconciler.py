@@ -235,7 +235,7 @@ class Reconciler:
             if verb:
                 self._metrics.wrote(verb, "Event")
                 log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
-        self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status)
+        self._metrics.reported(resource.metadata.namespace, resource.metadata.name, report.status, report.start)
         if report.status != resource.status:
             await self._write_status(snapshot.resource, report.status)
 
@@ -271,6 +271,7 @@ class Reconciler:
             now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
         changed = status.model_copy(update={"conditions": list(conditions)})
+        self._metrics.reported(resource["metadata"]["namespace"], resource["metadata"]["name"], changed)
         if changed != status:
             await self._write_status(resource, changed)
         return Result("refused")

@@ -1,0 +1,265 @@
+"""The alerts of the chart, as Prometheus evaluates them: what is reported minute by minute, and which alerts fire of it."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support import helm
+from support import observations as o
+from support.promtool import ALERTS, Firing, Recording, check_alerts
+from testenv.binaries import find_binary
+from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.reporting.observation import Observation
+from vllm_operator.reporting.report import report
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+
+pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there is no promtool; `make testenv` builds it")
+
+RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
+OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
+NOT_AVAILABLE = {**OBJECT, "type": "Available", "status": "False", "reason": "NotServing"}
+STALLED = {**OBJECT, "type": "Starting", "status": "False", "reason": "Stalled"}
+X1 = ("vllm-a-x1", 0)
+Minute = Callable[[int], Observation]
+
+
+@dataclass(frozen=True)
+class Story:
+    """What there is at each minute, and which alerts fire then: by minute and name; those that are not named must be silent."""
+
+    minutes: int
+    there_is: Minute
+    firing: dict[int, dict[str, Sequence[Firing]]]
+    known: CacheStatus | None = None
+
+
+def now(minute: int) -> dict[str, Any]:
+    return {"now": o.at(60 * minute)}
+
+
+def starting(minute: int, *, since: int = 0, restarts: int = 0) -> Observation:
+    """A start since a minute, which logs all the time."""
+    state = StartupState(
+        stage=Stage.KERNEL_WARMUP, stage_since=o.at(60 * since), last_line_at=o.at(60 * minute), cache=CacheEvidence(misses=1)
+    )
+    pod = o.starting_pod(since=60 * since, restarts=restarts, last=o.terminated(seconds=60 * since) if restarts else None)
+    return o.observe(pod, states={(X1[0], restarts): state}, **now(minute))
+
+
+def silent(minute: int) -> Observation:
+    """A start that logs nothing after its first second."""
+    state = StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(0), last_line_at=o.at(1))
+    return o.observe(o.starting_pod(since=0), states={X1: state}, **now(minute))
+
+
+def serving(minute: int, *, since: int = 0) -> Observation:
+    return o.observe(o.ready_pod(since=0, ready=60 * since), **now(minute))
+
+
+def crashed(minute: int, *, restarts: int = 0, signature: str = "MigUuidNotInteger") -> Observation:
+    state = StartupState(crash=replace(o.DEEP_GEMM_CRASH, signature=signature), is_final=True)
+    return o.observe(o.crashed_pod(restarts=restarts, seconds=60 * minute - 30), states={(X1[0], restarts): state}, **now(minute))
+
+
+def until(end: int, first: Minute, then: Minute) -> Minute:
+    return lambda minute: first(minute) if minute < end else then(minute)
+
+
+def looping(minute: int) -> Observation:
+    """Six minutes of a start, then four of waiting after its crash, again and again."""
+    turn, within = divmod(minute, 10)
+    return starting(minute, since=10 * turn, restarts=turn) if within < 6 else crashed(minute, restarts=turn)
+
+
+def beside_one_that_serves(minute: int) -> Observation:
+    state = StartupState(stage=Stage.KERNEL_WARMUP, stage_since=o.at(0), last_line_at=o.at(60 * minute), cache=CacheEvidence(misses=1))
+    pods = (o.ready_pod("vllm-a-x0", since=-3600, ready=-3000), o.starting_pod(since=0))
+    return o.observe(*pods, replicas=2, states={X1: state}, **now(minute))
+
+
+def unschedulable(minute: int) -> Observation:
+    return o.observe(o.unschedulable_pod(), **now(minute))
+
+
+def scaled_to_zero(minute: int) -> Observation:
+    return o.observe(replicas=0, **now(minute))
+
+
+def without_a_gpu(minute: int) -> Observation:
+    planned = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has such a GPU.")
+    return o.observe(outcome=o.outcome(planned=planned, plan=None), deployment=None, **now(minute))
+
+
+def not_accepted(minute: int) -> Observation:
+    accepted = Verdict(ConditionStatus.FALSE, "KnownBad", "This is known to fail.")
+    planned = Verdict(ConditionStatus.FALSE, "NotAccepted", "Nothing was planned.")
+    return o.observe(outcome=o.outcome(accepted=accepted, planned=planned, plan=None), deployment=None, **now(minute))
+
+
+def refused(minute: int) -> Observation:
+    return o.observe(o.ready_pod(since=-3600, ready=-3000), apply_error="exceeded quota", **now(minute))
+
+
+def serves_nothing(reason: str) -> dict[str, Sequence[Firing]]:
+    return {"VLLMDeploymentNotAvailable": [Firing(NOT_AVAILABLE, f"models/vllm-a serves nothing: {reason}.")]}
+
+
+def late(duration: str) -> dict[str, Sequence[Firing]]:
+    return {"VLLMDeploymentStartLate": [Firing(OBJECT, f"A start of models/vllm-a takes {duration} so far, longer than it should.")]}
+
+
+def has_crashed(reason: str) -> dict[str, Sequence[Firing]]:
+    labels = {**OBJECT, "type": "Crashed", "status": "True", "reason": reason}
+    return {"VLLMDeploymentCrashed": [Firing(labels, f"models/vllm-a has crashed: {reason}.")]}
+
+
+def not_planned(type: str, status: str, reason: str) -> dict[str, Sequence[Firing]]:
+    labels = {**OBJECT, "type": type, "status": status, "reason": reason}
+    return {"VLLMDeploymentNotPlanned": [Firing(labels, f"models/vllm-a is not deployed as its spec says: {reason}.")]}
+
+
+IS_STALLED: dict[str, Sequence[Firing]] = {
+    "VLLMDeploymentStartStalled": [Firing(STALLED, "A start of models/vllm-a shows no sign of progress.")]
+}
+
+STORIES = {
+    "a cold start of an hour, as the last one took": Story(
+        70,
+        until(60, starting, lambda minute: serving(minute, since=60)),
+        {21: {}, 30: {}, 45: {}, 59: {}, 65: {}},
+        known=CacheStatus(key=o.KEY, cold_start_seconds=3600),
+    ),
+    "a first start, which nothing is known of, of two hours": Story(130, until(120, starting, serving), {25: {}, 60: {}, 119: {}, 125: {}}),
+    "a first start that does not end": Story(
+        220,
+        until(212, starting, lambda minute: serving(minute, since=212)),
+        # three hours and seven seconds: the weights are of unknown size
+        {179: {}, 186: late("3h 6m 0s"), 205: {**late("3h 25m 0s"), **serves_nothing("Progressing")}, 216: {}},
+    ),
+    "a start that takes much longer than the last one": Story(
+        50,
+        until(40, starting, lambda minute: serving(minute, since=40)),
+        {19: {}, 26: late("26m 0s"), 39: late("39m 0s"), 44: {}},
+        known=CacheStatus(key=o.KEY, cold_start_seconds=600),
+    ),
+    "a late start beside a replica that serves": Story(
+        50, beside_one_that_serves, {19: {}, 49: late("49m 0s")}, known=CacheStatus(key=o.KEY, cold_start_seconds=600)
+    ),
+    "a start that falls silent": Story(
+        60,
+        until(50, silent, lambda minute: serving(minute, since=50)),
+        {14: {}, 22: IS_STALLED, 42: {**IS_STALLED, **serves_nothing("Stalled")}, 55: {}},
+    ),
+    "a crash, then another one, then it serves": Story(
+        20,
+        until(6, crashed, until(12, lambda minute: crashed(minute, restarts=1, signature="HfGatedRepo"), lambda m: serving(m, since=12))),
+        {0: {}, 4: has_crashed("MigUuidNotInteger"), 10: has_crashed("HfGatedRepo"), 16: {}},
+    ),
+    "a crash that only the user's signatures know": Story(
+        5, lambda minute: crashed(minute, signature="OurLicenceServer"), {3: has_crashed("Other")}
+    ),
+    "a crash loop": Story(45, looping, {44: {**has_crashed("MigUuidNotInteger"), **serves_nothing("MigUuidNotInteger")}}),
+    "no node takes the Pod": Story(30, until(25, unschedulable, serving), {19: {}, 21: serves_nothing("Unschedulable"), 28: {}}),
+    "scaled to zero": Story(40, scaled_to_zero, {39: {}}),
+    "no GPU": Story(
+        30,
+        without_a_gpu,
+        {
+            7: not_planned("Planned", "False", "NoMatchingGPU"),
+            29: {**not_planned("Planned", "False", "NoMatchingGPU"), **serves_nothing("NoMatchingGPU")},
+        },
+    ),
+    "a spec that is not accepted is told once": Story(8, not_accepted, {7: not_planned("Accepted", "False", "KnownBad")}),
+    "the API server refuses a change of what serves": Story(8, refused, {7: not_planned("Ready", "False", "ApplyFailed")}),
+}
+
+
+def record(story: Story) -> Recording:
+    """Report at each minute what there is, upon the status of the minute before, and scrape."""
+    metrics, recording, status = Metrics(), Recording(o.NOW.timestamp()), VLLMDeploymentStatus(cache=story.known)
+    for minute in range(story.minutes):
+        observation = story.there_is(minute)
+        written = report(replace(observation, resource=observation.resource.model_copy(update={"status": status})))
+        status = written.status
+        metrics.reported(o.NAMESPACE, "vllm-a", status, written.start)
+        recording.scrape(metrics)
+    return recording
+
+
+def at_each_minute(firing: dict[int, dict[str, Sequence[Firing]]]) -> list[tuple[int, str, Sequence[Firing]]]:
+    return [(minute, name, those.get(name, ())) for minute, those in firing.items() for name in RULES]
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_exactly_the_alerts_of_a_story_fire(name: str, tmp_path: Path) -> None:
+    story = STORIES[name]
+    assert check_alerts(tmp_path, record(story), at_each_minute(story.firing)) == ""
+
+
+def test_an_operator_that_is_away_is_told_and_forgotten_when_it_is_back(tmp_path: Path) -> None:
+    metrics, recording = Metrics(), Recording()
+    for minute in range(40):
+        recording.scrape(None if 10 <= minute < 30 else metrics)
+    absent: dict[str, Sequence[Firing]] = {
+        "VLLMOperatorAbsent": [Firing({}, "The vLLM operator is not running, or Prometheus does not reach it.")]
+    }
+    assert check_alerts(tmp_path, recording, at_each_minute({9: {}, 17: {}, 22: absent, 29: absent, 32: {}})) == ""
+
+
+def test_the_first_error_of_the_operator_is_told_already(tmp_path: Path) -> None:
+    metrics, recording = Metrics(), Recording()
+    for minute in range(40):
+        if minute == 10:
+            metrics.reconciled("bug", 0.1)
+        recording.scrape(metrics)
+    bug: dict[str, Sequence[Firing]] = {"VLLMOperatorBug": [Firing({"result": "bug"}, "The vLLM operator met an error of its own.")]}
+    assert check_alerts(tmp_path, recording, at_each_minute({9: {}, 12: bug, 39: {}})) == ""
+
+
+def test_a_queue_that_waits_is_told(tmp_path: Path) -> None:
+    metrics, recording, age = Metrics(), Recording(), [0.0]
+    metrics.observe_queue(lambda: 1, lambda: age[0])
+    for minute in range(30):
+        age[0] = 300.0 if 5 <= minute < 20 else 0.0
+        recording.scrape(metrics)
+    behind: dict[str, Sequence[Firing]] = {"VLLMOperatorBehind": [Firing({}, "The vLLM operator is 5m 0s behind.")]}
+    assert check_alerts(tmp_path, recording, at_each_minute({4: {}, 12: behind, 22: {}})) == ""
+
+
+def test_rules_that_are_not_used_are_told(tmp_path: Path) -> None:
+    metrics, recording = Metrics(), Recording()
+    for minute in range(30):
+        metrics.user_data("rules", used=1, ignored=2 if 5 <= minute < 20 else 0)
+        recording.scrape(metrics)
+    summary = "2 of your own rules or signatures are broken and not used."
+    ignored: dict[str, Sequence[Firing]] = {"VLLMOperatorRulesIgnored": [Firing({"state": "ignored"}, summary)]}
+    assert check_alerts(tmp_path, recording, at_each_minute({4: {}, 12: ignored, 22: {}})) == ""
+
+
+def test_caches_that_are_damaged_twice_are_told_and_once_is_none(tmp_path: Path) -> None:
+    metrics, recording = Metrics(), Recording()
+    for minute in range(60):
+        generation = 0 if minute < 20 else 1 if minute < 40 else 2
+        metrics.reported(o.NAMESPACE, "vllm-a", VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, generation=generation or None)))
+        recording.scrape(metrics)
+    again: dict[str, Sequence[Firing]] = {
+        "VLLMCachesDamagedAgain": [Firing(OBJECT, "The caches of models/vllm-a were damaged more than once within a day.")]
+    }
+    assert check_alerts(tmp_path, recording, at_each_minute({19: {}, 39: {}, 42: again})) == ""
+
+
+def test_each_alert_fires_in_a_test_and_leads_to_its_place_in_the_docs() -> None:
+    fired = {name for story in STORIES.values() for those in story.firing.values() for name in those}
+    source = Path(__file__).read_text("utf-8")
+    assert {name for name in RULES if name not in fired and source.count(f'"{name}"') == 0} == set()
+    headings = re.findall(r"^### (\w+)$", (helm.ROOT / "docs" / "operations.md").read_text("utf-8"), re.MULTILINE)
+    assert [name for name in headings if name.startswith("VLLM")] == list(RULES)
+    page = "https://github.com/vllm-operator/vllm-operator/blob/main/docs/operations.md"
+    assert {name: rule["annotations"]["runbook_url"] for name, rule in RULES.items()} == {name: f"{page}#{name.lower()}" for name in RULES}

@@ -1,0 +1,82 @@
+"""What Prometheus can read: one series for each condition, bounded labels, nothing that stays behind."""
+
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from support.operators import KEY, Bench, llama
+from vllm_operator.api.conditions import ORDER
+from vllm_operator.api.status import CacheStatus, Condition, ConditionStatus, StartupStatus, VLLMDeploymentStatus
+from vllm_operator.reporting.observation import StartClock
+from vllm_operator.runtime.metrics import RESULTS, Metrics, documented_reasons
+
+
+def status(*conditions: tuple[str, str, str], **more: object) -> VLLMDeploymentStatus:
+    found = [Condition(type=type, status=ConditionStatus(value), reason=reason, message="") for type, value, reason in conditions]
+    return VLLMDeploymentStatus.model_validate({"conditions": [c.to_json() for c in found]}).model_copy(update=more)
+
+
+def series(metrics: Metrics, name: str) -> list[str]:
+    return sorted(line for line in metrics.render().decode().splitlines() if re.match(rf"vllm_operator_{name}[{{ ]", line))
+
+
+def test_a_condition_is_one_series_with_its_reason_and_an_earlier_one_is_gone() -> None:
+    metrics = Metrics()
+    metrics.reported("a", "b", status(("Crashed", "True", "HfGatedRepo"), ("Ready", "False", "HfGatedRepo")))
+    assert series(metrics, "condition") == [
+        'vllm_operator_condition{name="b",namespace="a",reason="HfGatedRepo",status="False",type="Ready"} 1.0',
+        'vllm_operator_condition{name="b",namespace="a",reason="HfGatedRepo",status="True",type="Crashed"} 1.0',
+    ]
+    metrics.reported("a", "b", status(("Crashed", "True", "UnknownCrash"), ("Ready", "True", "Serving")))
+    assert series(metrics, "condition") == [
+        'vllm_operator_condition{name="b",namespace="a",reason="Serving",status="True",type="Ready"} 1.0',
+        'vllm_operator_condition{name="b",namespace="a",reason="UnknownCrash",status="True",type="Crashed"} 1.0',
+    ]
+
+
+@pytest.mark.parametrize("reason", ["OurLicenceServer", "x" * 1000, "Other"])
+def test_a_reason_that_is_not_documented_is_no_label(reason: str) -> None:
+    metrics = Metrics()
+    metrics.reported("a", "b", status(("Crashed", "True", reason), ("SomebodyElses", "True", "Serving")))
+    assert series(metrics, "condition") == [
+        'vllm_operator_condition{name="b",namespace="a",reason="Other",status="True",type="Crashed"} 1.0'
+    ]
+
+
+def test_the_reasons_are_those_that_the_docs_name() -> None:
+    assert {"Serving", "Stalled", "UnknownCrash", "NativeCodeCrash", "HfGatedRepo"} <= documented_reasons()
+    assert len(documented_reasons() | set(ORDER)) < 1000
+
+
+def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() -> None:
+    metrics = Metrics()
+    empty = metrics.render()
+    clock = StartClock(datetime(2026, 11, 22, 12, 0, tzinfo=UTC), 1200)
+    cache = CacheStatus(key="k", cold_start_seconds=459, warm_start_seconds=35, saved_seconds=424, generation=1)
+    metrics.reported("a", "b", status(("Starting", "True", "Progressing"), startup=StartupStatus(stage="WeightLoad"), cache=cache), clock)
+    assert series(metrics, "start_timestamp_seconds") == ['vllm_operator_start_timestamp_seconds{name="b",namespace="a"} 1.7953488e+09']
+    assert series(metrics, "start_late_after_seconds") == ['vllm_operator_start_late_after_seconds{name="b",namespace="a"} 1200.0']
+    assert series(metrics, "startup_stage") == ['vllm_operator_startup_stage{name="b",namespace="a"} 6.0']
+    assert len(series(metrics, "start_seconds")) == 2
+    metrics.reported("a", "b", status(("Starting", "False", "Started"), cache=CacheStatus(key="l")))
+    for name in ("start_timestamp_seconds", "start_late_after_seconds", "startup_stage", "start_seconds", "start_saved_seconds"):
+        assert series(metrics, name) == []
+    metrics.forget("a", "b")
+    metrics.forget("a", "b")
+    assert metrics.render() == empty
+
+
+def test_a_count_begins_with_nothing_so_that_its_first_increase_is_seen() -> None:
+    metrics = Metrics()
+    metrics.reported("a", "b", status(cache=CacheStatus(key="k")))
+    assert series(metrics, "caches_left_behind") == ['vllm_operator_caches_left_behind{name="b",namespace="a"} 0.0']
+    assert len(series(metrics, "reconcile_total")) == len(RESULTS)
+
+
+async def test_what_the_operator_says_of_an_object_on_which_it_failed_is_in_the_metrics(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    await bench.reconciler.report_bug(KEY, ZeroDivisionError("a bug"))
+    [ready] = [line for line in series(bench.metrics, "condition") if 'type="Ready"' in line]
+    assert 'reason="OperatorFailed",status="False"' in ready
