@@ -221,6 +221,11 @@ class Line:
     record: str
 
 
+_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+_CUT_MARKS = (b"", *(mark[:1] for mark in _UTF16_MARKS))
+"""What may yet become such a mark with the next chunk."""
+
+
 class LineReader:
     """Cuts chunks of any size into lines, with a bounded memory."""
 
@@ -229,6 +234,7 @@ class LineReader:
         self._tail = b""
         self._partial: dict[str, str] = {}
         self._begun = False
+        self._head = b""
         self._wide: codecs.IncrementalDecoder | None = None
         self._prefixes = Prefixes(_is_wrapping)
         self.number = 0
@@ -239,13 +245,18 @@ class LineReader:
         r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
         if isinstance(data, str):
             data = data.encode("utf-8", "replace")
-        elif not self._begun and data[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-            # PowerShell writes what it redirects like this.
-            self._wide = codecs.getincrementaldecoder("utf-16")("replace")
+        elif not self._begun:
+            data = self._head + data
+            if data in _CUT_MARKS:
+                self._head = data
+                return []
+            if data[:2] in _UTF16_MARKS:
+                # PowerShell writes what it redirects like this.
+                self._wide = codecs.getincrementaldecoder("utf-16")("replace")
         if self._wide is not None:
             data = self._wide.decode(data).encode("utf-8", "replace")
         if not self._begun:
-            self._begun, data = True, unfolded(data)
+            self._begun, self._head, data = True, b"", unfolded(data)
         data = without_colours(self._tail + data if self._tail else data)
         self.has_returns = RETURN in data
         complete, end, tail = data.rpartition(b"\n")
@@ -268,7 +279,7 @@ class LineReader:
 
     def end(self) -> list[str]:
         """No more is to come: what is left is a line, if there is more of it than a prefix."""
-        tail, self._tail = self._tail, b""
+        tail, self._tail, self._head = self._tail or self._head, b"", b""
         return [line for line in self._prefixes.without(cut(tail)) if line] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
