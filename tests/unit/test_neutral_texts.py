@@ -184,7 +184,9 @@ def test_a_server_that_refuses_is_up() -> None:
     assert read(ANSWERS).crash is None
 
 
-MODULES = sorted((ROOT / "operator" / "vllm_operator").rglob("*.py"))[::6]
+QUOTES_AN_ERROR = ROOT / "operator" / "vllm_operator" / "planning" / "placement" / "image.py"
+"""Tells users what CUDA would say."""
+MODULES = sorted(set((ROOT / "operator" / "vllm_operator").rglob("*.py")) - {QUOTES_AN_ERROR})[::6]
 MANIFESTS = sorted((ROOT / "examples").glob("*.yaml")) + sorted((ROOT / "crds").glob("*.yaml"))
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api import labels
+from vllm_operator.cluster.apply import Applier
 from vllm_operator.cluster.client import (
     AUTOSCALER,
     CLAIM,
@@ -13,7 +14,10 @@ from vllm_operator.cluster.client import (
     SERVICE,
     VLLM_DEPLOYMENT,
     Kind,
+    NotFound,
 )
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.upkeep.claims import is_created_by_operator
 
 
 def in_container(change: dict[str, Any]) -> dict[str, Any]:
@@ -129,3 +133,106 @@ async def test_children_of_an_earlier_object_of_the_name_go_first(bench: Bench) 
     assert bench.condition("Ready").status == "False", "what still serves is the earlier object's"
     await bench.settle()
     assert bench.deployment()["metadata"]["uid"] != old["metadata"]["uid"]
+
+
+def users_claim(name: str = "llama-cache", **metadata: Any) -> dict[str, Any]:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    return {"apiVersion": "v1", "kind": CLAIM.kind, "metadata": {"name": name, "namespace": "default", **metadata}, "spec": spec}
+
+
+@pytest.mark.parametrize("labelled", [False, True], ids=["unlabelled", "with copied labels"])
+async def test_replicas_that_use_a_claim_of_a_user_since_an_earlier_version_go_on(bench: Bench, labelled: bool) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    ours = next(claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == "llama-cache")
+    bench.cluster.remove(CLAIM, "default", "llama-cache")
+    theirs = bench.cluster.put(users_claim(labels=ours["metadata"]["labels"] if labelled else {}))
+    bench.add_pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    bench.restart()
+    await bench.settle()
+    changed = llama(replicas=2, cache={"onDelete": "Delete"})["spec"]
+    bench.cluster.put({**bench.resource(), "spec": changed})
+    await bench.settle()
+    [now] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == "llama-cache"]
+    assert now == theirs
+    assert bench.deployment()["spec"]["replicas"] == 2
+    warm = bench.condition("CacheWarm")
+    assert (warm.reason, "The Pods keep using it." in warm.message) == ("ClaimNotOwned", True)
+
+
+async def test_replicas_that_would_move_to_a_claim_of_a_user_stay_where_they_are(bench: Bench) -> None:
+    bench.cluster.put(users_claim("mine"))
+    bench.cluster.put(users_claim())
+    bench.cluster.put(llama(cache={"claimName": "mine"}))
+    await bench.settle()
+    bench.add_pod(phase="Running", conditions=[{"type": "Ready", "status": "True"}])
+    before = bench.deployment()["spec"]["template"]
+    bench.cluster.put({**bench.resource(), "spec": llama(replicas=1)["spec"]})
+    await bench.settle()
+    assert bench.deployment()["spec"]["template"] == before
+    assert (bench.condition("Starting").reason, bench.condition("Ready").reason) == ("ClaimNotOwned", "ClaimNotOwned")
+    bench.cluster.remove(CLAIM, "default", "llama-cache")
+    await bench.settle()
+    assert {it["metadata"]["name"] for it in bench.cluster.all(DEPLOYMENT)} == {"llama", "llama-primer"}, "the rollout begins"
+
+
+async def test_a_claim_that_a_user_creates_between_the_look_and_the_write_is_not_taken_over(bench: Bench) -> None:
+    """The API server has the last word: an apply that is to create a claim fails on one that exists."""
+    bench.cluster.put(users_claim())
+    bench.cluster.fail("get", CLAIM, NotFound("it is not there yet"))
+    applier = Applier(bench.cluster)
+    owner = {"metadata": {"name": "llama", "uid": "1"}}
+    applied = await applier.apply(owner, [users_claim(labels={labels.MANAGED_BY_LABEL: labels.MANAGED_BY})], [])
+    assert [str(refusal) for refusal in applied.refusals] == [
+        "PersistentVolumeClaim llama-cache: it exists and was not created by the operator; name it in spec, rename this VLLMDeployment, "
+        "or remove the PersistentVolumeClaim"
+    ]
+    assert "labels" not in bench.cluster.all(CLAIM)[0]["metadata"]
+
+
+async def test_a_claim_of_an_earlier_object_is_never_deleted_by_the_operator(bench: Bench) -> None:
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    await bench.settle()
+    bench.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    bench.cluster.writes.clear()
+    assert (await bench.reconciler.reconcile(KEY)).name == "waiting"
+    assert [write for write in bench.cluster.writes if write.kind == CLAIM.kind] == []
+
+
+CREATED_BY = {
+    "the operator": ([("vllm-operator", "Apply", True)], True),
+    "the operator, and bound since": ([("vllm-operator", "Apply", True), ("kube-controller-manager", "Update", False)], True),
+    "a user": ([("kubectl-create", "Update", True)], False),
+    "a user, and taken over by an earlier version": ([("kubectl-create", "Update", True), ("vllm-operator", "Apply", True)], False),
+    "a tool that restored a backup with all labels": ([("velero-server", "Update", True)], False),
+    "somebody who has applied the same since": ([("vllm-operator", "Apply", True), ("argocd", "Apply", True)], False),
+    "nobody knows": ([], False),
+}
+
+
+@pytest.mark.parametrize(("entries", "want"), CREATED_BY.values(), ids=CREATED_BY)
+def test_who_created_a_claim(entries: list[tuple[str, str, bool]], want: bool) -> None:
+    fields: dict[bool, Any] = {True: {"f:spec": {"f:accessModes": {}}}, False: {"f:spec": {"f:volumeName": {}}}}
+    managed = [{"manager": manager, "operation": operation, "fieldsV1": fields[modes]} for manager, operation, modes in entries]
+    assert is_created_by_operator(users_claim(managedFields=managed)) is want
+
+
+class Forgetful(FakeCluster):
+    """An API server that does not know a field of Services: an apply changes nothing of it, however often."""
+
+    async def apply(self, manifest: dict[str, Any], *, manager: str, force: bool = True) -> dict[str, Any]:
+        known = {name: value for name, value in manifest["spec"].items() if name != "unknown"}
+        return dict(await super().apply({**manifest, "spec": known}, manager=manager, force=force))
+
+
+async def test_what_is_remembered_of_children_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.cluster.apply.MAX_REMEMBERED", 8)
+    applier = Applier(Forgetful())
+    for number in range(50):
+        metadata = {"name": f"llama-{number}", "namespace": "default", "labels": {}}
+        wish = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"unknown": 1, "type": "ClusterIP"}}
+        await applier.apply({"metadata": {"name": "llama", "uid": "1"}}, [wish], [])
+    memories = [value for value in vars(applier).values() if hasattr(value, "__len__")]
+    assert memories
+    assert max(map(len, memories)) <= 8

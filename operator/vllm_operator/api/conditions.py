@@ -64,6 +64,8 @@ class Reason:
     """The claim of the caches is not bound to a volume; the message says why."""
     CLAIM_MISSING = "ClaimMissing"
     """The claim named in the spec does not exist."""
+    CLAIM_NOT_OWNED = "ClaimNotOwned"
+    """A claim with the name of the operator's own exists, and the operator did not create it. Also a reason of Starting."""
     CLAIM_READ_ONLY = "ClaimReadOnly"
     """The claim can only be read, and every start writes to it."""
     NO_CLAIM = "NoClaim"

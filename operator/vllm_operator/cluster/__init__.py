@@ -2,6 +2,6 @@
 
 the client    client (the Protocol), kube (a real API server), connection, mirror (from memory), fake, fake_fields
 reading       observe, inventory, explanations
-writing       apply, ownership (what is to be written), events, records
+writing       apply, ownership (what is to be written), recent (what it remembers), events, records
 the hub       hub
 """

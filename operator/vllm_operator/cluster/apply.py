@@ -4,14 +4,14 @@ A child is read as part of the observation; the wish is compared with it (`owner
 called only where something is to do. So a restart of the operator writes nothing, drift in a field of ours is
 undone, and what others own stays.
 
-A child of the same name that is not ours is never taken over: the first apply is without force, and says so.
+A child of the same name that is not ours is never taken over: the first apply is without force, and says so. A
+PersistentVolumeClaim holds data, so for a claim more is asked: the operator must have created it (`upkeep.claims`).
 """
 
 import asyncio
 import hashlib
 import logging
 import marshal
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,8 @@ from vllm_operator.cluster.client import (
     kind_of,
 )
 from vllm_operator.cluster.observe import is_of_earlier
+from vllm_operator.cluster.recent import Recent
+from vllm_operator.upkeep.claims import is_created_by_operator
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +45,10 @@ CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 """Where additions by others are removed. Elsewhere they are somebody's wish: a paused rollout, an address of a load balancer."""
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
-MAX_SETTLED = 20_000
+MAX_REMEMBERED = 20_000
+"""Children of which something is remembered; the one that was looked at longest ago is forgotten first."""
+_ONLY_IF_ABSENT = {"resourceVersion": "1"}
+"""With this in its metadata an apply creates an object and fails on one that exists: no object has this version."""
 _WITHOUT_REFERENCES = 2
 """The last version of marshal's format whose bytes depend on nothing but the value."""
 SCALER = "kube-controller-manager"
@@ -83,9 +88,11 @@ class Applier:
         self._client = client
         self._count = count
         # What an apply did not change: fields that this API server does not know. By uid of the child.
-        self._accepted: dict[str, tuple[str, str]] = {}
+        self._accepted: Recent[tuple[str, str]] = Recent(MAX_REMEMBERED)
+        # What others insist on adding to a child. By uid.
+        self._tolerated: Recent[tuple[str, ...]] = Recent(MAX_REMEMBERED)
         # Children that were found to be as wished, by uid: what the wish and the child were like then.
-        self._settled: OrderedDict[str, str] = OrderedDict()
+        self._settled: Recent[str] = Recent(MAX_REMEMBERED)
 
     async def apply(self, owner: Manifest, wishes: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Make the children so. `live` are the children found by label; raises what is worth another try.
@@ -107,11 +114,13 @@ class Applier:
 
     async def _bring(self, owner: Manifest, wish: Manifest, child: Manifest | None, result: Applied) -> None:
         """Make one child so, and note in the result what became of it."""
+        if child is None and wish["kind"] == CLAIM.kind:
+            child = await self._find(wish)  # it may be there without our labels
         if child is not None and await self._leaving(child, owner):
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
-            if child is None and _would_own_data(wish) and await self._is_foreign(wish):
+            if child is not None and child["kind"] == CLAIM.kind and not is_created_by_operator(child):
                 raise Conflict("not ours")
             result.children.append(await self._apply_one(wish, child, result))
         except (Conflict, *_FINAL) as error:
@@ -119,12 +128,13 @@ class Applier:
                 raise
             result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
             if child is not None:
-                result.children.append(child)
+                result.children.append(await self._without_owner(wish, child, error, result))
 
     async def _apply_one(self, wish: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         if child is None:
             # no force: what exists under this name without our labels is not ours
-            created = await self._client.apply(wish, manager=labels.FIELD_MANAGER, force=False)
+            fresh = {**wish, "metadata": {**wish["metadata"], **_ONLY_IF_ABSENT}} if wish["kind"] == CLAIM.kind else wish
+            created = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
             return self._written("apply", created, wish, result)
         wish = await self._without_scaled(wish, child)
         mark = _mark(wish, child)
@@ -138,12 +148,22 @@ class Applier:
         self._settle(uid, wish, child)
         return child
 
+    async def _without_owner(self, wish: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
+        """Apply the rest of a claim where the API server refuses its new owner; return the claim as it is then.
+
+        The admission plugin OwnerReferencesPermissionEnforcement lets only those add an owner who may delete the object.
+        """
+        if not (isinstance(error, Forbidden) and child["kind"] == CLAIM.kind and "ownerReferences" in wish["metadata"]):
+            return child
+        metadata = {name: value for name, value in wish["metadata"].items() if name != "ownerReferences"}
+        try:
+            return await self._apply_one({**wish, "metadata": metadata}, child, result)
+        except (Conflict, *_FINAL):
+            return child  # what is wrong was said
+
     def _settle(self, uid: str, wish: Manifest, child: Manifest) -> None:
         """Remember that a child is as wished, or as near to it as can be: comparing costs more than all else here."""
-        self._settled.pop(uid, None)
-        self._settled[uid] = _mark(wish, child)
-        if len(self._settled) > MAX_SETTLED:
-            self._settled.popitem(last=False)
+        self._settled.put(uid, _mark(wish, child))
 
     async def scale(self, child: Manifest, replicas: int) -> Manifest:
         """Give a Deployment this many replicas and change nothing else; one that an autoscaler scales is left alone.
@@ -201,10 +221,10 @@ class Applier:
         place = ownership.differs(wish, now)
         uid = now["metadata"].get("uid", "")
         if place is None:
-            self._accepted.pop(uid, None)
+            self._accepted.drop(uid)
         else:
             # once more would change nothing either
-            self._accepted[uid] = (_digest(wish), "/".join(place))
+            self._accepted.put(uid, (_digest(wish), "/".join(place)))
             log.warning("%s %s: the API server did not take over %s", now["kind"], now["metadata"]["name"], ".".join(place))
         return now
 
@@ -212,7 +232,8 @@ class Applier:
         """Remove what others have added inside of our spec."""
         pointers = _additions(child, wish)
         metadata = child["metadata"]
-        if not pointers or self._accepted.get(f"{metadata.get('uid')}/additions") == ("", " ".join(pointers)):
+        uid = metadata.get("uid", "")
+        if not pointers or self._tolerated.get(uid) == pointers:
             return child
         log.info("removing %s from %s %s: added by somebody else", ", ".join(pointers), child["kind"], metadata["name"])
         operations: list[Manifest] = [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}]
@@ -221,26 +242,37 @@ class Applier:
         now = await self._client.patch(kind_of(child), metadata["name"], namespace, operations, manager=labels.FIELD_MANAGER)
         left = _additions(now, wish)
         if left:  # an admission webhook insists: do not fight
-            self._accepted[f"{metadata.get('uid')}/additions"] = ("", " ".join(left))
+            self._tolerated.put(uid, left)
+        else:
+            self._tolerated.drop(uid)
         return self._written("patch", now, wish, result)
 
     async def _is_foreign(self, wish: Manifest) -> bool:
         """Whether what exists under the name of a wish is not ours."""
-        metadata = wish["metadata"]
+        live = await self._find(wish)
+        if live is None or live["kind"] == CLAIM.kind:
+            return live is not None and not is_created_by_operator(live)
+        ours, theirs = wish["metadata"]["labels"], live["metadata"].get("labels") or {}
+        return any(theirs.get(name) != ours.get(name) for name in (labels.MANAGED_BY_LABEL, labels.INSTANCE_LABEL))
+
+    async def _find(self, wish: Manifest) -> Manifest | None:
+        """What exists under the name of a wish, whatever its labels."""
         try:
-            live = await self._client.get(kind_of(wish), metadata["name"], metadata.get("namespace"))
+            return await self._client.get(kind_of(wish), wish["metadata"]["name"], wish["metadata"].get("namespace"))
         except NotFound:
-            return False
-        theirs = live["metadata"].get("labels") or {}
-        return any(theirs.get(name) != metadata["labels"].get(name) for name in (labels.MANAGED_BY_LABEL, labels.INSTANCE_LABEL))
+            return None
 
     async def _leaving(self, child: Manifest, owner: Manifest) -> bool:
-        """Whether a child is on its way out, or belongs to an earlier object of the same name and must go."""
+        """Whether a child is on its way out, or belongs to an earlier object of the same name and must go.
+
+        The garbage collector deletes a claim. The operator never does.
+        """
         if child["metadata"].get("deletionTimestamp"):
             return True
         if not is_of_earlier(child, owner):
             return False
-        await self._delete(child)
+        if child["kind"] != CLAIM.kind:
+            await self._delete(child)
         return True
 
     async def _prune(self, owner: Manifest, wishes: Sequence[Manifest], live: Sequence[Manifest], result: Applied) -> None:
@@ -280,14 +312,6 @@ def _in_order(wishes: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest
     return first, [wish for wish in wishes if wish not in first]
 
 
-def _would_own_data(wish: Manifest) -> bool:
-    """Whether applying this could make a claim that somebody else has filled go with the owner of the wish.
-
-    Nothing in the spec of such a claim need contradict the wish, so that an apply without force would take it over.
-    """
-    return wish["kind"] == CLAIM.kind and bool(wish["metadata"].get("ownerReferences"))
-
-
 def _scaled(child: Manifest) -> bool:
     for entry in child["metadata"].get("managedFields") or ():
         fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
@@ -319,6 +343,8 @@ def _foreign_owner(wish: Manifest, error: ClusterError) -> ClusterError:
     if not isinstance(error, Conflict):
         return error
     kind, name = wish["kind"], wish["metadata"]["name"]
+    if kind == CLAIM.kind:
+        return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
 
 

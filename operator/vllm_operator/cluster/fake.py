@@ -140,6 +140,8 @@ class FakeCluster:
         await self._enter("apply", kind)
         wish = {key: _copied(value) for key, value in manifest.items() if key != "status"}
         live = self._objects.get(self._identity(kind, wish))
+        if live is not None and wish["metadata"].get("resourceVersion") not in (None, live["metadata"]["resourceVersion"]):
+            raise Conflict("the object has been modified")
         return self._written("apply", kind, live, self._apply(kind, wish, live, manager, force=force, subresource=""))
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:

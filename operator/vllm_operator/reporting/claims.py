@@ -12,7 +12,7 @@ from vllm_operator.reporting.conditions import FALSE, UNKNOWN
 from vllm_operator.reporting.observation import Manifest
 from vllm_operator.reporting.scene import Scene
 
-CLAIM_TROUBLES = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_READ_ONLY)
+CLAIM_TROUBLES = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_NOT_OWNED, Reason.CLAIM_READ_ONLY)
 """Reasons for which no Pod can start."""
 BINDING_SECONDS = 15
 """How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
@@ -28,6 +28,7 @@ def claim_verdict(scene: Scene) -> Verdict | None:
     of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
     verdicts = [_verdict(scene, claim) for claim in (of_caches, of_weights)]
     troubles = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
+    troubles.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # nothing else is done before that
     return next((verdict for verdict in (*troubles, *verdicts) if verdict is not None), None)
 
 
@@ -65,6 +66,9 @@ def _verdict(scene: Scene, claim: _Claim) -> Verdict | None:
         if claim.spec is not None and claim.spec.claim_name:
             return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
+    care = scene.observation.care
+    if claim.name in care.foreign_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not care.held, **facts))
     if reading.text(claim.live, "status", "phase") == "Lost":
         return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
     if reading.access_modes(claim.live) == ("ReadOnlyMany",):

@@ -119,6 +119,8 @@ def _waiting(scene: Scene) -> int:
 
 def _all_serve(scene: Scene) -> Verdict:
     observation, say = scene.observation, scene.messages.say
+    if observation.care.held and observation.care.foreign_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.care.foreign_claims))
     if observation.care.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=scene.serving))
     if not rollout.is_rolled_out(scene) and observation.outcome.plan is not None:

@@ -294,12 +294,17 @@ def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
 
 
 def _with_refused_claims(care: CacheCare, applied: Applied, claims: Sequence[Manifest | None]) -> CacheCare:
-    notes = [
-        f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
-        for refusal in applied.refusals
-        if _is_only_size(refusal, claims)
-    ]
+    notes = [_about_refused_claim(refusal) for refusal in applied.refusals if _is_only_size(refusal, claims)]
     return replace(care, claim_note=" ".join(notes)) if notes else care
+
+
+def _about_refused_claim(refusal: Refusal) -> str:
+    if isinstance(refusal.error, Forbidden) and "ownerRef" in str(refusal.error):
+        return (
+            f"{refusal.kind} {refusal.name} stays when this object is deleted: the API server lets only those give it an owner who may "
+            f"delete it, and the operator may not. Delete it yourself."
+        )
+    return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"
 
 
 def _age_of_picture(resource: VLLMDeployment, pods: Sequence[Manifest]) -> float | None:

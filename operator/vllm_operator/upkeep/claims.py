@@ -1,4 +1,8 @@
-"""What of a changed wish an existing claim can follow.
+"""Which claims the operator may write to, and what of a changed spec such a claim can follow.
+
+The operator writes to a claim that it has created, and to no other. Labels and annotations do not tell them apart: a user
+can copy both, and earlier versions labelled claims that they had merely found. `metadata.managedFields` does: the API
+server keeps it, and the access modes of a claim belong to whoever created it, because nobody can change them later.
 
 Of a claim only its size can change, only upwards, and only once it is bound; the API server refuses everything else,
 and then nothing else of the spec would be applied. So a wish that cannot come true is not sent, but said.
@@ -7,6 +11,7 @@ and then nothing else of the spec would be applied. So a wish that cannot come t
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.quantities import read_bytes
 from vllm_operator.planning.storage.volumes import weights_claim_name
@@ -15,6 +20,27 @@ from vllm_operator.upkeep.situation import Situation
 
 _CLAIM = "PersistentVolumeClaim"
 _FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
+
+
+def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
+    """Whether the operator has created a claim: it applied the access modes, and nobody else has set them.
+
+    This holds for claims of earlier versions, and for those that `kubectl delete --cascade=orphan` has left.
+    """
+    is_ours = False
+    for entry in reading.objects(claim, "metadata", "managedFields"):
+        if "f:accessModes" not in reading.mapping(entry, "fieldsV1", "f:spec"):
+            continue
+        if (entry.get("manager"), entry.get("operation")) != (FIELD_MANAGER, "Apply"):
+            return False
+        is_ours = True
+    return is_ours
+
+
+def foreign_claims(manifests: Sequence[Mapping[str, Any]], situation: Situation) -> tuple[str, ...]:
+    """Names of the claims to apply that exist already and that the operator did not create."""
+    names = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == _CLAIM]
+    return tuple(name for name in names if (live := situation.claims.get(name)) is not None and not is_created_by_operator(live))
 
 
 def fit_claims(manifests: Sequence[dict[str, Any]], situation: Situation) -> tuple[list[dict[str, Any]], str | None]:

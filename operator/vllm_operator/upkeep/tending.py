@@ -6,7 +6,9 @@ from typing import Any
 
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.planning.storage.care import CacheCare, Remounting
-from vllm_operator.upkeep.claims import fit_claims
+from vllm_operator.rendering.addresses import claims_of, template_spec
+from vllm_operator.reporting import reading
+from vllm_operator.upkeep.claims import fit_claims, foreign_claims
 from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
 from vllm_operator.upkeep.images import image_care, image_record
 from vllm_operator.upkeep.priming import Staffing, decide
@@ -18,6 +20,9 @@ from vllm_operator.upkeep.staffing import held_replicas, staff
 PATIENCE_SECONDS = 60
 """How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
 seconds; adding a node takes minutes, for which nobody wants to wait who has not asked for it."""
+
+FOREIGN_RECHECK_SECONDS = 30.0
+"""How often a claim that is not the operator's is looked at again: no watch tells of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,8 @@ def tend(
         read_only: Signatures of a crash for want of a writable volume.
         patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
+    if foreign := foreign_claims(manifests, situation):
+        return _beside_foreign_claims(situation, manifests, foreign)
     staffing = decide(situation, rules, patience_seconds=patience_seconds)
     remount, remounted = remounting(situation, read_only)
     if remount is Remounting.UNDER_WAY:
@@ -61,3 +68,14 @@ def tend(
     cleaning = describe_cleaning(situation, full)
     care = replace(staffing.care, claim_note=note, image=image_care(situation), remounting=remount, cleaning=cleaning)
     return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))
+
+
+def _beside_foreign_claims(situation: Situation, manifests: Sequence[dict[str, Any]], foreign: tuple[str, ...]) -> Upkeep:
+    """Write nothing to these claims, and start nothing on them. Replicas that use them since an earlier version go on."""
+    uses_them = set(foreign) <= claims_of(template_spec(situation.deployment))
+    care = CacheCare(foreign_claims=foreign, held=not uses_them, recheck_seconds=FOREIGN_RECHECK_SECONDS)
+    rest = [it for it in manifests if it["metadata"]["name"] not in foreign or it["kind"] != "PersistentVolumeClaim"]
+    if uses_them:
+        return Upkeep(rest, {}, care)
+    wanted = reading.integer(situation.wish, "spec", "replicas")
+    return Upkeep([it for it in rest if it["kind"] != "Deployment"], {}, care, scale=wanted)

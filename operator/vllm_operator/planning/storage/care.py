@@ -80,6 +80,8 @@ class CacheCare:
         held: Whether the Deployment is left as it is until the cache is filled.
         until: When a Pod that fills the cache ahead of a rollout is not waited for any longer; None if it waits for no GPU.
         skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
+        foreign_claims: Claims with the names that the operator would give to its own, but which it did not create: it does not
+            write to them.
         claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
         image: What is known of the image.
         remounting: What is done about a volume that has become read-only; None if it has not.
@@ -93,6 +95,7 @@ class CacheCare:
     held: bool = False
     until: datetime | None = None
     skipped: str | None = None
+    foreign_claims: tuple[str, ...] = ()
     claim_note: str | None = None
     image: ImageCare = field(default_factory=ImageCare)
     remounting: Remounting | None = None

@@ -1,0 +1,131 @@
+"""The operator writes to claims that it has created, whatever their names and labels, and to what a user has named; to no others."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.audit import AuditTrail
+from support.cluster import Cluster, Manifest
+from support.operator_process import OperatorProcess, condition, has, llama
+
+pytestmark = pytest.mark.cluster
+
+OURS = {
+    "app.kubernetes.io/name": "vllm",
+    "app.kubernetes.io/instance": "llama",
+    "app.kubernetes.io/component": "cache",
+    "app.kubernetes.io/managed-by": "vllm-operator",
+}
+DELETE: dict[str, Any] = {"cache": {"onDelete": "Delete"}}
+CLAIM = "PersistentVolumeClaim"
+
+
+def claim(cluster: Cluster, **metadata: Any) -> Manifest:
+    """A claim as the operator itself would ask for it, so that nothing in its spec contradicts an apply."""
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "20Gi"}}}
+    return {
+        "apiVersion": "v1",
+        "kind": CLAIM,
+        "metadata": {"name": "llama-cache", "namespace": cluster.namespace, **metadata},
+        "spec": spec,
+    }
+
+
+def managers(manifest: Manifest) -> set[str]:
+    """The field managers of ours that have written to an object."""
+    return {entry["manager"] for entry in manifest["metadata"]["managedFields"] if entry["manager"].startswith("vllm-operator")}
+
+
+async def create_as_user(cluster: Cluster) -> None:
+    await cluster.create(claim(cluster))
+
+
+async def create_with_copied_labels(cluster: Cluster) -> None:
+    await cluster.create(claim(cluster, labels=OURS))
+
+
+async def apply_as_user(cluster: Cluster) -> None:
+    await cluster.apply(claim(cluster), manager="argocd-controller")
+
+
+@pytest.mark.parametrize("make", [create_as_user, create_with_copied_labels, apply_as_user])
+async def test_a_claim_of_a_user_is_never_written_to_whatever_the_spec_says_later(
+    served: Cluster, operator: OperatorProcess, make: Callable[[Cluster], Any]
+) -> None:
+    await make(served)
+    before = await served.get(CLAIM, "llama-cache")
+    await served.create(llama(served.namespace))
+    told = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ClaimNotOwned"))
+    assert "was not created by the operator" in condition(told, "CacheWarm")["message"]
+    assert "set spec.cache.claimName to llama-cache" in condition(told, "Ready")["message"]
+    await served.patch("VLLMDeployment", "llama", {"spec": DELETE})
+    await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["observedGeneration"] == 2)
+    after = await served.get(CLAIM, "llama-cache")
+    assert managers(after) == set()
+    assert after["metadata"].get("labels") == before["metadata"].get("labels")
+    assert "ownerReferences" not in after["metadata"]
+    assert not await served.exists("Deployment", "llama"), "no Pod writes to the volume either"
+    await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"onDelete": None, "claimName": "llama-cache"}}})
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.delete("VLLMDeployment", "llama")
+    await served.wait_until_gone("Deployment", "llama")
+    handed_over = await served.get(CLAIM, "llama-cache")
+    assert managers(handed_over) == {"vllm-operator-cache"}, "records of what is on it, and nothing else"
+    assert handed_over["metadata"].get("labels") == before["metadata"].get("labels")
+    assert "ownerReferences" not in handed_over["metadata"]
+
+
+async def test_a_claim_that_an_earlier_version_has_taken_over_gets_no_owner(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(claim(served))
+    await served.apply(claim(served, labels=OURS), manager="vllm-operator", force=False)  # as the earlier version did
+    before = await served.get(CLAIM, "llama-cache")
+    await served.create(llama(served.namespace, **DELETE))
+    await served.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "ClaimNotOwned"))
+    after = await served.get(CLAIM, "llama-cache")
+    assert "ownerReferences" not in after["metadata"]
+    assert [e for e in after["metadata"]["managedFields"] if e["manager"] == "vllm-operator"] == [
+        e for e in before["metadata"]["managedFields"] if e["manager"] == "vllm-operator"
+    ]
+
+
+async def test_a_claim_that_an_earlier_version_has_created_is_the_operators(served: Cluster, operator: OperatorProcess) -> None:
+    await served.apply(claim(served, labels=OURS), manager="vllm-operator", force=False)
+    await served.create(llama(served.namespace, cache={"volume": {"size": "40Gi"}}))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.wait_for(CLAIM, "llama-cache", lambda it: it["spec"]["resources"]["requests"]["storage"] == "40Gi")
+
+
+async def test_a_claim_that_was_orphaned_is_found_again(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, **DELETE))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    before = await served.get(CLAIM, "llama-cache")
+    path = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{served.namespace}/vllmdeployments/llama"
+    await served.request("DELETE", path, body={"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Orphan"})
+    await served.wait_until_gone("VLLMDeployment", "llama")
+    await served.wait_for(CLAIM, "llama-cache", lambda it: not it["metadata"].get("ownerReferences"))
+    # this API server lets only those add an owner who may delete the claim; the operator may not, and says so
+    await served.create(llama(served.namespace, cache={"onDelete": "Delete", "volume": {"size": "40Gi"}}))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    grown = await served.wait_for(CLAIM, "llama-cache", lambda it: it["spec"]["resources"]["requests"]["storage"] == "40Gi")
+    assert grown["metadata"]["uid"] == before["metadata"]["uid"]
+    await served.wait_for(
+        "VLLMDeployment", "llama", lambda it: "llama-cache stays when this object is deleted" in condition(it, "CacheWarm")["message"]
+    )
+
+
+async def test_a_claim_of_an_earlier_object_is_left_to_the_garbage_collector(
+    served: Cluster, operator: OperatorProcess, audit: AuditTrail
+) -> None:
+    await served.create(llama(served.namespace, **DELETE))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.delete("VLLMDeployment", "llama")
+    second = await served.create(llama(served.namespace, **DELETE))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=40)
+    owned = await served.get(CLAIM, "llama-cache")
+    assert [owner["uid"] for owner in owned["metadata"]["ownerReferences"]] == [second["metadata"]["uid"]]
+    assert [
+        e
+        for e in audit.requests(agent="vllm-operator", namespace=served.namespace)
+        if e.verb == "delete" and e.resource == "persistentvolumeclaims"
+    ] == []
