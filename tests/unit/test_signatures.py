@@ -7,10 +7,10 @@ from packaging.specifiers import SpecifierSet
 
 from vllm_operator.catalog.signatures import Change, Sample, Severity, Signature, load_signature_samples
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.templates import fill_in
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
-from vllm_operator.startup.wording import render
 
 KNOWLEDGE = load_startup()
 SIGNATURES = {signature.id: signature for signature in KNOWLEDGE.signatures}
@@ -60,7 +60,7 @@ def test_texts_read_well_with_and_without_captures(signature: Signature) -> None
     everything = [(name, "7") for pattern in signature.patterns for name in re.compile(pattern.regex).groupindex]
     for captures in ([], everything):
         for template in (signature.cause, signature.remedy):
-            text = render(template, captures)
+            text = fill_in(template, captures)
             assert text.endswith((".", ":"))
             assert "  " not in text
             assert "None" not in text
@@ -124,5 +124,5 @@ def test_a_value_fits_what_was_captured() -> None:
     signature = SIGNATURES["GpuMemoryInUse"]
     captures = [("free", "54.34"), ("total", "79.18"), ("utilization", "0.92"), ("wanted", "72.84")]
 
-    assert render(signature.arguments[0].value or "", captures) == "0.67"
-    assert "at most 0.67" in render(signature.remedy, captures)
+    assert fill_in(signature.arguments[0].value or "", captures) == "0.67"
+    assert "at most 0.67" in fill_in(signature.remedy, captures)

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,9 +14,10 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.plans import known
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.runtime import user_data
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
-from vllm_operator.runtime.user_data import KnownCatalog, UserData, place_of
+from vllm_operator.runtime.user_data import EVENTS_LIMIT, KnownCatalog, UserData, place_of
 
 PLACE = ("rules", "operators")
 
@@ -47,6 +49,13 @@ class Operator(Bench):
         plan = self.status().plan
         assert plan is not None
         return next((choice.backend, choice.chosen_by.value) for choice in plan.backends if choice.component == "Attention")
+
+
+async def eventually(check: Callable[[], object]) -> None:
+    """Let the operator work until it holds."""
+    async with asyncio.timeout(10):
+        while not check():  # noqa: ASYNC110 - what is waited for has no event
+            await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -99,6 +108,72 @@ async def test_a_broken_rule_is_a_log_line_an_event_and_a_metric(operator: Opera
     assert 'vllm_operator_user_rules{state="used"} 1.0' in page
     assert 'vllm_operator_user_rules{state="ignored"} 2.0' in page
     assert operator.catalog.current.version != known().version
+
+
+async def test_whatever_goes_wrong_with_it_what_was_known_stays_in_use(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+    await operator.source.load()
+    version = operator.catalog.current.version
+    monkeypatch.setattr(user_data, "with_user_rules", fails)
+    async with running(operator):
+        operator.cluster.put(config_map(*PLACE, {"id": "worse"}))
+        await eventually(lambda: operator.cluster.all(EVENT))
+        assert operator.catalog.current.version == version
+        [event] = operator.cluster.all(EVENT)
+        assert event["message"].startswith("The rules in it cannot be used (IndexError); those before stay in use.")
+        page = operator.metrics.render().decode()
+        assert 'vllm_operator_user_rules{state="used"} 1.0' in page
+        assert 'vllm_operator_user_rules{state="ignored"} 1.0' in page
+        monkeypatch.undo()
+        operator.cluster.put(config_map(*PLACE, {**ATTENTION_RULE, "id": "again"}))
+        await eventually(lambda: operator.catalog.current.own_rules.keys() == {"again"})
+
+
+def fails(*_: object) -> Any:
+    raise IndexError("unforeseen")
+
+
+async def test_what_follows_from_a_change_is_tried_until_it_succeeds(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = 0
+
+    async def changed() -> None:
+        nonlocal tries
+        tries += 1
+        if tries < 3:
+            raise RuntimeError("unforeseen")
+
+    monkeypatch.setattr(operator.source, "_changed", changed)
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+    async with running(operator):
+        await eventually(lambda: tries == 3)
+
+
+async def test_a_change_that_somebody_else_has_read_first_is_followed_too(operator: Operator) -> None:
+    async with running(operator):
+        operator.cluster.put(config_map(*PLACE, ATTENTION_RULE))
+        await noticed(operator)
+    operator.cluster.put(config_map(*PLACE, {**ATTENTION_RULE, "id": "other"}))
+    assert await operator.source.load()
+    async with running(operator):
+        await noticed(operator)
+
+
+async def test_many_broken_rules_are_a_few_events_and_each_a_line_of_the_log(operator: Operator, caplog: pytest.LogCaptureFixture) -> None:
+    operator.cluster.put(config_map(*PLACE, *({"id": f"rule-{number}"} for number in range(100))))
+    await operator.source.load()
+    messages = [event["message"] for event in operator.cluster.all(EVENT)]
+    assert len(messages) == EVENTS_LIMIT + 1
+    assert "80 more rules or texts are ignored; the operator's log names them." in messages
+    assert sum("component is missing" in record.message for record in caplog.records) == 100
+
+
+async def test_events_that_could_not_be_written_are_written_later(operator: Operator) -> None:
+    operator.cluster.put(config_map(*PLACE, ATTENTION_RULE, {"id": "half"}))
+    operator.cluster.fail("create", EVENT, Unavailable("away"))
+    assert await operator.source.load()
+    assert operator.cluster.all(EVENT) == []
+    assert not await operator.source.load()
+    assert [event["reason"] for event in operator.cluster.all(EVENT)] == ["RuleIgnored"]
 
 
 async def test_the_same_rules_are_read_once(operator: Operator) -> None:

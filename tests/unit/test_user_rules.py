@@ -1,5 +1,8 @@
 """Rules from the owner of the cluster: they win over ours, and a broken one harms nobody."""
 
+import time
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +14,16 @@ from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
 from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
+from vllm_operator.catalog import rule_checks, user_rules
 from vllm_operator.catalog.loader import with_user_rules
 from vllm_operator.catalog.rules import Rules
+from vllm_operator.catalog.situations import VALUE_LIMIT, Situation
 from vllm_operator.catalog.user_rules import add_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
 OURS = knowledge()[2]
+SITUATION = Situation(release=(0, 20, 1))
 
 
 def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
@@ -62,7 +68,9 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
         ({"component": "Brakes"}, "'Brakes' is not a valid Component"),
         ({"when": {"architectures": "sm90"}}, "'sm90' is not an architecture"),
         ({"when": {"attention": "Fast"}}, "'Fast' does not exist; known are MHA"),
-        ({"when": {"environment": {"A": "("}}}, "unterminated subpattern"),
+        ({"when": {"environment": {"A": "("}}}, "'(' is not a regular expression of RE2: missing )"),
+        ({"when": {"environment": {"A": "(?=a)"}}}, "is not a regular expression of RE2: invalid perl operator"),
+        ({"when": {"arguments": {"--a": 7}}}, "a pattern must be text"),
         ({"when": ["sm_90"]}, "when must be a mapping"),
         ({"environment": {"A": None}}, "the value of A must be text"),
         ({"environment": {"A B": "1"}}, "is not the name of a variable"),
@@ -110,6 +118,54 @@ def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
     quirk = next(rule for rule in read.rules.rules if rule.id == "all-to-all-fp8-0.11")
     ours = next(rule for rule in read.rules.rules if rule.id == "our-experts-on-b200")
     assert read.rules.rules.index(quirk) < read.rules.rules.index(ours)
+
+
+def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
+    when = {"environment": {"OUR_SETTING": "^(a+)+$"}, "arguments": {"--ours": "(x*)*y"}}
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": when}])
+    [rule] = [rule for rule in read.rules.rules if rule.id == EXPERTS_RULE["id"]]
+    situation = replace(SITUATION, environment={"OUR_SETTING": "a" * 4000 + "!"}, arguments={"--ours": "x" * 4000})
+    began = time.perf_counter()
+    assert not rule.when.holds(situation, {}, {})
+    assert not rule.when.possible(situation, {})
+    assert time.perf_counter() - began < 0.5
+    assert rule.when.holds(replace(situation, environment={"OUR_SETTING": "aaa"}, arguments={"--ours": "xy"}), {}, {})
+
+
+def test_a_very_long_value_is_unknown_to_patterns() -> None:
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"environment": {"OUR_SETTING": "."}}}])
+    [rule] = [rule for rule in read.rules.rules if rule.id == EXPERTS_RULE["id"]]
+    assert rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * VALUE_LIMIT}), {}, {})
+    assert not rule.when.holds(replace(SITUATION, environment={"OUR_SETTING": "a" * (VALUE_LIMIT + 1)}), {}, {})
+
+
+def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
+    when = {"environment": {f"A{number}": "x{1,50}" for number in range(16)}}
+    many = [{**EXPERTS_RULE, "id": f"rule-{number}", "when": when, "priority": number} for number in range(40)]
+    read = add_user_rules(OURS, many)
+    assert len(read.added) == 32
+    assert all("with it there are more than 512 regular expressions" in problem for problem in read.problems)
+
+
+def test_an_error_that_nobody_thought_of_costs_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked = rule_checks.complaint
+
+    def fails(document: Mapping[Any, Any]) -> str | None:
+        if document["id"] == "second":
+            raise AssertionError("unforeseen")
+        return checked(document)
+
+    monkeypatch.setattr(user_rules, "complaint", fails)
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
+    assert read.added == (EXPERTS_RULE["id"],)
+    assert read.problems == ("rule second: it cannot be read (AssertionError). The rule is ignored.",)
+
+
+@pytest.mark.parametrize("versions", [">=0..1", ">=1", 0.2, "", ">=" + "9" * 5000, None, [], "9" * 5000 + ".1"])
+def test_any_versions_are_read_or_refused(versions: Any) -> None:
+    read = add_user_rules(OURS, [{**EXPERTS_RULE, "when": {"versions": versions}}], known().versions)
+    assert len(read.added) + len(read.problems) == 1
+    assert versions not in (">=0..1", "") or not read.added
 
 
 FIELDS = [*EXPERTS_RULE, "environment", "arguments", "refuse", "warn", "priority"]

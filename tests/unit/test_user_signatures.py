@@ -83,7 +83,10 @@ def test_broken_signatures_are_named_and_left_out_and_the_rest_is_used() -> None
         ({"patterns": [{"anchor": "licence", "regex": "(?=a)"}]}, "is not a regular expression of RE2: invalid perl operator"),
         ({"patterns": [{"anchor": "licence", "regex": "x", "wight": 3}]}, "wight is not a field of a pattern"),
         ({"patterns": [{"anchor": "licence", "regex": "x", "evidence": "strong"}]}, "evidence can only be weak"),
-        ({"cause": "{{ host"}, "cause cannot be filled in where nothing was captured"),
+        ({"cause": "{{ host"}, "cause is not a template: unexpected end of template"),
+        ({"cause": "{{ 1 // (host|int) }}"}, "cause cannot be filled in where nothing was captured"),
+        ({"cause": "{{ '{0}'.format() }}"}, "cause uses a call; a template has values, conditions, and the filters"),
+        ({"id": "Unknown"}, "Unknown is what a crash without a signature is called"),
         ({"cause": "{{ hots }}."}, "cause uses hots, which no pattern captures"),
         ({"remedy": ""}, "remedy must be text of 1 to 600"),
         ({"arguments": [{"name": "--no-such-flag"}]}, "vLLM 0.11.0 does not know --no-such-flag; say in versions"),
@@ -110,6 +113,42 @@ def test_a_pattern_of_a_user_takes_linear_time_whatever_it_is() -> None:
     begun = time.perf_counter()
     assert crash(knowledge, f"RuntimeError: licence {'a' * 4000}!\n") == "Unknown"
     assert time.perf_counter() - begun < 1.0
+
+
+def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
+    patterns = [{"anchor": "licence", "regex": f"licence x{{1,{number + 1}}}"} for number in range(16)]
+    _, read = added(*({**LICENCE, "id": f"Licence{number}", "patterns": patterns, "cause": "x."} for number in range(40)))
+    assert len(read.added) == 32
+    assert all("with it there are more than 512 regular expressions" in problem for problem in read.problems)
+
+
+def test_a_template_that_fails_with_what_the_log_says_is_shown_without_it() -> None:
+    pattern = {"anchor": "licence", "regex": r"licence (?P<count>\S+)"}
+    knowledge, read = added(
+        {**LICENCE, "patterns": [pattern], "cause": "Missing{% if 12 // (count|default(1)|int) %} {{ count }}{% endif %}."}
+    )
+    assert read.problems == ()
+    assert crash(knowledge, "RuntimeError: licence none\n") == "LicenceServerAway"
+
+
+PIECES = ["{{", "}}", "{%", "%}", "host", "'{0}'", ".format()", "|", "int", "*", "10**9", "for x in", " ", "("]
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    pieces=st.lists(st.sampled_from(PIECES), max_size=9),
+    field=st.sampled_from(["cause", "remedy", "value"]),
+)
+def test_whatever_a_text_is_the_other_signatures_are_used(pieces: list[str], field: str) -> None:
+    text = "".join(pieces)
+    broken = (
+        {**LICENCE, "id": "Mine", "environment": [{"name": "A", "value": text}]}
+        if field == "value"
+        else {**LICENCE, "id": "Mine", field: text}
+    )
+    knowledge, read = added(broken, LICENCE)
+    assert "LicenceServerAway" in read.added
+    assert crash(knowledge, LINE) in ("LicenceServerAway", "Mine")
 
 
 WORDS = ["fatal", "LicenceServerAway", "--max-model-len", "", "(", "{{", "{% for", "x" * 2000, "\x00", "licence"]

@@ -7,7 +7,7 @@ Where to look, by subject (`data/` has the knowledge itself):
     models        models, facts
     decisions     rules, situations (what their conditions are held against), priming
     starts        stages, logged_names; startup is stages and crashes together
-    crashes       signatures, remedies
-    of the user   user_rules, rule_checks, user_signatures, signature_checks, linear_patterns
+    crashes       signatures, remedies, templates (how their texts are filled in)
+    of the user   user_texts, user_rules, rule_checks, user_signatures, signature_checks, linear_patterns
     everything    loader; resources reads the files, paths says where things are in the container
 """

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm_operator.api.spec import Allocation, Attention, Distribution, OptimizeFor, Quantization
+from vllm_operator.catalog.linear_patterns import PatternError, compile_linear
 from vllm_operator.catalog.situations import ARCHITECTURES
 
 TEXTS = {"because": 400, "source": 400, "refuse": 900, "warn": 900}
@@ -95,8 +96,15 @@ def _condition(when: Mapping[Any, Any]) -> Iterator[str]:
                 yield f"{key}: {value!r} does not exist; known are {', '.join(known)}"
     for key in ("environment", "arguments"):
         patterns = when.get(key)
-        if isinstance(patterns, dict) and any(len(str(pattern)) > PATTERN_LIMIT for pattern in patterns.values()):
-            yield f"when.{key}: a pattern has at most {PATTERN_LIMIT} characters"
+        if isinstance(patterns, dict) and len(patterns) > SETTINGS_LIMIT:
+            yield f"when.{key} must be a mapping of at most {SETTINGS_LIMIT} names to patterns"
+        for pattern in patterns.values() if isinstance(patterns, dict) else ():
+            if not (isinstance(pattern, str) and len(pattern) <= PATTERN_LIMIT):
+                yield f"when.{key}: a pattern must be text of at most {PATTERN_LIMIT} characters"
+            try:
+                compile_linear(pattern)
+            except PatternError as error:
+                yield f"when.{key}: {pattern[:80]!r} is not a regular expression of RE2: {error}"
 
 
 def _listed(value: Any) -> list[Any]:

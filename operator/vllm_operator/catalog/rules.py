@@ -8,7 +8,7 @@ is checked when the rules are loaded.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -101,8 +101,8 @@ _KEYS |= {"backend", "alternatives", "environment", "arguments", "refuse", "warn
 _LIMITS = {"id": 128, "backend": 64, "because": 900, "source": 350, "refuse": 1000, "warn": 1000, "environment": 2000, "arguments": 2000}
 
 
-def parse_rule(data: Mapping[str, Any]) -> Rule:
-    """Read one rule.
+def parse_rule(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Pattern[str]] = re.compile) -> Rule:
+    """Read one rule. `compile_pattern` reads the regular expressions in it.
 
     Raises:
         RuleError: It is malformed; the message names the rule and what is wrong.
@@ -116,7 +116,7 @@ def parse_rule(data: Mapping[str, Any]) -> Rule:
             id=data["id"],
             component=Component(data["component"]),
             kind=Kind(data["kind"]),
-            when=parse_condition(data.get("when", {})),
+            when=parse_condition(data.get("when", {}), compile_pattern),
             because=data["because"],
             source=data["source"],
             backend=data.get("backend"),

@@ -8,12 +8,14 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from vllm_operator.catalog.linear_patterns import PatternError, compile_linear
 from vllm_operator.catalog.signatures import Severity
+from vllm_operator.catalog.templates import TemplateError, check_template
 from vllm_operator.catalog.versions import Versions
 
 REQUIRED = ("id", "severity", "priority", "patterns", "cause", "remedy")
 OPTIONAL = ("stages", "versions", "architectures", "environment", "arguments", "followsOthers", "retryable", "autoSafe", "references")
+UNNAMED = "Unknown"
 PRIORITIES = range(1, 101)
-LIST_LIMIT, TEXT_LIMIT, PATTERN_LIMIT = 16, 600, 500
+LIST_LIMIT, TEXT_LIMIT, PATTERN_LIMIT, GATE_LIMIT = 16, 600, 500, 200
 _ID = re.compile(r"[A-Z][A-Za-z0-9]{2,62}")
 _NAME = re.compile(r"--[a-z0-9][-a-z0-9_.]{0,125}|[A-Za-z_][A-Za-z0-9_]{0,127}|<[^<>]{1,80}>")
 _WORD = re.compile(r"[A-Za-z]{2,}")
@@ -31,6 +33,8 @@ def _complaints(document: Mapping[Any, Any], versions: Versions) -> Iterator[str
     yield from (f"{str(name)[:40]} is not a field of a signature" for name in document if name not in (*REQUIRED, *OPTIONAL))
     if not (isinstance(document["id"], str) and _ID.fullmatch(document["id"])):
         yield "id must be a name like DriverTooOld, of letters and digits, at most 63"
+    if document["id"] == UNNAMED:
+        yield f"{UNNAMED} is what a crash without a signature is called"
     if document["severity"] not in list(Severity):
         yield f"severity must be {', '.join(Severity)}"
     if type(document["priority"]) is not int or document["priority"] not in PRIORITIES:
@@ -46,7 +50,7 @@ def _complaints(document: Mapping[Any, Any], versions: Versions) -> Iterator[str
     yield from _patterns(document["patterns"])
     captured = [group for pattern in document["patterns"] for group in compile_linear(pattern["regex"]).groupindex]
     for name in ("cause", "remedy"):
-        yield from _template(document[name], name, captured)
+        yield from _template(document[name], name, captured, alone=True)
     for name in ("environment", "arguments"):
         yield from _changes(document.get(name, []), name, captured, versions)
 
@@ -79,29 +83,17 @@ def _patterns(value: Any) -> Iterator[str]:
 _PATTERN = ("anchor", "regex", "context", "evidence")
 
 
-def _template(value: Any, where: str, captured: list[str]) -> Iterator[str]:
-    from jinja2 import TemplateError
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
+def _template(value: Any, where: str, captured: list[str], *, alone: bool) -> Iterator[str]:
     if not (isinstance(value, str) and 0 < len(value) <= TEXT_LIMIT):
         yield f"{where} must be text of 1 to {TEXT_LIMIT} characters"
         return
     try:
-        template = ImmutableSandboxedEnvironment(autoescape=False).from_string(value)
-        template.render({})
-    except (TemplateError, ValueError, TypeError, ArithmeticError) as error:
-        yield f"{where} cannot be filled in where nothing was captured: {str(error)[:120]}"
+        unknown = sorted(check_template(value, alone=alone) - set(captured))
+    except TemplateError as error:
+        yield f"{where} {error}"
         return
-    unknown = sorted(_variables(value) - set(captured))
     if unknown:
         yield f"{where} uses {', '.join(unknown)[:80]}, which no pattern captures"
-
-
-def _variables(template: str) -> set[str]:
-    from jinja2 import meta
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    return set(meta.find_undeclared_variables(ImmutableSandboxedEnvironment(autoescape=False).parse(template)))
 
 
 def _changes(value: Any, where: str, captured: list[str], versions: Versions) -> Iterator[str]:
@@ -116,7 +108,7 @@ def _changes(value: Any, where: str, captured: list[str], versions: Versions) ->
         if type(change.get("remove", False)) is not bool:
             yield f"{where}: remove must be true or false"
         if change.get("value") is not None:
-            yield from _template(change["value"], f"{where}: the value of {name}", captured)
+            yield from _template(change["value"], f"{where}: the value of {name}", captured, alone=False)
         yield from _known(name, change.get("versions"), versions)
 
 
@@ -126,8 +118,10 @@ _CHANGE = ("name", "value", "remove", "versions")
 def _known(name: str, gate: Any, versions: Versions) -> Iterator[str]:
     """Flags and variables of vLLM must be known to every version for which the change is meant."""
     try:
-        specifier = SpecifierSet(gate or "")
+        specifier = SpecifierSet(gate or "") if len(gate or "") <= GATE_LIMIT else None
     except (InvalidSpecifier, TypeError, AttributeError):
+        specifier = None
+    if specifier is None:
         yield f"{name}: versions must be a specifier such as '>=0.14,<0.20'"
         return
     if not name.startswith(("--", "VLLM_")):

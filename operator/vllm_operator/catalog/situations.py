@@ -5,7 +5,7 @@ where something is not known, no rule applies and the choice stays with vLLM.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,9 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "sm_12x": ("sm_120", "sm_121"),
 }
 """Names of a condition that stand for several architectures. sm_89 is not in sm_8x: it has FP8 arithmetic."""
+
+VALUE_LIMIT = 4096
+"""Characters of a variable or argument that are looked at by a pattern; a longer one is unknown, like what is absent."""
 
 _CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9][0-9.]*)$")
 
@@ -138,6 +141,8 @@ def parse_range(text: str, *, releases: bool = False) -> Range:
         if match is None:
             raise ValueError(f"{text!r} is not a range: write for example '>=2' or '>=0.17.1,<0.20'")
         value = parse_release(match[2] if "." in match[2] else f"{match[2]}.0") if releases else float(match[2])
+        if value is None:
+            raise ValueError(f"{clause.strip()!r} is not a version: write for example '>=0.17.1'")
         if match[1] in (">", ">=", "=="):
             bounds |= {"low": value, "low_included": match[1] != ">"}
         if match[1] in ("<", "<=", "=="):
@@ -212,11 +217,11 @@ class Condition:
 
 
 def _found(pattern: re.Pattern[str], value: str | None) -> bool:
-    return value is not None and pattern.search(value) is not None
+    return value is not None and len(value) <= VALUE_LIMIT and pattern.search(value) is not None
 
 
-def parse_condition(data: Mapping[str, Any]) -> Condition:
-    """Read the `when` of a rule.
+def parse_condition(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Pattern[str]] = re.compile) -> Condition:
+    """Read the `when` of a rule. `compile_pattern` reads the regular expressions in it.
 
     Raises:
         ValueError: A key is not known, or a value cannot be read.
@@ -231,8 +236,8 @@ def parse_condition(data: Mapping[str, Any]) -> Condition:
         numbers={NUMBERS[key]: parse_range(data[key]) for key in NUMBERS if key in data},
         chosen={component: frozenset(_listed(names)) for component, names in data.get("chosen", {}).items()},
         forced={component: frozenset(_listed(names)) for component, names in data.get("forced", {}).items()},
-        environment={name: re.compile(pattern) for name, pattern in data.get("environment", {}).items()},
-        arguments={name: re.compile(pattern) for name, pattern in data.get("arguments", {}).items()},
+        environment={name: compile_pattern(pattern) for name, pattern in data.get("environment", {}).items()},
+        arguments={name: compile_pattern(pattern) for name, pattern in data.get("arguments", {}).items()},
     )
 
 

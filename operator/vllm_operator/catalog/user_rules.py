@@ -8,17 +8,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import yaml
-
-from vllm_operator.catalog.resources import YAML_LOADER
+from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.rule_checks import complaint
 from vllm_operator.catalog.rules import Rule, RuleError, Rules, build_rules, find_conflicts, parse_rule
+from vllm_operator.catalog.user_texts import Broken, TextError, read_entries
 from vllm_operator.catalog.versions import Versions
 
 USER_PRIORITY = 1000
 """Added to the priority of a user's rule, so that it beats ours of the same kind."""
 RULES_LIMIT = 256
 """More rules, or signatures, than this are not read: each is asked for every plan, or many lines."""
+
+EXPRESSIONS_LIMIT = 512
+"""Of all rules, or all signatures, of users together: each takes memory of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +40,20 @@ def read_documents(texts: Mapping[str, str], what: str = "rules") -> tuple[list[
     """Read rules, or what else users add, from YAML texts by name; each text is a list, as in the files of `catalog/data`.
 
     Returns:
-        What is written there, and one sentence about each text that cannot be read.
+        What is written there, a Broken for each entry that cannot be read, and one sentence about each text that cannot.
     """
     documents: list[Any] = []
     problems: list[str] = []
     for name in sorted(texts):
         try:
-            content = yaml.load(texts[name], Loader=YAML_LOADER)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            problems.append(f"{name}: this is not valid YAML: {' '.join(str(error).split())[:200]}. All {what} in it are ignored.")
+            entries = read_entries(texts[name], what)
+        except TextError as error:
+            problems.append(f"{name}: this is not valid YAML: {error}. All {what} in it are ignored.")
             continue
-        if isinstance(content, dict) and list(content) == [what]:
-            content = content[what]
-        if isinstance(content, list):
-            documents += content
-        elif content is not None:
+        if entries is None:
             problems.append(f"{name}: this is not a list of {what}. It is ignored.")
+        else:
+            documents += entries
     if len(documents) > RULES_LIMIT:
         problems.append(f"there are {len(documents)} {what}; only the first {RULES_LIMIT} are read.")
     return documents[:RULES_LIMIT], problems
@@ -71,6 +71,7 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
     added: list[Rule] = []
     written: dict[str, Any] = {}
     problems: list[str] = []
+    expressions = 0
     for document in documents:
         try:
             rule = _read(document, versions)
@@ -78,8 +79,14 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
                 raise RuleError(f"rule {rule.id}: there is another rule of this name")
             if conflict := _conflict(rule, added):
                 raise RuleError(f"rule {rule.id}: {conflict}")
+            expressions += len(rule.when.environment) + len(rule.when.arguments)
+            if expressions > EXPRESSIONS_LIMIT:
+                raise RuleError(f"rule {rule.id}: with it there are more than {EXPRESSIONS_LIMIT} regular expressions")
         except RuleError as error:
             problems.append(f"{error}. The rule is ignored.")
+            continue
+        except Exception as error:  # one rule must not cost the others, whatever was not thought of
+            problems.append(f"rule {name_of(document)}: it cannot be read ({type(error).__name__}). The rule is ignored.")
             continue
         taken.add(rule.id)
         added.append(rule)
@@ -89,11 +96,13 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
 
 
 def _read(document: Any, versions: Versions | None) -> Rule:
+    if isinstance(document, Broken):
+        raise RuleError(f"rule {name_of(document)}: {document.reason}")
     if not isinstance(document, dict):
         raise RuleError(f"{str(document)[:50]!r} is not a rule")
     if wrong := complaint(document):
-        raise RuleError(f"rule {str(document.get('id', 'without an id'))[:63]}: {wrong}")
-    rule = parse_rule(document)
+        raise RuleError(f"rule {name_of(document)}: {wrong}")
+    rule = parse_rule(document, compile_pattern=compile_linear)
     for table in versions.tables if versions else ():
         if not rule.when.versions.contains(table.release):
             continue
@@ -104,6 +113,12 @@ def _read(document: Any, versions: Versions | None) -> Rule:
                 f"rule {rule.id}: vLLM {table.version} does not know {', '.join(unknown)}; say in when.versions where the rule applies"
             )
     return replace(rule, priority=rule.priority + USER_PRIORITY)
+
+
+def name_of(document: Any) -> str:
+    """What to call an entry of a user in a sentence about it."""
+    name = document.name if isinstance(document, Broken) else document.get("id") if isinstance(document, dict) else None
+    return "without an id" if name is None else str(name)[:63]
 
 
 def _conflict(rule: Rule, others: Iterable[Rule]) -> str | None:

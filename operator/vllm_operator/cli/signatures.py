@@ -12,8 +12,8 @@ from typing import Any
 
 from vllm_operator.catalog.remedies import Remedy, load_remedies
 from vllm_operator.catalog.signatures import Change, Signature, load_signature_samples
+from vllm_operator.catalog.templates import fill_in
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
-from vllm_operator.startup.wording import render
 
 _WIDTH = 100
 
@@ -79,7 +79,7 @@ def _example(signature: Signature, texts: Sequence[str]) -> Example:
             if found and len(captures) > best[0]:
                 best = (len(captures), line.strip(), captures)
     captured = best[2].items()
-    return Example(signature, render(signature.cause, captured), render(signature.remedy, captured), best[1])
+    return Example(signature, fill_in(signature.cause, captured), fill_in(signature.remedy, captured), best[1])
 
 
 def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:

@@ -27,6 +27,9 @@ RETRY_SECONDS = 2.0
 LOOK_SECONDS = 30.0
 """Between two looks at a ConfigMap that may not be watched."""
 
+EVENTS_LIMIT = 20
+"""Problems of a ConfigMap that are told by an event each."""
+
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 """Where Kubernetes tells a Pod its namespace."""
 
@@ -77,8 +80,9 @@ class KnownCrashes:
 
     def use(self, texts: Mapping[str, str]) -> Read:
         """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""
-        self.startup, read = with_user_signatures(self.shipped, texts)
-        self.reporting = self.reporting.with_startup(self.startup)
+        startup, read = with_user_signatures(self.shipped, texts)
+        reporting = self.reporting.with_startup(startup)
+        self.startup, self.reporting = startup, reporting
         log.info("crash signatures of the cluster's owner in use: %d", len(read.added))
         return read
 
@@ -123,6 +127,9 @@ class UserData:
         self._look_seconds = look_seconds
         self._recorder = EventRecorder(client)
         self._texts: dict[str, str] = {}
+        self._used = 0
+        self._untold: list[str] = []
+        self._has_looked = self._is_due = False
         self._reading = asyncio.Lock()
         self._troubles: dict[str, tuple[str, int]] = {}
 
@@ -155,6 +162,8 @@ class UserData:
                 pause = await self._follow()
             except ClusterError as error:
                 log.debug("the %s cannot be watched now: %s", self._what, error)
+            except Exception:
+                log.exception("the %s cannot be watched; this is tried again", self._what)
             await asyncio.sleep(pause)
 
     async def _follow(self) -> float:
@@ -178,18 +187,35 @@ class UserData:
         return self._retry
 
     async def _look(self) -> None:
-        if await self.load():
+        if await self.load() or self._is_due:
+            # What fails is done at the next look, and so is what another caller of `load` was the first to read.
+            self._is_due = True
             await self._changed()
+        self._is_due, self._has_looked = False, True
 
     async def _take(self, manifest: Manifest) -> bool:
         """Use what is in it, if that is something else than before."""
         texts = {name: text for name, text in (manifest.get("data") or {}).items() if isinstance(text, str)}
         if texts == self._texts:
+            await self._tell(manifest)
             return False
+        try:
+            # In a thread, because texts of a megabyte take a second.
+            read = await asyncio.to_thread(self._use, texts)
+        except Exception as error:  # whatever is written there must not stop the operator; what was known stays in use
+            log.exception("the %s cannot be used", self._place())
+            problems = [f"The {self._what} in it cannot be used ({type(error).__name__}); those before stay in use. Please report this."]
+            self._metrics.user_data(self._what, used=self._used, ignored=1)
+        else:
+            problems = list(read.problems)
+            self._used = len(read.added)
+            self._metrics.user_data(self._what, used=self._used, ignored=len(problems))
         self._texts = texts
-        read = self._use(texts)
-        self._metrics.user_data(self._what, used=len(read.added), ignored=len(read.problems))
-        await self._tell(manifest, read)
+        self._is_due = self._has_looked
+        for problem in problems:
+            log.warning("%s/%s: %s", self._namespace, self._name, problem)
+        self._untold = [*problems[:EVENTS_LIMIT], *_rest(problems, self._what)]
+        await self._tell(manifest)
         return True
 
     def _say(self, verb: str, trouble: str) -> None:
@@ -203,12 +229,17 @@ class UserData:
         if trouble and times == 2:
             log.warning("%s", trouble)
 
-    async def _tell(self, manifest: Manifest, read: Read) -> None:
+    async def _tell(self, manifest: Manifest) -> None:
+        """Write an event for each problem that has none yet. Where the API server is away, the next look goes on with the rest."""
         reason = f"{self._what.removesuffix('s').capitalize()}Ignored"
-        for problem in read.problems:
-            log.warning("%s/%s: %s", self._namespace, self._name, problem)
+        while self._untold and manifest:
+            problem = self._untold[0]
             occurrence = Occurrence(type="Warning", reason=reason, message=problem, key=problem)
-            await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
+            try:
+                await self._recorder.record(manifest, occurrence, now=datetime.now(UTC))
+            except Unavailable:
+                return
+            self._untold.pop(0)
 
     def _words(self, error: ClusterError) -> str:
         if isinstance(error, Forbidden):
@@ -217,6 +248,11 @@ class UserData:
 
     def _place(self) -> str:
         return f"ConfigMap {self._namespace}/{self._name}"
+
+
+def _rest(problems: list[str], what: str) -> list[str]:
+    more = len(problems) - EVENTS_LIMIT
+    return [f"{more} more {what} or texts are ignored; the operator's log names them."] if more > 0 else []
 
 
 def place_of(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:

@@ -6,11 +6,11 @@ writes whatever it was writing, and its children's deaths look like crashes.
 
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.templates import fill_in
 from vllm_operator.startup.crash.evidence import UNKNOWN
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.wording import render
 
 _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
@@ -87,8 +87,8 @@ def _from_message(knowledge: StartupKnowledge, message: str | None) -> Crash | N
 def _from(signature: Signature, line: str, captures: tuple[tuple[str, str], ...] = ()) -> Crash:
     return Crash(
         signature=signature.id,
-        cause=render(signature.cause, captures),
-        remedy=render(signature.remedy, captures),
+        cause=fill_in(signature.cause, captures),
+        remedy=fill_in(signature.remedy, captures),
         reference=signature.reference,
         line=line,
         retryable=signature.retryable,

@@ -8,16 +8,13 @@ is in force already.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
 
-import jinja2
-from jinja2.exceptions import SecurityError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from packaging.specifiers import SpecifierSet
 
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, RemedyChange
 from vllm_operator.catalog.signatures import Change, Signature
+from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable
 from vllm_operator.planning.engine.deadline import READY_TIMEOUT
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
@@ -85,7 +82,7 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
     if change.remove:
         removed = RemedyChange(kind=kind, action=ChangeAction.REMOVE, name=change.name)
         return removed if engine.present(removed)[0] else None
-    value = None if change.value is None else _rendered(change.value, captures)
+    value = None if change.value is None else fill_in_exactly(change.value, captures)
     if (change.value is None and not is_argument) or (change.value is not None and not _is_plain(value)):
         return None
     wanted = RemedyChange(kind=kind, action=ChangeAction.SET, name=change.name, value=value)
@@ -107,18 +104,3 @@ def _within(versions: str, version: str) -> bool:
 
 def _is_plain(value: str | None) -> bool:
     return value is not None and _VALUE.fullmatch(value) is not None and not _PLACEHOLDER.search(value)
-
-
-def _rendered(template: str, captures: Mapping[str, str]) -> str | None:
-    """The value with what was captured; None where something that it needs was not, or is not what it should be."""
-    if "{" not in template:
-        return template
-    try:
-        return _compiled(template).render(captures).strip()
-    except (jinja2.UndefinedError, SecurityError, ValueError, TypeError, ArithmeticError):
-        return None
-
-
-@cache
-def _compiled(template: str) -> jinja2.Template:
-    return ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False).from_string(template)  # plain text

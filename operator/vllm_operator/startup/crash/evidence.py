@@ -5,9 +5,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.templates import fill_in
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
-from vllm_operator.startup.wording import render
 
 LINE_LIMIT = 400
 EXCERPT_LIMIT = 800
@@ -79,8 +79,8 @@ def to_crash(evidence: Evidence) -> Crash:
     captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
     return Crash(
         signature=signature.id,
-        cause=render(signature.cause, captures),
-        remedy=render(signature.remedy, captures),
+        cause=fill_in(signature.cause, captures),
+        remedy=fill_in(signature.remedy, captures),
         reference=signature.reference,
         line=line,
         line_number=evidence.number,

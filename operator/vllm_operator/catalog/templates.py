@@ -1,0 +1,147 @@
+"""Templates of the catalog: texts into which is filled what a line of a log said.
+
+The cluster's owner writes templates too, so they are a small part of Jinja: values, conditions and a few filters. Nothing in it
+repeats anything or makes a value much longer than it was, so that a text is rendered in bounded time to a bounded length.
+"""
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment, Template, nodes
+
+RESULT_LIMIT = 4000
+"""Longest result, in characters."""
+FILTERS = ("default", "float", "int", "lower", "max", "min", "round", "trim", "truncate", "upper")
+DECIMALS_LIMIT = 9
+_NODES = (
+    *("Template", "Output", "TemplateData", "If", "CondExpr", "Name", "Const", "List", "Getitem", "Slice", "Filter"),
+    *("Not", "And", "Or", "Compare", "Operand", "Concat", "Add", "Sub", "Div", "FloorDiv", "Mod", "Neg", "Pos"),
+)
+
+
+class TemplateError(ValueError):
+    """The template cannot be used; the message says why."""
+
+
+def check_template(text: str, *, alone: bool) -> frozenset[str]:
+    """Return the names that a template uses.
+
+    Args:
+        text: The template.
+        alone: It must say something where nothing was captured, too.
+
+    Raises:
+        TemplateError: It is malformed, or uses what is not allowed.
+    """
+    try:
+        names = _names(_environment(strict=False).parse(text))
+        template = _compiled(text, strict=False)
+    except TemplateError:
+        raise
+    except Exception as error:  # whatever jinja2 raises for what others wrote, a RecursionError too
+        raise TemplateError(f"is not a template: {_said(error)}") from None
+    try:
+        if alone:
+            template.render({})
+    except Exception as error:
+        raise TemplateError(f"cannot be filled in where nothing was captured: {_said(error)}") from None
+    return names
+
+
+def _said(error: Exception) -> str:
+    return str(error)[:120].rstrip(".") or type(error).__name__
+
+
+def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
+    """Fill in a template of the catalog. What was not captured is empty.
+
+    What is captured comes from a log and may be anything: a text that cannot be filled in with it is shown without it.
+    """
+    for values in (dict(captures), {}):
+        try:
+            return _compiled(template, strict=False).render(values).strip()[:RESULT_LIMIT]
+        except Exception:
+            continue
+    return ""
+
+
+def fill_in_exactly(template: str, captures: Mapping[str, str]) -> str | None:
+    """Fill in a template; None where something that it needs was not captured, or is not what it should be."""
+    if "{" not in template:
+        return template
+    try:
+        return _compiled(template, strict=True).render(captures).strip()[:RESULT_LIMIT]
+    except Exception:  # of one text, whatever was captured
+        return None
+
+
+def _names(tree: "nodes.Template") -> frozenset[str]:
+    from jinja2 import nodes
+
+    names = set()
+    for node in (tree, *tree.find_all(nodes.Node)):
+        kind = type(node).__name__
+        if kind not in _NODES:
+            raise TemplateError(f"uses {_WORDS.get(kind, kind)}; a template has values, conditions, and the filters {', '.join(FILTERS)}")
+        if isinstance(node, nodes.Name):
+            names.add(node.name)
+        elif isinstance(node, nodes.Filter):
+            _check_filter(node)
+        elif isinstance(node, nodes.Getitem):
+            _check_constants("a position", node.arg.iter_child_nodes() if isinstance(node.arg, nodes.Slice) else (node.arg,))
+        elif isinstance(node, nodes.Mod) and not (isinstance(node.left, nodes.Filter) and node.left.name in ("int", "float")):
+            raise TemplateError("uses % on what may be text; write (name|int) % 10")
+    return frozenset(names)
+
+
+_WORDS: Mapping[str, str] = {
+    "For": "a loop",
+    "Call": "a call",
+    "Getattr": "an attribute",
+    "Mul": "*",
+    "Pow": "**",
+    "Test": "a test (is)",
+    "Assign": "set",
+    "AssignBlock": "set",
+    "Macro": "a macro",
+}
+
+
+def _check_filter(node: "nodes.Filter") -> None:
+    if node.name not in FILTERS:
+        raise TemplateError(f"uses the filter {node.name[:40]}; known are {', '.join(FILTERS)}")
+    if node.kwargs or node.dyn_args or node.dyn_kwargs:
+        raise TemplateError(f"uses named arguments of the filter {node.name}; write them without their names")
+    values = _check_constants(f"an argument of the filter {node.name}", node.args)
+    if node.name == "round" and values and not (type(values[0]) is int and 0 <= values[0] <= DECIMALS_LIMIT):
+        raise TemplateError(f"rounds to more than {DECIMALS_LIMIT} decimals")
+
+
+def _check_constants(what: str, expressions: "Iterable[nodes.Node]") -> list[Any]:
+    from jinja2 import nodes
+
+    values = []
+    for expression in expressions:
+        negative = isinstance(expression, nodes.Neg)
+        constant = expression.node if isinstance(expression, nodes.Neg) else expression
+        if not isinstance(constant, nodes.Const):
+            raise TemplateError(f"computes {what}; write a number or a text there")
+        values.append(-constant.value if negative else constant.value)
+    return values
+
+
+@lru_cache(maxsize=1024)
+def _compiled(text: str, *, strict: bool) -> "Template":
+    return _environment(strict=strict).from_string(text)
+
+
+@lru_cache(maxsize=2)
+def _environment(*, strict: bool) -> "Environment":
+    from jinja2 import StrictUndefined, Undefined  # only paid for where a crash is put into words
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined if strict else Undefined, autoescape=False)  # plain text
+    environment.globals.clear()
+    return environment

@@ -1,0 +1,119 @@
+"""Templates of signatures: ours all belong to the small language, and nothing in it raises, loops or grows."""
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.templates import FILTERS, RESULT_LIMIT, TemplateError, check_template, fill_in, fill_in_exactly
+
+
+def test_all_of_ours_are_such_templates() -> None:
+    for signature in load_signatures():
+        for text in (signature.cause, signature.remedy):
+            check_template(text, alone=True)
+        for change in (*signature.arguments, *signature.environment):
+            check_template(change.value or "", alone=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{{ '{0}'.format() }}", "a call"),
+        ("{% for i in range(10**9) %}x{% endfor %}", "a loop"),
+        ("{{ 'a' * 10**9 }}", r"\*"),
+        ("{{ 10**10**10 }}", r"\*\*"),
+        ("{{ '%1000000000d' % 1 }}", "% on what may be text"),
+        ("{{ a % 1 }}", "% on what may be text"),
+        ("{{ 1|round(1000000000) }}", "more than 9 decimals"),
+        ("{{ 1|round(a) }}", "computes an argument"),
+        ("{{ 'a'|center(1000000000) }}", "the filter center"),
+        ("{{ a|replace('', 'xxxxxxxxxx')|replace('', 'xxxxxxxxxx') }}", "the filter replace"),
+        ("{{ a|max(attribute='__class__') }}", "named arguments"),
+        ("{{ a.__class__ }}", "an attribute"),
+        ("{{ a[b] }}", "computes a position"),
+        ("{{ a[:b] }}", "computes a position"),
+        ("{% set a = 1 %}", "set"),
+        ("{% macro a() %}{% endmacro %}", "a macro"),
+        ("{% include 'x' %}", "Include"),
+        ("{{ {}|int }}", "Dict"),
+        ("{{ a is defined }}", "a test"),
+        ("{{" + "(" * 290 + "1" + ")" * 290 + "}}", "not a template"),
+        ("{{ " + "-" * 500 + "1 }}", "not a template"),
+        ("{{ 1/0 }}", "cannot be filled in"),
+        ("{{ a|truncate(2) }}", "cannot be filled in"),
+    ],
+)
+def test_what_could_loop_grow_or_reach_for_more_is_refused(text: str, reason: str) -> None:
+    began = time.perf_counter()
+    with pytest.raises(TemplateError, match=reason):
+        check_template(text, alone=True)
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "captures", "said"),
+    [
+        ("{{ a }} of {{ b or 'many' }}", {"a": "1"}, "1 of many"),
+        ("{% if a %}yes {{ a }}{% elif b %}b{% else %}no{% endif %}", {"b": "2"}, "b"),
+        ("{{ [(a|float) - 1, 0.5]|max|round(1, 'floor') }}", {"a": "3.27"}, "2.2"),
+        ("{{ (a|int) % 1000 // 10 }}", {"a": "12080"}, "8"),
+        ("{{ a[:2] ~ a[-1]|upper }}", {"a": "abcz"}, "abZ"),
+    ],
+)
+def test_what_is_captured_is_filled_in(text: str, captures: dict[str, str], said: str) -> None:
+    assert fill_in(text, captures.items()) == said == fill_in_exactly(text, {"a": "", "b": "", **captures})
+
+
+def test_a_text_that_fits_only_some_values_is_shown_without_the_others() -> None:
+    text = "Out of memory{% if 100 // (size|default(1)|int) %} by {{ size }}{% endif %}."
+    assert fill_in(text, [("size", "7")]) == "Out of memory by 7."
+    assert fill_in(text, [("size", "none")]) == "Out of memory by ."
+    assert fill_in_exactly(text, {"size": "none"}) is None
+
+
+PIECES = [
+    *(
+        "{{ ",
+        " }}",
+        "{% if ",
+        " %}",
+        "{% else %}",
+        "{% endif %}",
+        "a",
+        "b",
+        "7",
+        "0",
+        "-",
+        "+",
+        "/",
+        "//",
+        "%",
+        "~",
+        "(",
+        ")",
+        "[",
+        "]",
+        ":",
+    ),
+    *("'x'", " or ", " and ", " not ", " in ", "==", "<", " if ", " else ", ",", "|", "|truncate(9)", "|round(2)", "|trim('x')", "1e308"),
+    *(f"|{name}" for name in FILTERS),
+]
+expressions = st.lists(st.sampled_from(PIECES), max_size=12).map(lambda pieces: f"{{{{ {''.join(pieces)} }}}}")
+values = st.one_of(st.text(max_size=400), st.sampled_from(["9" * 400, "1e999", "nan", "inf", "-inf", "0", "", "{{ a }}", "ß" * 400]))
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=500)
+@given(
+    text=st.one_of(st.text("{}%ab|()[]'0 .", max_size=60), expressions),
+    captures=st.dictionaries(st.sampled_from("ab"), values),
+)
+def test_whatever_is_written_and_captured_a_short_text_comes_out(text: str, captures: dict[str, str]) -> None:
+    try:
+        check_template(text, alone=True)
+    except TemplateError:
+        return
+    assert len(fill_in(text, captures.items())) <= RESULT_LIMIT
+    assert len(fill_in_exactly(text, captures) or "") <= RESULT_LIMIT
