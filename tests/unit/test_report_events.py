@@ -145,6 +145,14 @@ def test_a_refused_child_is_told_once_per_error() -> None:
     ]
 
 
+def test_refusals_that_differ_in_a_detail_are_counted_in_one_event() -> None:
+    scene = o.observe(apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40000: connection reset by peer")
+    again = replace(scene, apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40001: connection reset by peer")
+    drafts = [event for written in play(scene, again) for event in written.events if event.reason == "ApplyFailed"]
+    assert len({event.key for event in drafts}) == 2
+    assert {event.series for event in drafts} == {"apply"}
+
+
 def test_another_backend_than_planned_is_told_once() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "TRITON"),))
     scene = o.observe(o.starting_pod(), states={X1: state})

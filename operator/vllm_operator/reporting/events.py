@@ -84,7 +84,8 @@ def _told(condition: Condition, before: Condition | None) -> bool:
 def _apply_error(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(scene, status, READY)
     if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
-        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}")
+        # a message may name a port or an amount that is another one at each try
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}", series="apply")
 
 
 def _long_stages(scene: Scene) -> Iterator[EventDraft]:
@@ -131,7 +132,7 @@ def _stuck(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
 def _pod_refused(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(scene, status, STARTING)
     if now is not None and now.reason == Reason.POD_REFUSED and (before is None or before.message != now.message):
-        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}")
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}", series="refused")
 
 
 def _claim(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
