@@ -46,6 +46,11 @@ def test_any_line_is_read_somehow(line: bytes, want: tuple[bytes, datetime | Non
     assert list(LogLines(line_bytes=100).feed(line)) == [want]
 
 
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00", "9999-12-31T23:59:59Z", "1970-01-01T00:00:00Z"])
+def test_a_time_at_the_edge_of_the_calendar_is_no_time(time: str) -> None:
+    assert list(LogLines(line_bytes=100).feed(f"{time} hello\n".encode())) == [(b"hello\n", None)]
+
+
 def test_a_stream_that_is_opened_again_repeats_nothing() -> None:
     lines = LogLines(line_bytes=100)
     log = [stamped(1, ".1", "a"), stamped(2, ".1", "b"), stamped(2, ".2", "c"), stamped(2, ".9", "d"), stamped(3, ".1", "e")]

@@ -40,6 +40,15 @@ def read(chunks: list[bytes]) -> tuple[StartupParser, StartupState]:
     return parser, parser.final_state
 
 
+@pytest.mark.parametrize("line", ["{} INFO hello", '{{"time": "{}", "level": "info", "msg": "hello"}}', "{} - vllm - INFO - hello"])
+@pytest.mark.parametrize("time", ["0001-01-01T00:00:00+05:00", "9999-12-31T23:59:59-05:00", "9999-12-31T23:59:59Z", "1970-01-01T00:00:00Z"])
+def test_a_time_at_the_edge_of_the_calendar_is_no_time(line: str, time: str) -> None:
+    _, state = read([line.format(time).encode() + b"\n"])
+
+    assert state.lines == 1
+    assert state.last_line_at is None
+
+
 @given(st.lists(PIECES, max_size=60))
 def test_no_input_raises(chunks: list[bytes]) -> None:
     parser, state = read(chunks)

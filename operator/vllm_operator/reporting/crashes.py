@@ -23,6 +23,8 @@ from vllm_operator.startup.termination import diagnose_termination
 
 SETTLING_SECONDS = 10
 """How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
+CLOCK_SKEW = timedelta(minutes=1)
+"""How far the clock of a node may be ahead. A later time says nothing about what came first."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain: it comes some seconds later."""
 _STRONG = 2
@@ -80,16 +82,24 @@ class Crashes:
 
 def find_crashes(scene: Scene) -> Crashes:
     """Find the crashes in a scene."""
-    findings = sorted(_findings(scene), key=lambda f: (reading.stamp(f.time) or "", f.view.name), reverse=True)
+    horizon = scene.observation.now + CLOCK_SKEW
+    findings = sorted(_findings(scene), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
     previous = scene.observation.previous.last_crash
     latest = next((f for f in findings if f.settled), None)
-    if latest is None or _is_older(latest.status, previous):
+    if latest is None or _is_older(latest.status, previous, horizon):
         return Crashes(tuple(findings), previous, is_new=False)
     return Crashes(tuple(findings), latest.status, is_new=not _is_same(latest.status, previous))
 
 
-def _is_older(found: CrashStatus, previous: CrashStatus | None) -> bool:
-    return previous is not None and not _is_same(found, previous) and (found.time or "") < (previous.time or "")
+def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetime) -> bool:
+    if previous is None or _is_same(found, previous):
+        return False
+    return _credible(reading.moment(found.time), horizon) < _credible(reading.moment(previous.time), horizon)
+
+
+def _credible(time: datetime | None, horizon: datetime) -> str:
+    """A time by which crashes can be put in order; empty, and so first, where none is known or the clock was wrong."""
+    return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
 
 
 def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
@@ -142,7 +152,10 @@ def _crashed(scene: Scene, view: PodView, ended: Termination) -> Finding:
     crash = _diagnose(scene, view, ended, state)
     found = _status(scene, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
     previous = _told_before(scene, found)
-    settles_at = ended.finished_at + timedelta(seconds=SETTLING_SECONDS) if ended.finished_at else None
+    finished = ended.finished_at
+    if finished is not None and finished > scene.observation.now + CLOCK_SKEW:
+        finished = None  # a clock that is wrong does not say how long to wait
+    settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
     has_settled = is_read or (settles_at is not None and settles_at <= scene.observation.now)
     status = _better(scene, previous, found)
@@ -218,7 +231,8 @@ def crash_settles(scene: Scene, view: PodView) -> datetime | None:
     state = scene.state(view)
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None
-    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS)
+    now = scene.observation.now
+    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
 
 
 def _excerpt(crash: Crash) -> str | None:

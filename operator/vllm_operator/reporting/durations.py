@@ -7,6 +7,8 @@ from itertools import pairwise
 from vllm_operator.api.status import StageDuration
 from vllm_operator.startup.state import Stage, StartupState
 
+LONGEST_STAGE_SECONDS = 7 * 86_400
+"""What takes longer was measured by a clock that was set meanwhile."""
 SHORTEST_KEPT_SECONDS = 5
 """Shorter stages are not worth a place in the status."""
 
@@ -22,6 +24,8 @@ def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool)
     durations = {entry.stage: entry for entry in known}
     for stage, begun, ended in completed_stages(state):
         seconds = round((ended - begun).total_seconds())
+        if seconds > LONGEST_STAGE_SECONDS:
+            continue
         entry = durations.get(stage, StageDuration(stage=stage))
         if seconds >= SHORTEST_KEPT_SECONDS or stage in durations:
             durations[stage] = entry.model_copy(update={"warm_seconds" if is_warm else "cold_seconds": max(0, seconds)})

@@ -7,6 +7,7 @@ from vllm_operator.api.status import CacheState
 from vllm_operator.catalog.rules import Component
 from vllm_operator.reporting import wording
 from vllm_operator.reporting.cache_state import next_start_finds
+from vllm_operator.reporting.durations import LONGEST_STAGE_SECONDS
 from vllm_operator.reporting.scene import Scene
 from vllm_operator.reporting.starts import known_stages
 from vllm_operator.startup.state import Progress, Stage, StartupState
@@ -53,7 +54,7 @@ def seconds_left(scene: Scene, stage: Stage, state: StartupState, counted: Progr
 
 def by_count(counted: Progress) -> int | None:
     """For how many seconds a count still lasts, about; None if it does not say, or is over."""
-    if counted.eta_seconds is None or counted.eta_seconds <= 0 or counted.completed >= counted.total:
+    if counted.eta_seconds is None or not 0 < counted.eta_seconds <= LONGEST_STAGE_SECONDS or counted.completed >= counted.total:
         return None
     return wording.rounded(counted.eta_seconds)
 

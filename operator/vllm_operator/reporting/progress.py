@@ -21,6 +21,8 @@ HOLD_SHARE = 0.05
 """Progress by this share of the total is written sooner."""
 SHORT_HOLD_SECONDS = 1
 """How soon: a bar of few steps would otherwise be written at every step."""
+MOST_COUNTED = 10**15
+"""Bytes of more than any model. The API server refuses a status with a number beyond 64 bits, and nothing would be told any more."""
 _MOST_PODS = 16
 
 
@@ -106,7 +108,7 @@ def _entry(scene: Scene, view: PodView) -> PodStartup:
 def _progress(state: StartupState | None) -> Progress | None:
     """The progress of a stage that counts, if its numbers make sense."""
     counted = state.progress if state is not None else None
-    return counted if counted is not None and 0 <= counted.completed <= counted.total and counted.total > 0 else None
+    return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MOST_COUNTED else None
 
 
 def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:

@@ -13,7 +13,9 @@ The API server prefixes each line with an RFC 3339 time and a space. What a kube
 
 import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import UTC, datetime
+
+from vllm_operator.startup.times import YEARS
 
 TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
 TENTH = len("2026-11-21T12:00:00.1")
@@ -152,6 +154,7 @@ def _time(match: re.Match[bytes] | None) -> datetime | None:
     if match is None:
         return None
     try:
-        return datetime.fromisoformat((match[1] + (match[2] or b"")[:7] + match[3]).decode("ascii"))
-    except ValueError:
+        time = datetime.fromisoformat((match[1] + (match[2] or b"")[:7] + match[3]).decode("ascii")).astimezone(UTC)
+    except (ValueError, OverflowError):
         return None
+    return time if time.year in YEARS else None

@@ -8,6 +8,8 @@ what stages and rates need.
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
+YEARS = range(1971, 9001)
+"""Of times that can be calculated with. Years before and after are from clocks that were never set, or meant to do harm."""
 NOMINAL_YEAR = 2000
 """A leap year, so that every day exists."""
 _HALF_A_YEAR = timedelta(days=180)
@@ -28,10 +30,12 @@ def read_time(text: str | None, before: datetime | None = None) -> datetime | No
         year, month, day, hour, minute, second = (int(part) for part in long.groups()[:6])
         micro = int((long[7] or "0")[:6].ljust(6, "0"))
         found = datetime(year, month, day, hour, minute, second, micro, tzinfo=_zone(long[8])).astimezone(UTC)
+        if found.year not in YEARS:
+            return None
         # A library's own time format among lines without a year: the same clock.
         nominal = long[8] is None and before is not None and before.year == NOMINAL_YEAR
         return found.replace(year=NOMINAL_YEAR) if nominal else found
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
 
 
