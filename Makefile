@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 # Each worker has a control plane of its own; the tests of one file stay together. Most of their time they wait.
-PARALLEL ?= -n 3 --dist loadfile
+WORKERS ?= 3
+PARALLEL ?= -n $(WORKERS) --dist loadfile
 
 .DEFAULT_GOAL := help
 
@@ -48,8 +49,8 @@ test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a
 
 .PHONY: test-extended
 test-extended: $(STAMP) testenv ## What takes longer: whole products, properties with many examples, more on a real control plane
-	$(BIN)/pytest tests/unit tests/cluster -m extended
-	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600
+	$(BIN)/pytest tests/unit tests/cluster -m extended $(PARALLEL) --no-loadscope-reorder
+	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
 
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah

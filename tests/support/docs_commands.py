@@ -12,13 +12,29 @@ PAGES = [
 ]
 PAGES += sorted((ROOT / "docs").rglob("*.md"))
 BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
-PROGRAMS = ("kubectl", "helm", "make", "vllm-operator", "python", "pip", "kind", "docker", "curl", "trivy", ".venv/bin/vllm-operator")
+PROGRAMS = (
+    "kubectl",
+    "helm",
+    "make",
+    "vllm-operator",
+    "python",
+    "pip",
+    "kind",
+    "docker",
+    "curl",
+    "trivy",
+    ".ci/run",
+    ".venv/bin/vllm-operator",
+)
 
 NOT_RUN = {
     "make kind-up": "needs docker; the workflow kind.yaml runs it",
     "kind delete cluster --name vllm-operator": "needs docker; the workflow kind.yaml runs it",
     "make demo": "tests/cluster/test_demo_runs.py runs what it runs",
     "make test": "would start all tests once more",
+    "make test-extended": "would start all tests once more",
+    "make test-node": "needs a real kubelet",
+    ".ci/run": "would start all tests once more",
     "make check": "would check all once more",
     "make image IMAGE=registry.example.com/vllm-operator:0.1.0": "takes minutes; tests/node builds the image and runs it",
     "make package": "the test packages the chart by the same command of helm",
