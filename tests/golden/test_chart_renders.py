@@ -43,6 +43,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two places for rules": ({"extraRules": [{"id": "one"}], "settings": {"rules_config_map": "mine"}}, "use one of them"),
     "a rule without a name": ({"extraRules": [{"because": "of that"}]}, "id"),
     "a hub that is no address": ({"hub": {"endpoint": "huggingface.co"}}, "endpoint"),
+    "a label that the chart finds the Pod by": (
+        {"podLabels": {"app.kubernetes.io/name": "mine"}},
+        "app.kubernetes.io/name is a label that",
+    ),
     "a password in the proxy's address": ({"proxy": {"url": "http://me:secret@proxy:3128"}}, "proxy"),
 }
 
@@ -110,6 +114,50 @@ def test_values_that_cannot_work_are_refused_by_name(name: str) -> None:
     values, word = REFUSED[name]
     with pytest.raises(helm.HelmError, match=word):
         helm.template(values)
+
+
+@needs_helm
+@pytest.mark.parametrize("name", ["2024", "1e3", "on", "null", "0x10"])
+def test_a_name_that_looks_like_a_number_or_a_word_of_yaml_is_a_name(name: str) -> None:
+    values = {
+        "fullnameOverride": name,
+        "nameOverride": name,
+        "namespaces": [name],
+        "serviceAccount": {"name": name},
+        "priorityClassName": name,
+        "authorities": {"configMap": name},
+        "extraRules": [EXPERTS_RULE],
+        "crds": {"install": False},
+        "metrics": {"alerts": {"mode": "Enabled"}, "monitor": {"kind": "ServiceMonitor"}},
+    }
+
+    def names(value: Any) -> Iterator[Any]:
+        for key, inner in value.items() if isinstance(value, dict) else ():
+            if key in (
+                "name",
+                "namespace",
+                "serviceAccountName",
+                "priorityClassName",
+                "app.kubernetes.io/name",
+                "app.kubernetes.io/instance",
+            ):
+                yield inner
+            yield from names(inner)
+        for inner in value if isinstance(value, list) else ():
+            yield from names(inner)
+
+    found = [each for manifest in helm.template(values, namespace=name, release=name) for each in names(manifest)]
+    assert found.count(name) > 30
+    assert [each for each in found if not isinstance(each, str)] == []
+
+
+@needs_helm
+def test_two_releases_in_a_namespace_with_a_long_name_share_nothing() -> None:
+    names = [
+        {(it["kind"], it["metadata"]["name"]) for it in helm.template({"crds": {"install": False}}, namespace="n" * 63, release=release)}
+        for release in ("one", "two")
+    ]
+    assert names[0] & names[1] == set()
 
 
 @needs_helm

@@ -1,5 +1,6 @@
 """Helm, and the chart of this repository."""
 
+import json
 import os
 import subprocess
 from collections.abc import Sequence
@@ -43,7 +44,7 @@ def template(values: Manifest, *, namespace: str = NAMESPACE, release: str = REL
     """The manifests of the chart. `kinds` are kinds that the cluster is said to know, as `GROUP/VERSION/KIND`."""
     settings = [part for kind in kinds for part in ("--api-versions", kind)]
     # JSON is YAML; a value by --set would be guessed at
-    text = _template(release, namespace, yaml.safe_dump(values), tuple(settings))
+    text = _template(release, namespace, json.dumps(values), tuple(settings))
     return [manifest for manifest in yaml.load_all(text, Loader=YAML_LOADER) if manifest]
 
 

@@ -13,8 +13,8 @@
 {{- end }}
 
 {{- define "vllm-operator.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "vllm-operator.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "vllm-operator.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "vllm-operator.labels" -}}
