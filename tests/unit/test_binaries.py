@@ -1,11 +1,15 @@
 """Binaries are found where they are, and built once where they are not."""
 
 import stat
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from testenv.binaries import BINARIES, BuildError, cache_root, ensure_binaries, find_binary
+from testenv.toolchain import find_go
 
 GO = """\
 #!/bin/sh
@@ -61,6 +65,45 @@ def test_a_failed_build_says_why_and_leaves_nothing(machine: Path) -> None:
         ensure_binaries(["etcd"])
     assert find_binary("etcd") is None
     assert not list(cache_root().rglob(".building-*"))
+
+
+def test_what_a_killed_build_left_is_removed_by_the_next_one(machine: Path) -> None:
+    executable(machine / "bin" / "go", GO.format(action='printf "#!/bin/sh\\n" > "$2"; chmod +x "$2"'))
+    [path] = ensure_binaries(["etcd"]).values()
+    path.unlink()
+    executable(path.parent / ".building-abc" / "etcd")
+    ensure_binaries(["etcd"])
+    assert [each.name for each in path.parent.iterdir()] == ["etcd"]
+
+
+def test_a_toolchain_whose_installation_was_killed_is_installed_anew(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """pip moves one folder after the other; half of them say their version and build nothing."""
+    monkeypatch.setenv("PATH", "/nonexistent")
+    go = '#!/bin/sh\necho "go version go1.26.6 linux/amd64"\n'
+
+    def killed(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if command[1:] == ["version"]:
+            return real(command, **_)
+        executable(Path(command[command.index("--target") + 1]) / "bin" / "go", go)
+        raise KeyboardInterrupt
+
+    real = subprocess.run
+    monkeypatch.setattr("testenv.toolchain.subprocess.run", killed)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            find_go(machine / "cache" / "go")
+
+    def installs(command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        if command[1:] == ["version"]:
+            return real(command, **_)
+        executable(Path(command[command.index("--target") + 1]) / "bin" / "go", go)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr("testenv.toolchain.subprocess.run", installs)
+    found = find_go(machine / "cache" / "go")
+    assert found.is_relative_to(machine / "cache" / "go")
+    assert found.exists()
+    assert len(list((machine / "cache" / "go").iterdir())) == 1
 
 
 def test_every_binary_has_a_module_that_pins_it() -> None:

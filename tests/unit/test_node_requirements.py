@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nodeenv import missing_requirements
+from nodeenv import NodeEnvironment, missing_requirements
 
 
 @pytest.fixture(autouse=True)
@@ -46,3 +46,26 @@ def test_a_root_without_rights_is_told_apart(monkeypatch: pytest.MonkeyPatch) ->
     words = "unshare: unshare failed: Operation not permitted"
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", words))
     assert missing_requirements() == f"Root may not make namespaces here ({words}). In a container: run it with --privileged."
+
+
+def test_the_node_is_stopped_and_its_data_removed_though_the_control_plane_cannot_be_stopped() -> None:
+    done: list[str] = []
+
+    class Part:
+        def __init__(self, name: str, *, fails: bool = False) -> None:
+            self.name, self.fails = name, fails
+
+        def stop(self) -> None:
+            done.append(self.name)
+            if self.fails:
+                raise OSError("it is stuck")
+
+        cleanup = stop
+
+    environment = NodeEnvironment.__new__(NodeEnvironment)
+    parts = {"control_plane": Part("control plane", fails=True), "node": Part("node"), "_temporary": Part("folder")}
+    for name, part in parts.items():
+        setattr(environment, name, part)
+    with pytest.raises(OSError, match="stuck"):
+        environment.stop()
+    assert done == ["control plane", "node", "folder"]

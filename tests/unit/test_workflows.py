@@ -50,9 +50,16 @@ def test_all_tiers_of_tests_run_in_ci() -> None:
         assert re.search(rf"\b{target}\b", text), target
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("hack/*.sh")), ids=lambda path: path.name)
+SCRIPTS = [*sorted(ROOT.glob("hack/*.sh")), ROOT / ".ci" / "run"]
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_is_one_that_the_shell_can_read(path: Path) -> None:
     done = subprocess.run(["bash", "-n", str(path)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert path.stat().st_mode & 0o111, f"{path.name} cannot be executed"
-    assert "set -euo pipefail" in path.read_text("utf-8")
+    text = path.read_text("utf-8")
+    # the gate goes on after a failure
+    assert ("set -uo pipefail" if path.name == "run" else "set -euo pipefail") in text
+    # it closes the pipe at the first match, and what still writes into it fails: with pipefail that is "no match"
+    assert not re.search(r"\| *grep -\w*q", text)
