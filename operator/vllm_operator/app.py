@@ -42,6 +42,7 @@ from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
+from vllm_operator.runtime.tasks import Tasks, describe_end
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, place_of
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
@@ -134,6 +135,7 @@ class Operator:
             Parts(
                 client=client,
                 readiness=self.readiness,
+                metrics=self.metrics,
                 mirror=self.mirroring,
                 make_watches=self._watches,
                 namespaces=settings.namespaces,
@@ -141,7 +143,7 @@ class Operator:
                 prepare=self._load_user_data,
             )
         )
-        client.forbidden = self.supervisor.doubt_permissions
+        client.refused = self.supervisor.recheck_access
         _spare_the_collector()
 
     def _make_followers(self, rooms: Rooms) -> Followers:
@@ -158,6 +160,7 @@ class Operator:
                 interval_seconds=settings.status_interval_seconds,
                 step_percent=settings.status_step_percent,
             ),
+            restarted=lambda: self.metrics.restarted("log"),
         )
 
     def _make_configs(self) -> ModelConfigs | None:
@@ -194,22 +197,22 @@ class Operator:
             )
             return 1
         log.info("probes and metrics on port %d", health.port)
-        self.workers.start()
-        supervision = asyncio.create_task(self.supervisor.run(), name="supervisor")
-        reading = [asyncio.create_task(data.run(), name="user data") for data in self.user_data]
-        stopping = asyncio.create_task(stop.wait(), name="stop")
-        await asyncio.wait({supervision, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        died = supervision.done()
-        if died:
-            log.error("the supervisor has ended", exc_info=supervision.exception())
+        tasks = Tasks()
+        tasks.start("stop", stop.wait())
+        tasks.start("workers", self.workers.run())
+        tasks.start("supervisor", self.supervisor.run())
+        for data in self.user_data:
+            if data.is_wanted:
+                tasks.start("user data", data.run())
+        ended = await tasks.first_end()
+        if not stop.is_set():
+            failure = None if ended.cancelled() else ended.exception()
+            log.error("the task %r %s; the operator ends, to be started again", ended.get_name(), describe_end(ended), exc_info=failure)
         log.info("stopping")
-        for task in (supervision, *reading, stopping):
-            task.cancel()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                ends = (self.workers.stop(), self.followers.close(), self._close_configs(), health.stop())
-                await asyncio.gather(supervision, *reading, stopping, *ends, return_exceptions=True)
-        return 1 if died else 0
+                await asyncio.gather(tasks.stop(), self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
+        return 0 if stop.is_set() else 1
 
     async def _close_configs(self) -> None:
         if self.configs is not None:
@@ -234,10 +237,12 @@ class Operator:
 
     def _stuck(self) -> str | None:
         """Why the operator should be started again; None if it works."""
-        seconds = self.queue.longest_processing_seconds()
-        if seconds > self._settings.stuck_seconds:
+        limit = self._settings.stuck_seconds
+        if (seconds := self.queue.longest_processing_seconds()) > limit:
             return f"a reconciliation has been going on for {seconds:.0f} s"
-        return self.workers.dead()
+        if (seconds := self.queue.stalled_seconds()) > limit:
+            return f"no key was handed out for {seconds:.0f} s although one is ready"
+        return None
 
 
 def _spare_the_collector() -> None:

@@ -94,7 +94,8 @@ class Settings:
     http_port: int = 8080
     """Port of /healthz, /readyz and /metrics; 0 lets the system choose."""
     stuck_seconds: int = 120
-    """A key that waits in the queue, or is worked on, for longer than this makes the liveness probe fail."""
+    """The liveness probe fails when one reconciliation takes longer than this, or when keys are ready to be reconciled and
+    none has been handed out for this long. Keys that wait for their time (a retry, the next regular look) do not count."""
     log_format: LogFormat = LogFormat.TEXT
     """`text` for people, `json` for machines."""
     log_level: str = "INFO"

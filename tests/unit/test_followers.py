@@ -336,3 +336,47 @@ async def test_queued_logs_do_not_hold_up_the_report_for_long() -> None:
     world.show(pod("first", state=RUNNING), pod("second", state=RUNNING))
     await world.until(lambda: world.followers.caught_up(KEY))
     await world.followers.close()
+
+
+class FailingOnce(PlainParser):
+    """A parser with a bug that shows on one line, the first time."""
+
+    failed = False
+
+    def feed(self, data: bytes, timestamp: Any = None) -> None:
+        if b"Boom" in data and not FailingOnce.failed:
+            FailingOnce.failed = True
+            raise IndexError("a bug")
+        super().feed(data, timestamp)
+
+
+async def test_a_log_on_which_the_operator_fails_is_read_again_and_counted() -> None:
+    cluster, restarts, parsers = FakeCluster(), [], []
+
+    def make() -> PlainParser:
+        parsers.append(FailingOnce())
+        return parsers[-1]
+
+    followers = Followers(
+        cluster, make_parser=make, changed=lambda key: None, restarted=lambda: restarts.append(1), restart_seconds=(0.01,)
+    )
+    log = [line(1, "a"), line(2, "crash Boom")]
+    cluster.script_log("default", "p", log, log, log)
+    cluster.put(pod(state=TERMINATED))
+    followers.sync(KEY, [pod(state=TERMINATED)])
+    async with asyncio.timeout(5):
+        while not (len(parsers) == 2 and parsers[1].ended):  # noqa: ASYNC110 - a parser tells nobody
+            await asyncio.sleep(0.01)
+    assert restarts == [1]
+    state = followers.states(KEY)["uid-of-p", 0]
+    assert state.crash is not None
+    await followers.close()
+
+
+async def test_a_log_whose_task_was_ended_is_followed_again(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(1, "a"), FOREVER], [line(1, "a"), line(2, "b"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts() == ["a"])
+    [task] = [task for task in asyncio.all_tasks() if task.get_name().startswith("log ")]
+    task.cancel()
+    await world.until(lambda: world.texts(1) == ["a", "b"])

@@ -1,6 +1,7 @@
 """The work queue: client-go's contract, on a clock of the test's own."""
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -247,3 +248,52 @@ async def test_a_delayed_key_wakes_a_worker_that_waits_already() -> None:
     queue.add_after("soon", 0.01)
     async with asyncio.timeout(5):
         assert await waiting == "soon"
+
+
+async def test_a_key_that_is_never_handed_out_stalls_the_queue(queue: WorkQueue[str], clock: Clock) -> None:
+    assert queue.stalled_seconds() == 0.0
+    queue.add("a")
+    clock.now += 121
+    assert queue.stalled_seconds() == 121.0
+    await queue.get()
+    assert queue.stalled_seconds() == 0.0
+
+
+async def test_keys_that_are_handed_out_one_by_one_stall_nothing(queue: WorkQueue[str], clock: Clock) -> None:
+    for key in "abcdef":
+        queue.add(key)
+    for _ in range(3):
+        clock.now += 60
+        queue.done(await queue.get())
+    assert queue.stalled_seconds() == 0.0
+    clock.now += 60
+    assert queue.stalled_seconds() == 60.0
+
+
+@pytest.mark.parametrize(
+    "wait",
+    [
+        lambda queue: queue.add_after("a", 1000),
+        lambda queue: queue.add_rate_limited("a", at_least=1000),
+    ],
+    ids=["a time", "a retry"],
+)
+async def test_a_key_that_waits_for_its_time_stalls_nothing_until_its_time_has_come(
+    queue: WorkQueue[str], clock: Clock, wait: Callable[[WorkQueue[str]], object]
+) -> None:
+    wait(queue)
+    clock.now += 999
+    assert queue.stalled_seconds() == 0.0
+    clock.now += 1 + 121
+    assert queue.stalled_seconds() == 121.0
+
+
+async def test_a_key_that_was_added_while_it_was_worked_on_is_ready_only_afterwards(queue: WorkQueue[str], clock: Clock) -> None:
+    queue.add("a")
+    await queue.get()
+    queue.add("a")
+    clock.now += 200
+    assert queue.stalled_seconds() == 0.0
+    queue.done("a")
+    clock.now += 5
+    assert queue.stalled_seconds() == 5.0

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from support.operators import llama
-from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, Unavailable
+from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
+from vllm_operator.cluster.connection import MissingConnectionError
 from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
 from vllm_operator.runtime.supervisor import Parts, Supervisor
@@ -52,7 +54,8 @@ class World:
         self.watched: list[tuple[Kind, ...]] = []
         self.watches: list[Watches] = []
         mirroring = Mirroring(Mirror(self.cluster), self.keys.append)
-        parts = Parts(self.cluster, self.readiness, mirroring, self._make, host="https://h")
+        self.metrics = Metrics()
+        parts = Parts(self.cluster, self.readiness, self.metrics, mirroring, self._make, host="https://h")
         self.supervisor = Supervisor(parts, retry_seconds=0.01, check_seconds=0.02)
         self.task: asyncio.Task[None] | None = None
 
@@ -134,7 +137,7 @@ async def test_a_permission_that_goes_is_noticed_when_something_is_refused(world
     for _ in range(20):
         await asyncio.sleep(0.01)
     assert world.cluster.calls["create"] == reviews  # nobody asks without a reason: it is a POST
-    world.supervisor.doubt_permissions()
+    world.supervisor.recheck_access()
     await world.until(lambda: "permission patch services" in world.readiness.missing)
 
 
@@ -144,7 +147,7 @@ async def test_watches_that_end_are_started_again(world: World, caplog: pytest.L
     world.watches[0].error = RuntimeError("kopf gave up")
     world.watches[0].ended.set()
     await world.until(lambda: len(world.watches) == 2)
-    assert "the watches have ended: kopf gave up" in caplog.text
+    assert "'watches' has failed: kopf gave up" in caplog.text
     assert world.readiness
 
 
@@ -161,3 +164,67 @@ def test_every_permission_says_what_does_not_work_without_it() -> None:
     assert all(permission.effect for permission in (*REQUIRED, *OPTIONAL))
     assert str(Permission("get", POD, "log")) == "get pods/log"
     assert str(Permission("list", DEPLOYMENT)) == "list deployments in API group apps"
+
+
+async def test_credentials_that_are_not_accepted_are_told_as_such_and_recovered_from(world: World) -> None:
+    world.start()
+    await world.until(lambda: world.watches)
+    assert world.readiness
+    world.cluster.fail("*", None, Unauthorized("The API server does not accept the credentials"), times=10_000)
+    world.supervisor.recheck_access()
+    await world.until(lambda: "does not accept the credentials" in world.readiness.missing.get("credentials", ""))
+    # neither a permission nor the CRD nor the API server is missing, as far as is known
+    assert set(world.readiness.missing) == {"credentials"}
+    world.cluster.heal()
+    await world.until(lambda: world.readiness)
+
+
+async def test_at_the_start_credentials_that_are_not_accepted_are_waited_for(world: World) -> None:
+    world.cluster.fail("*", None, Unauthorized("The API server does not accept the credentials"), times=10_000)
+    world.start()
+    await world.until(lambda: "credentials" in world.readiness.missing)
+    assert not world.watches
+    world.cluster.heal()
+    await world.until(lambda: world.watches)
+    assert world.readiness
+
+
+async def test_an_api_server_that_refuses_again_and_again_is_not_asked_without_a_pause(world: World) -> None:
+    world.start()
+    await world.until(lambda: world.watches)
+    world.cluster.fail("*", None, Unauthorized("no"), times=10_000)
+    before = world.cluster.calls["find"]
+    for _ in range(40):
+        world.supervisor.recheck_access()
+        await asyncio.sleep(0.005)
+    assert world.cluster.calls["find"] - before < 25
+
+
+class Dying:
+    """A mirror whose keeping fails as nobody expects."""
+
+    def __init__(self, *ends: Exception | None) -> None:
+        self.ends = list(ends)
+        self.runs = 0
+
+    async def load(self, kinds: Sequence[Kind]) -> None:
+        """Nothing to list."""
+
+    async def run(self, kinds: Sequence[Kind]) -> None:
+        self.runs += 1
+        if not self.ends:
+            await asyncio.Event().wait()
+        if error := self.ends.pop(0):
+            raise error
+
+
+@pytest.mark.parametrize(
+    "end", [MissingConnectionError("the token is gone"), ValueError("a bug"), asyncio.CancelledError(), None], ids=repr
+)
+async def test_a_mirror_that_ends_is_started_again_and_counted(end: Exception | None, world: World) -> None:
+    mirror = Dying(end)
+    parts = Parts(world.cluster, world.readiness, world.metrics, mirror, world._make, host="https://h")
+    world.supervisor = Supervisor(parts, retry_seconds=0.01, check_seconds=60)
+    world.start()
+    await world.until(lambda: mirror.runs == 2 and len(world.watches) == 2)
+    assert 'vllm_operator_task_restarts_total{task="mirror"} 1.0' in world.metrics.render().decode()

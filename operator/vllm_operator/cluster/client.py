@@ -8,10 +8,11 @@ Everything that can go wrong is one of these; the reconciler decides by the clas
     ClusterError
     ├── NotFound         404: no such object, or the API server does not serve this kind
     ├── Conflict         409: the object changed meanwhile, exists already, or a field belongs to someone else
-    ├── Forbidden        401, 403: names the verb and the resource that the operator lacks
+    ├── Forbidden        403: names the verb and the resource that the operator lacks
     ├── Invalid          400, 422: the API server's own words say which field and why; only a change helps
     ├── Gone             410: the resourceVersion is too old
     └── Unavailable      no connection, time-out, 429, 5xx: worth another try
+        └── Unauthorized     401: the API server does not accept the credentials, even when they are read anew
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -141,6 +142,10 @@ class Unavailable(ClusterError):
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class Unauthorized(Unavailable):
+    """The API server does not accept the credentials. Tokens rotate, so it is worth another try."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from urllib.parse import urlencode
 import aiohttp
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.client.rest import RESTClientObject, RESTResponse
+from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator import __version__
 from vllm_operator.cluster.client import (
@@ -30,9 +31,11 @@ from vllm_operator.cluster.client import (
     LogRequest,
     Manifest,
     NotFound,
+    Unauthorized,
     Unavailable,
     kind_of,
 )
+from vllm_operator.cluster.connection import MissingConnectionError
 
 PIECE = 64 * 1024
 PAGE = 500
@@ -41,6 +44,10 @@ _MALFORMED = ("failed to create typed patch object", "failed to convert new obje
 """How a server-side apply is refused whose object does not fit its kind's schema: with a 500, as if it were the server's fault."""
 _AT_PLACE = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
 """What such a refusal says before the field that is wrong: which object it is, which is said anyway."""
+REJECTED = (
+    "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
+    " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
+)
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -55,11 +62,12 @@ class KubeClient:
         reload: Callable[[], Awaitable[Configuration]] | None = None,
     ) -> None:
         """`reload` reads the credentials anew, after a 401."""
-        self.forbidden: Callable[[], None] = lambda: None
-        """Called whenever the API server says that something is not allowed."""
+        self.refused: Callable[[], None] = lambda: None
+        """Called whenever the API server says that something is not allowed, or does not accept the credentials."""
         self.configuration = configuration
         self._timeout = timeout_seconds
         self._reload = reload
+        self._reloading = asyncio.Lock()
         self._reloaded_at = -RELOAD_SECONDS
         # Streams hold a connection each, and are bounded by whoever opens them.
         configuration.connection_pool_maxsize = 0
@@ -175,17 +183,22 @@ class KubeClient:
     async def _stream(
         self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open an answer that is read while it comes."""
+        """Open an answer that is read while it comes, once more after a 401 with credentials read anew."""
+        for attempt in (1, 2):
+            credentials = await self._credentials()
+            try:
+                async with asyncio.timeout(self._timeout):
+                    response = await self._send("GET", path, credentials, query=query, limit=limit)
+            except TimeoutError as error:
+                raise Unavailable(f"{_words(error)} (GET {self.configuration.host}{path})") from error
+            if response.status == 401 and attempt == 1:
+                await _body(response)  # which gives the connection back
+                if await self._refresh(credentials):
+                    continue
+            break
         try:
-            async with asyncio.timeout(self._timeout):
-                response = await self._send("GET", path, query=query, limit=limit)
-        except TimeoutError as error:
-            raise Unavailable(f"{_words(error)} (GET {self.configuration.host}{path})") from error
-        try:
-            if response.status == 403:
-                self.forbidden()
             if response.status >= 400:
-                raise _error(response, await response.read(), verb, resource)
+                raise self._error(response, await _body(response), verb, resource)
             yield _pieces(response.response)
         finally:
             response.response.close()
@@ -211,18 +224,15 @@ class KubeClient:
     ) -> Manifest:
         """Send a request, once more after a 401 with credentials read anew, and return the JSON answer."""
         for attempt in (1, 2):
-            response = await self._send(method, path, body=body, content_type=content_type, query=query, limit=self._timeout)
-            try:
-                data: bytes = await response.read()
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise Unavailable(_words(error)) from error
-            if response.status == 401 and attempt == 1 and await self._refresh():
+            credentials = await self._credentials()
+            response = await self._send(method, path, credentials, body=body, content_type=content_type, query=query, limit=self._timeout)
+            data = await _body(response)
+            if response.status == 401 and attempt == 1 and await self._refresh(credentials):
                 continue
             break
-        if response.status == 403:
-            self.forbidden()
         if response.status >= 400:
-            raise _error(response, data, verb or VERBS[method], f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path)
+            resource = f"{kind.plural}{'.' + kind.group if kind.group else ''}" if kind else path
+            raise self._error(response, data, verb or VERBS[method], resource)
         try:
             answer = json.loads(data)
         except ValueError as error:
@@ -233,6 +243,7 @@ class KubeClient:
         self,
         method: str,
         path: str,
+        credentials: str | None,
         *,
         body: Any = None,
         content_type: str = "application/json",
@@ -244,32 +255,66 @@ class KubeClient:
             "Accept": "application/json" if not path.endswith("/log") else "*/*",
             "User-Agent": f"vllm-operator/{__version__}",
         }
-        token = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
-        if token:
-            headers["Authorization"] = token
-        elif self.configuration.username:
-            headers["Authorization"] = self.configuration.get_basic_auth_token()
+        if credentials:
+            headers["Authorization"] = credentials
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         try:
             return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unavailable(f"{_words(error)} ({method} {self.configuration.host}{path})") from error
 
-    async def _refresh(self) -> bool:
+    async def _credentials(self) -> str | None:
+        """The Authorization header; None where a certificate, or nothing, tells who we are.
+
+        Raises:
+            Unauthorized: The token of the service account cannot be read.
+        """
+        try:
+            token: str | None = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        except (ConfigException, OSError, ValueError) as error:
+            raise Unauthorized(f"The token of the service account cannot be read: {_words(error)}") from error
+        if token or not self.configuration.username:
+            return token
+        return str(self.configuration.get_basic_auth_token())
+
+    async def _refresh(self, refused: str | None) -> bool:
         """Read the credentials anew, at most every ten seconds; True if there is something new to try."""
-        if self._reload is None or time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
+        if self._reload is None:
             return False
-        self._reloaded_at = time.monotonic()
-        fresh = await self._reload()
-        self.configuration.api_key = fresh.api_key
-        self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
-        return True
+        async with self._reloading:  # all requests under way are refused together, and one of them reads
+            if await self._credentials() != refused:
+                return True
+            if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
+                return False
+            self._reloaded_at = time.monotonic()
+            try:
+                async with asyncio.timeout(self._timeout):  # a kubeconfig may name a program that prints a token
+                    fresh = await self._reload()
+            except (MissingConnectionError, TimeoutError) as error:
+                self.refused()
+                raise Unauthorized(f"{REJECTED} They cannot be read anew: {error or 'it takes too long'}") from error
+            self.configuration.api_key = fresh.api_key
+            self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+            return True
+
+    def _error(self, response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+        if response.status in (401, 403):
+            self.refused()
+        return _error(response, data, verb, resource)
 
 
 @lru_cache(maxsize=64)
 def _encoded(query: tuple[tuple[str, Any], ...]) -> str:
     """The query as it stands behind the path. Most requests have one of a few."""
     return "?" + urlencode(query)
+
+
+async def _body(response: RESTResponse) -> bytes:
+    try:
+        data: bytes = await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Unavailable(_words(error)) from error
+    return data
 
 
 async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
@@ -312,7 +357,9 @@ def _error(response: RESTResponse, data: bytes, verb: str, resource: str) -> Clu
             return NotFound(message)
         case 409:
             return Conflict(message)
-        case 401 | 403:
+        case 401:
+            return Unauthorized(f"{REJECTED} It says: {message}")
+        case 403:
             return Forbidden(message, verb=verb, resource=resource)
         case 410:
             return Gone(message)

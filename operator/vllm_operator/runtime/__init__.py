@@ -3,5 +3,5 @@
 one object        reconciler, caretaker, rooms (the pure rooms, as these use them), model_configs, cpu_use
 which, and when   watches, kopf_storage, mirroring, queue, workers
 logs              followers (which), follower (one), log_lines, heartbeats, slots
-the process       supervisor, permissions, user_data, health, metrics, log_output
+the process       tasks, supervisor, permissions, user_data, health, metrics, log_output
 """

@@ -177,10 +177,10 @@ class Follower:
         async with self._client.stream_log(request) as stream:
             pieces = aiter(stream)
             pending: asyncio.Task[bytes] | None = None
-            serves: asyncio.Task[object] = asyncio.create_task(self._serves.wait())
+            serves: asyncio.Task[object] = asyncio.create_task(self._serves.wait(), name="end of a start")
             try:
                 while not self._stopping():
-                    pending = pending or asyncio.create_task(_next(pieces))
+                    pending = pending or asyncio.create_task(_next(pieces), name="piece of a log")
                     news: set[asyncio.Task[Any]] = {pending} if serves.done() else {pending, serves}
                     done, _ = await asyncio.wait(news, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
                     if pending in done:

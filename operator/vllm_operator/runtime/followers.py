@@ -5,6 +5,7 @@ survive a restart of the operator: logs are read again from their beginning.
 """
 
 import asyncio
+import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -26,11 +27,19 @@ CATCH_UP_SECONDS = 3.0
 """A log that has not shown what it holds by then is not waited for: it stands in the queue, or its kubelet is silent."""
 
 
-@dataclass(slots=True)
+RESTART_SECONDS = (1.0, 5.0, 30.0, 300.0)
+"""Waits before a log is read again after the operator has failed on it; a line that it fails on is there again."""
+
+
+@dataclass(slots=True, eq=False)
 class _Entry:
     follower: Follower
-    task: asyncio.Task[None]
     since: float
+    task: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        if self.task is not None:
+            self.task.cancel()
 
     @property
     def is_awaited(self) -> bool:
@@ -53,12 +62,26 @@ class Followers:
         changed: Callable[[Key], None],
         streams: int = 200,
         settings: FollowerSettings | None = None,
+        restarted: Callable[[], None] = lambda: None,
+        restart_seconds: tuple[float, ...] = RESTART_SECONDS,
     ) -> None:
-        """`changed` is called with the key of a VLLMDeployment when one of its logs has told something new."""
+        """Prepare to follow.
+
+        Args:
+            client: The way to the API server.
+            make_parser: Makes what reads the lines of one log.
+            changed: Called with the key of a VLLMDeployment when one of its logs has told something new.
+            streams: How many logs are read at the same time.
+            settings: Bounds of each.
+            restarted: Called when the operator failed on a log and begins again.
+            restart_seconds: How long it waits before.
+        """
         self._client = client
         self._make_parser = make_parser
         self._changed = changed
         self._settings = settings or FollowerSettings()
+        self._restarted = restarted
+        self._restart_seconds = restart_seconds
         self._deployments: dict[Key, _Deployment] = {}
         self.slots = Slots(streams)
 
@@ -72,7 +95,7 @@ class Followers:
         deployment = self._deployments.setdefault(key, _Deployment())
         uids = {pod["metadata"]["uid"] for pod in pods}
         for run_key in [k for k in deployment.runs if k[0] not in uids]:
-            deployment.runs.pop(run_key).task.cancel()
+            deployment.runs.pop(run_key).stop()
         for pod in pods:
             runs = runs_to_follow(pod)
             if not is_ready(pod) or pod["metadata"]["name"] in starting:
@@ -89,7 +112,7 @@ class Followers:
             for run_key, entry in list(deployment.runs.items()):
                 state = entry.follower.state
                 if state is None or state.crash is not None or state.stage is not Stage.READY:
-                    deployment.runs.pop(run_key).task.cancel()
+                    deployment.runs.pop(run_key).stop()
                     self._start(key, deployment, entry.follower.run)
 
     def states(self, key: Key) -> Mapping[RunKey, StartupState]:
@@ -109,7 +132,7 @@ class Followers:
         """A VLLMDeployment is gone."""
         deployment = self._deployments.pop(key, None)
         for entry in deployment.runs.values() if deployment else ():
-            entry.task.cancel()
+            entry.stop()
 
     def streams(self) -> tuple[int, int]:
         """How many logs are being read, and how many wait for their turn."""
@@ -117,17 +140,23 @@ class Followers:
 
     async def close(self) -> None:
         """Stop all."""
-        tasks = [entry.task for deployment in self._deployments.values() for entry in deployment.runs.values()]
+        tasks = [entry.task for deployment in self._deployments.values() for entry in deployment.runs.values() if entry.task is not None]
+        self._deployments.clear()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        self._deployments.clear()
 
     def _start(self, key: Key, deployment: _Deployment, run: Run) -> None:
         run_key = run.key
         if run_key in deployment.runs:
             return
-        follower = Follower(
+        deployment.runs[run_key] = entry = _Entry(self._make(key, run), time.monotonic())
+        self._begin(key, entry)
+        for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # the present run and the one before tell all
+            deployment.runs.pop(old).stop()
+
+    def _make(self, key: Key, run: Run) -> Follower:
+        return Follower(
             run,
             self._make_parser(),
             client=self._client,
@@ -135,18 +164,33 @@ class Followers:
             settings=self._settings,
             changed=lambda: self._changed(key),
         )
-        task = asyncio.create_task(self._guard(follower), name=f"log {run.namespace}/{run.pod} {run.restarts}")
-        deployment.runs[run_key] = _Entry(follower, task, time.monotonic())
-        for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # the present run and the one before tell all
-            deployment.runs.pop(old).task.cancel()
 
-    async def _guard(self, follower: Follower) -> None:
-        try:
-            await follower.follow()
-        except asyncio.CancelledError:
-            raise
-        except Exception:  # one log must not stop the others
-            log.exception("following the log of Pod %s/%s failed", follower.run.namespace, follower.run.pod)
+    def _begin(self, key: Key, entry: _Entry) -> None:
+        run = entry.follower.run
+        entry.task = asyncio.create_task(self._follow(key, entry), name=f"log {run.namespace}/{run.pod} {run.restarts}")
+        entry.task.add_done_callback(lambda task: self._ended(key, run.key, entry))
+
+    def _ended(self, key: Key, run_key: RunKey, entry: _Entry) -> None:
+        """A task that nobody wanted to end is started again."""
+        deployment = self._deployments.get(key)
+        is_wanted = deployment is not None and deployment.runs.get(run_key) is entry
+        if is_wanted and entry.task is not None and entry.task.cancelled():
+            self._restarted()
+            entry.follower = self._make(key, entry.follower.run)
+            self._begin(key, entry)
+
+    async def _follow(self, key: Key, entry: _Entry) -> None:
+        """Follow a log to its end, from its beginning again whenever the operator fails on it: one log must not stop the others."""
+        for failures in itertools.count():
+            run = entry.follower.run
+            try:
+                await entry.follower.follow()
+                return
+            except Exception:
+                log.exception("following the log of Pod %s/%s failed; it is read again", run.namespace, run.pod)
+            self._restarted()
+            await asyncio.sleep(self._restart_seconds[min(failures, len(self._restart_seconds) - 1)])
+            entry.follower = self._make(key, run)
 
 
 def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Run, ...]:

@@ -1,7 +1,7 @@
 """The probes and the metrics over HTTP: `/healthz`, `/readyz`, `/metrics`.
 
-Alive means that the event loop turns and no key is stuck. Ready means that everything is there that the
-operator needs to serve; `/readyz` names what is missing, one per line.
+Alive means that the event loop turns, that keys are handed out, and that no reconciliation hangs. Ready means that
+everything is there that the operator needs to serve; `/readyz` names what is missing, one per line.
 """
 
 import logging

@@ -43,6 +43,12 @@ class Metrics:
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Events received from watches, by kind.", ["kind"], registry=self.registry)
         self._deployments = _Deployments(documented_reasons())
         self.registry.register(self._deployments)
+        self._restarts = Counter(
+            f"{PREFIX}_task_restarts",
+            "Tasks of the operator that had to be started again: watches, mirror, log (of a Pod), user data.",
+            ["task"],
+            registry=self.registry,
+        )
         self._user_data = {
             what: self._gauge(f"user_{what}", f"{what.capitalize()} of the cluster's owner, by state: used or ignored.", "state")
             for what in ("rules", "signatures")
@@ -67,6 +73,10 @@ class Metrics:
         """A watch event was received."""
         counter = self._watched.get(kind) or self._watched.setdefault(kind, self._watch_events.labels(kind))
         counter.inc()
+
+    def restarted(self, task: str) -> None:
+        """A task has ended although it should not, and is started again."""
+        self._restarts.labels(task).inc()
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
         """The rules or signatures of the cluster's owner were read."""

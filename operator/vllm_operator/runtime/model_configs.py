@@ -91,17 +91,19 @@ class ModelConfigs:
 
     async def _fetch(self, question: Question) -> None:
         try:
-            answer = await self._bounded(question)
+            self._keep(question, await self._bounded(question))
         finally:
             self._tasks.pop(question, None)
+            for key in self._waiting.pop(question, set()):  # also after an end that nobody wanted: they ask again
+                self._changed(key)
+
+    def _keep(self, question: Question, answer: HubAnswer) -> None:
         seconds = KEPT_SECONDS if answer.config is not None else TROUBLE_SECONDS
         self._answers[question] = _Kept(answer, self._clock() + seconds)
         while len(self._answers) > ANSWERS_LIMIT:
             self._answers.popitem(last=False)
         if answer.unreachable:
             self._down_until = self._clock() + TROUBLE_SECONDS
-        for key in self._waiting.pop(question, set()):
-            self._changed(key)
 
     async def _bounded(self, question: Question) -> HubAnswer:
         asked = False

@@ -8,6 +8,7 @@ after `done`: so no change is lost, and no two workers ever hold the same key.
 import asyncio
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable, Hashable
@@ -51,7 +52,8 @@ class WorkQueue(Generic[Key]):
         self._rested: dict[Key, float] = {}
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter
-        self._ready: deque[Key] = deque()
+        self._ready: dict[Key, float] = {}
+        self._handed_out_at = -math.inf
         self._dirty: dict[Key, float] = {}
         self._processing: dict[Key, float] = {}
         self._delayed: list[tuple[float, int, Key]] = []
@@ -78,7 +80,7 @@ class WorkQueue(Generic[Key]):
         self._dirty[key] = self._clock()
         self._due.pop(key, None)
         if key not in self._processing:
-            self._ready.append(key)
+            self._ready[key] = self._dirty[key]
             self._wake_one()
 
     def add_after(self, key: Key, seconds: float) -> None:
@@ -124,9 +126,9 @@ class WorkQueue(Generic[Key]):
             if self._closed:
                 raise QueueClosed
             if self._ready:
-                key = self._ready.popleft()
-                del self._dirty[key]
-                self._processing[key] = self._clock()
+                key = next(iter(self._ready))
+                del self._ready[key], self._dirty[key]
+                self._processing[key] = self._handed_out_at = self._clock()
                 return key
             await self._wait()
 
@@ -172,7 +174,7 @@ class WorkQueue(Generic[Key]):
         if self._rest:
             self._begin_rest(key, max(self._rest, min(took, REST_LIMIT_SECONDS)))
         if key in self._dirty and not self._rest:
-            self._ready.append(key)
+            self._ready[key] = self._clock()
             self._wake_one()
         elif self._dirty.pop(key, None) is not None:
             self._delay(key, self._rested[key])
@@ -191,13 +193,22 @@ class WorkQueue(Generic[Key]):
             self._wake_one()
 
     def oldest_seconds(self) -> float:
-        """For how long the oldest key has waited or been worked on; what a liveness probe wants to know."""
+        """For how long the oldest key has waited or been worked on."""
         times = (*self._dirty.values(), *self._processing.values())
         return max(0.0, self._clock() - min(times)) if times else 0.0
 
     def longest_processing_seconds(self) -> float:
         """For how long the longest reconciliation has been going on."""
         return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
+
+    def stalled_seconds(self) -> float:
+        """For how long a key could have been handed out while none was. Keys that wait for their time do not count.
+
+        That a key waits alone means nothing: many keys take their time, and each that is handed out is progress.
+        """
+        due = self._next_due()
+        since = min(next(iter(self._ready.values()), math.inf), math.inf if due is None else due)
+        return max(0.0, self._clock() - max(since, self._handed_out_at))
 
     def delayed(self) -> int:
         """How many keys wait for their time."""

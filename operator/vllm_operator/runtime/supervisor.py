@@ -1,7 +1,7 @@
 """Bring the operator to work and keep it there: API server, permissions, CRD, first list, watches.
 
-Whatever is missing is waited for and said, in the log and under /readyz; nothing of it ends the process. The
-watches are started anew when they end, and when a permission came or went.
+Whatever is missing is waited for and said, in the log and under /readyz; nothing of it ends the process. Watches and
+mirror are started again when one of them ends, and when a permission came or went.
 """
 
 import asyncio
@@ -19,10 +19,13 @@ from vllm_operator.cluster.client import (
     Forbidden,
     Kind,
     NotFound,
+    Unauthorized,
     Unavailable,
 )
 from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
+from vllm_operator.runtime.tasks import describe_end
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +64,7 @@ class Parts:
 
     client: ClusterClient
     readiness: Readiness
+    metrics: Metrics
     mirror: Mirrors
     make_watches: Callable[[Sequence[Kind]], RunsWatches]
     namespaces: tuple[str, ...] = ()
@@ -76,7 +80,7 @@ class Supervisor:
         self._retry = retry_seconds
         self._check = check_seconds
         self._denied: frozenset[Permission] = frozenset()
-        self._in_doubt = False
+        self._in_doubt = asyncio.Event()
         for name in ("API server", "CRD", "first list"):
             parts.readiness.missing[name] = f"{name}: not looked at yet"
 
@@ -90,28 +94,46 @@ class Supervisor:
             log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
             await self._watch()
 
-    def doubt_permissions(self) -> None:
-        """The API server has refused something: look at the permissions again."""
-        self._in_doubt = True
+    def recheck_access(self) -> None:
+        """The API server has refused something: look at the credentials and the permissions again, now."""
+        self._in_doubt.set()
 
     async def _watch(self) -> None:
         """Watch until the watches end or what may be watched changes."""
         kinds = watched_kinds(self._denied)
-        watches = asyncio.create_task(self._parts.make_watches(kinds).run(), name="watches")
-        mirror = asyncio.create_task(self._parts.mirror.run(kinds), name="mirror")
+        tasks = [
+            asyncio.create_task(self._parts.make_watches(kinds).run(), name="watches"),
+            asyncio.create_task(self._parts.mirror.run(kinds), name="mirror"),
+        ]
         try:
-            while not watches.done():
-                missing = bool(self._parts.readiness.missing)
-                await asyncio.wait({watches}, timeout=self._retry * 2 if missing else self._check)
+            while not any(task.done() for task in tasks):
+                await self._pause(tasks)
                 if await self._has_changed(kinds):
                     return
-            error = watches.exception()
-            log.warning("the watches have ended%s; they are started again", f": {error}" if error else "")
+            for task in tasks:
+                if task.done():
+                    self._tell_end(task)
             await asyncio.sleep(self._retry / 2)
         finally:
-            for task in (watches, mirror):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(watches, mirror, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pause(self, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until it is time to look again: a task has ended, the API server has refused something, or time has passed."""
+        await asyncio.wait(tasks, timeout=self._retry, return_when=asyncio.FIRST_COMPLETED)  # it may refuse again and again
+        doubt = asyncio.create_task(self._in_doubt.wait(), name="access in doubt")
+        seconds = self._retry if self._parts.readiness.missing else self._check
+        try:
+            await asyncio.wait({*tasks, doubt}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doubt.cancel()
+
+    def _tell_end(self, task: asyncio.Task[None]) -> None:
+        self._parts.metrics.restarted(task.get_name())
+        error = None if task.cancelled() else task.exception()
+        bug = error is not None and not isinstance(error, ClusterError)
+        log.warning("the task %r %s; it is started again", task.get_name(), describe_end(task), exc_info=error if bug else None)
 
     async def _has_changed(self, kinds: Sequence[Kind]) -> bool:
         """Whether the watches must be started again; keeps readiness up to date.
@@ -120,7 +142,7 @@ class Supervisor:
         """
         try:
             await self._check_crd()
-            if self._in_doubt or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
+            if self._in_doubt.is_set() or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
                 await self._check_permissions()
         except (ClusterError, _Missing):
             # Watches survive an outage. That the CRD is gone they do not notice by themselves.
@@ -146,7 +168,7 @@ class Supervisor:
     async def _check_permissions(self) -> None:
         asked = (*REQUIRED, *OPTIONAL)
         answers = await self._reach(asyncio.gather(*(self._may(permission) for permission in asked)))
-        self._in_doubt = False
+        self._in_doubt.clear()
         self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
         for permission in REQUIRED:
             name = f"{PERMISSION} {permission}"
@@ -156,16 +178,23 @@ class Supervisor:
                 self._parts.readiness.have(name)
 
     async def _reach(self, call: Awaitable[Answer]) -> Answer:
-        """Ask the API server, and keep in mind whether it answers."""
+        """Ask the API server, and keep in mind whether it answers and whether it accepts the credentials."""
+        readiness = self._parts.readiness
         try:
             answer = await call
+        except Unauthorized as error:
+            readiness.have("API server")
+            readiness.lack("credentials", str(error))
+            raise
         except Unavailable as error:
-            self._parts.readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
+            readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
             raise
         except ClusterError:
-            self._parts.readiness.have("API server")
+            readiness.have("API server")
+            readiness.have("credentials")
             raise
-        self._parts.readiness.have("API server")
+        readiness.have("API server")
+        readiness.have("credentials")
         return answer
 
     async def _may(self, permission: Permission) -> bool:
@@ -207,10 +236,10 @@ class Supervisor:
 
     async def _prepare(self) -> None:
         if self._parts.prepare is not None:
-            await self._parts.prepare()
+            await self._reach(self._parts.prepare())
 
     async def _list(self) -> None:
-        await self._parts.mirror.load(watched_kinds(self._denied))
+        await self._reach(self._parts.mirror.load(watched_kinds(self._denied)))
 
 
 class _Missing(Exception):  # noqa: N818 - a signal

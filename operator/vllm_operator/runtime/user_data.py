@@ -133,6 +133,11 @@ class UserData:
         self._reading = asyncio.Lock()
         self._troubles: dict[str, tuple[str, int]] = {}
 
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a ConfigMap is named."""
+        return bool(self._name)
+
     async def load(self) -> bool:
         """Read the ConfigMap; True if its texts have changed.
 
@@ -164,6 +169,7 @@ class UserData:
                 log.debug("the %s cannot be watched now: %s", self._what, error)
             except Exception:
                 log.exception("the %s cannot be watched; this is tried again", self._what)
+                self._metrics.restarted("user data")
             await asyncio.sleep(pause)
 
     async def _follow(self) -> float:

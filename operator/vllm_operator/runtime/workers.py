@@ -11,6 +11,7 @@ from vllm_operator.runtime.log_output import about
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import QueueClosed, WorkQueue
 from vllm_operator.runtime.reconciler import Result
+from vllm_operator.runtime.tasks import describe_end
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,10 @@ OUTAGE_SECONDS = 3.0
 """Longest wait while the API server cannot be reached: how late we are when it is back."""
 REFUSED_SECONDS = 5.0
 """Shortest wait after something that time alone hardly cures: a missing permission, a bug."""
+
+
+class WorkerEnded(Exception):  # noqa: N818 - named for what has happened
+    """A worker has ended although nobody stopped it."""
 
 
 class Reconciles(Protocol):
@@ -40,25 +45,23 @@ class Workers:
         self._metrics = metrics
         self._number = number
         self._resync = resync_seconds
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Start the workers."""
-        self._tasks = [asyncio.create_task(self._work(), name=f"worker {number}") for number in range(self._number)]
+    async def run(self) -> None:
+        """Work until cancelled: what is under way then is broken off, and done again after the next start.
 
-    def dead(self) -> str | None:
-        """Why a worker has ended although nobody stopped it; None if all live."""
-        for task in self._tasks:
-            if task.done() and not task.cancelled():
-                return f"{task.get_name()} has ended: {task.exception()!r}"
-        return None
-
-    async def stop(self) -> None:
-        """Hand out nothing more and break off what is under way: it is done again after the next start."""
-        self._queue.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        Raises:
+            WorkerEnded: A worker has ended although nothing that fails should end it.
+        """
+        tasks = [asyncio.create_task(self._work(), name=f"worker {number}") for number in range(self._number)]
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            first = next(iter(ended))
+            raise WorkerEnded(f"{first.get_name()} {describe_end(first)}")
+        finally:
+            self._queue.close()
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _work(self) -> None:
         while True:

@@ -1,0 +1,54 @@
+"""The operator as a whole, without a cluster: when the kubelet is asked to start it again."""
+
+import pytest
+from kubernetes.aio.client.configuration import Configuration
+
+from vllm_operator.app import Operator
+from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.runtime.queue import WorkQueue
+from vllm_operator.settings import Settings
+
+KEY = ("default", "llama")
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+async def operator(clock: Clock) -> Operator:
+    configuration = Configuration()
+    configuration.host = "https://nowhere.invalid"
+    made = Operator(Settings(hub_endpoint=""), KubeClient(configuration))
+    made.queue = WorkQueue(clock=clock)
+    return made
+
+
+async def test_a_queue_that_hands_out_nothing_makes_the_operator_start_again(operator: Operator, clock: Clock) -> None:
+    operator.queue.add(KEY)
+    clock.now += 119
+    assert operator._stuck() is None
+    clock.now += 2
+    assert operator._stuck() == "no key was handed out for 121 s although one is ready"
+
+
+async def test_a_reconciliation_that_hangs_makes_the_operator_start_again(operator: Operator, clock: Clock) -> None:
+    operator.queue.add(KEY)
+    await operator.queue.get()
+    clock.now += 121
+    assert operator._stuck() == "a reconciliation has been going on for 121 s"
+
+
+async def test_keys_that_wait_for_their_time_do_not(operator: Operator, clock: Clock) -> None:
+    operator.queue.add_after(KEY, 3600)
+    operator.queue.add_rate_limited(("default", "other"), at_least=3600)
+    clock.now += 3599
+    assert operator._stuck() is None

@@ -1,0 +1,167 @@
+"""The client for a real API server, in front of a server that answers what a test says."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.config.config_exception import ConfigException
+
+from vllm_operator.cluster.client import CONFIG_MAP, POD, ClusterError, Forbidden, LogRequest, NotFound, Unauthorized, Unavailable
+from vllm_operator.cluster.connection import MissingConnectionError
+from vllm_operator.cluster.kube import KubeClient
+
+GOOD, OLD = "bearer good", "bearer old"
+REFUSED = {"kind": "Status", "message": "Unauthorized"}
+
+
+class Server:
+    """An API server that accepts one token."""
+
+    def __init__(self) -> None:
+        self.accepted = GOOD
+        self.seen: list[str] = []
+        self.status = 200
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.Response:
+        self.seen.append(request.headers.get("Authorization", ""))
+        if self.seen[-1] != self.accepted:
+            return web.json_response(REFUSED, status=401)
+        if request.path.endswith("/log"):
+            return web.Response(text="a line\n")
+        return web.json_response({"kind": "ConfigMap", "message": "the server's words"}, status=self.status)
+
+    def configuration(self, token: str) -> Configuration:
+        made = Configuration()
+        made.host = self.url
+        made.api_key = {"BearerToken": token}
+        return made
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made, app = Server(), web.Application()
+    app.router.add_route("*", "/{path:.*}", made.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    await runner.cleanup()
+
+
+Reload = Callable[[], Awaitable[Configuration]]
+
+
+@pytest.fixture
+async def connect(server: Server) -> AsyncIterator[Callable[[Reload | None], KubeClient]]:
+    made: list[KubeClient] = []
+
+    def connected(reload: Reload | None) -> KubeClient:
+        made.append(KubeClient(server.configuration(OLD), reload=reload, timeout_seconds=2))
+        return made[-1]
+
+    yield connected
+    for client in made:
+        await client.close()
+
+
+Connect = Callable[[Reload | None], KubeClient]
+
+
+async def read(client: KubeClient) -> object:
+    return await client.get(CONFIG_MAP, "c", "default")
+
+
+async def read_log(client: KubeClient) -> object:
+    async with client.stream_log(LogRequest("default", "p", "vllm")) as pieces:
+        return [piece async for piece in pieces]
+
+
+@pytest.mark.parametrize("ask", [read, read_log], ids=["an object", "a log"])
+async def test_a_token_that_has_rotated_is_read_anew_and_the_request_repeated(
+    server: Server, connect: Connect, ask: Callable[[KubeClient], Awaitable[object]]
+) -> None:
+    async def reload() -> Configuration:
+        return server.configuration(GOOD)
+
+    assert await ask(connect(reload))
+    assert server.seen == [OLD, GOOD]
+
+
+async def test_requests_that_are_refused_together_read_the_credentials_once(server: Server, connect: Connect) -> None:
+    reloads = 0
+
+    async def reload() -> Configuration:
+        nonlocal reloads
+        reloads += 1
+        await asyncio.sleep(0.05)
+        return server.configuration(GOOD)
+
+    client = connect(reload)
+    await asyncio.gather(*(read(client) for _ in range(5)))
+    assert reloads == 1
+
+
+async def test_credentials_that_are_refused_again_are_told_as_such_and_not_as_a_missing_permission(
+    server: Server, connect: Connect
+) -> None:
+    async def reload() -> Configuration:
+        return server.configuration(OLD)
+
+    client = connect(reload)
+    told: list[bool] = []
+    client.refused = lambda: told.append(True)
+    with pytest.raises(Unauthorized, match="does not accept the credentials") as caught:
+        await read(client)
+    assert not isinstance(caught.value, Forbidden)
+    assert isinstance(caught.value, Unavailable)  # it is tried again
+    assert told
+    server.accepted = OLD  # they are valid again
+    assert await read(client)
+
+
+def missing() -> Exception:
+    return MissingConnectionError("There is no kubeconfig")
+
+
+@pytest.mark.parametrize("failure", [missing, TimeoutError], ids=["they are gone", "a program that prints them hangs"])
+async def test_credentials_that_cannot_be_read_anew_are_an_error_of_the_cluster(
+    server: Server, connect: Connect, failure: Callable[[], Exception]
+) -> None:
+    async def reload() -> Configuration:
+        raise failure()
+
+    with pytest.raises(Unauthorized, match="cannot be read anew"):
+        await read(connect(reload))
+
+
+@pytest.mark.parametrize("failure", [OSError("no such file"), ConfigException("Token file exists but empty.")])
+async def test_a_token_file_that_cannot_be_read_is_an_error_of_the_cluster(server: Server, connect: Connect, failure: Exception) -> None:
+    def refresh(configuration: Configuration) -> None:
+        raise failure
+
+    client = connect(None)
+    client.configuration.refresh_api_key_hook = refresh
+    with pytest.raises(Unauthorized, match="token of the service account cannot be read"):
+        await read(client)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, Forbidden), (404, NotFound), (503, Unavailable)])
+async def test_not_allowed_not_there_and_not_now_are_told_apart(
+    server: Server, connect: Connect, status: int, kind: type[ClusterError]
+) -> None:
+    server.accepted, server.status = OLD, status
+    with pytest.raises(kind) as caught:
+        await read(connect(None))
+    assert type(caught.value) is kind
+
+
+async def test_a_log_that_may_not_be_read_is_told_as_such(server: Server, connect: Connect) -> None:
+    with pytest.raises(Unauthorized):
+        async with connect(None).stream_log(LogRequest("default", POD.plural, "vllm")):
+            pass
