@@ -15,17 +15,18 @@ FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the
 WARMING = HEALTHY_START + "\rDeepGEMM warmup:  83%|████████▎ | 1436/1735 [04:04<02:01,  2.46it/s]"
 
 
-def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | bytes, *options: str) -> str:
+def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | bytes, *options: str, status: int = 0) -> str:
     path = tmp_path / "engine.log"
     path.write_bytes(log.encode() if isinstance(log, str) else log)
-    assert main(["diagnose", str(path), *options]) == 0
+    assert main(["diagnose", str(path), *options]) == status
     return capsys.readouterr().out
 
 
 def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, FAILED, "-o", "json"))
 
-    assert set(told) == {"stage", "progress", "crash", "cutOffAtLine"}
+    assert set(told) == {"engineVersion", "stage", "progress", "crash", "cutOffAtLine"}
+    assert told["engineVersion"] == "0.20.1"
     assert told["stage"] == "WeightLoad"
     assert told["progress"] is None
     assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line"}
@@ -36,7 +37,39 @@ def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_progress_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, WARMING, "-o", "json"))
 
-    assert told == {"stage": "KernelWarmup", "progress": {"completed": 1436, "total": 1735}, "crash": None, "cutOffAtLine": None}
+    assert told == {
+        "engineVersion": "0.20.1",
+        "stage": "KernelWarmup",
+        "progress": {"completed": 1436, "total": 1735},
+        "crash": None,
+        "cutOffAtLine": None,
+    }
+
+
+@pytest.mark.parametrize("output", [(), ("-o", "json")], ids=["page", "json"])
+@pytest.mark.parametrize(
+    ("log", "status"),
+    [
+        pytest.param(FAILED, 3, id="a crash that is known"),
+        pytest.param(HEALTHY_START + engine_failure("RuntimeError: odd"), 3, id="a crash that is not known"),
+        pytest.param("Process SpawnProcess-1:\nTraceback (most recent call last):\n", 3, id="a crash whose error is cut off"),
+        pytest.param(WARMING, 0, id="a start that is under way"),
+        pytest.param(HEALTHY_START + READY, 0, id="a start that became ready"),
+        pytest.param("hello\n", 0, id="something else"),
+    ],
+)
+def test_the_exit_status_tells_of_a_crash_where_it_is_asked_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str, status: int, output: tuple[str, ...]
+) -> None:
+    diagnosed(tmp_path, capsys, log, *output)
+    diagnosed(tmp_path, capsys, log, *output, "--exit-code", status=status)
+
+
+def test_a_log_that_does_not_name_its_version_has_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert (
+        json.loads(diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n", "-o", "json"))["engineVersion"]
+        is None
+    )
 
 
 def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,12 +7,23 @@ from typing import Any
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 
 from vllm_operator.catalog.linear_patterns import PatternError, compile_linear
-from vllm_operator.catalog.signatures import Severity
+from vllm_operator.catalog.signatures import FACTS, Severity
 from vllm_operator.catalog.templates import TemplateError, check_template
 from vllm_operator.catalog.versions import Versions
 
 REQUIRED = ("id", "severity", "priority", "patterns", "cause", "remedy")
-OPTIONAL = ("stages", "versions", "architectures", "environment", "arguments", "followsOthers", "retryable", "autoSafe", "references")
+OPTIONAL = (
+    "stages",
+    "versions",
+    "architectures",
+    "environment",
+    "arguments",
+    "followsOthers",
+    "retryable",
+    "autoSafe",
+    "references",
+    "explains",
+)
 UNNAMED = "Unknown"
 PRIORITIES = range(1, 101)
 LIST_LIMIT, TEXT_LIMIT, PATTERN_LIMIT, GATE_LIMIT = 16, 600, 500, 200
@@ -45,7 +56,7 @@ def _complaints(document: Mapping[Any, Any], versions: Versions) -> Iterator[str
     for name in ("versions", "architectures"):
         if not isinstance(document.get(name, ""), str) or len(document.get(name, "")) > TEXT_LIMIT:
             yield f"{name} must be text"
-    for name in ("stages", "references"):
+    for name in ("stages", "references", "explains"):
         yield from _texts(document.get(name, []), name)
     yield from _patterns(document["patterns"])
     captured = [group for pattern in document["patterns"] for group in compile_linear(pattern["regex"]).groupindex]
@@ -88,7 +99,7 @@ def _template(value: Any, where: str, captured: list[str], *, alone: bool) -> It
         yield f"{where} must be text of 1 to {TEXT_LIMIT} characters"
         return
     try:
-        unknown = sorted(check_template(value, alone=alone) - set(captured))
+        unknown = sorted(check_template(value, alone=alone) - {*captured, *FACTS})
     except TemplateError as error:
         yield f"{where} {error}"
         return

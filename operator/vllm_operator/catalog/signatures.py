@@ -16,6 +16,9 @@ from vllm_operator.catalog.resources import read_data
 ECHO_PRIORITY = 20
 """Signatures of this priority or less only repeat that something failed elsewhere."""
 
+FACTS = ("stage", "utilization")
+"""What every text may use besides what was captured: the stage of the start, and the --gpu-memory-utilization that the log names."""
+
 
 class Severity(StrEnum):
     """What it means when the line is in a log: the process failed, it runs worse than it could, or nothing."""
@@ -41,13 +44,17 @@ class LinePattern:
     """A line matches if it contains `anchor` and `regex` is found in it.
 
     With `context` (a regular expression), only if that is found in the frames of the same traceback.
-    `weak` evidence explains a crash only where nothing else does.
+    `weak` evidence explains a crash only where nothing else does. `errors_only`: a warning with this text explains nothing.
+    `overrules`: the line says that a program was ended from outside, so it is the cause and not what these signatures, weak
+    evidence or later lines report.
     """
 
     anchor: str
     regex: str
     context: str | None = None
     weak: bool = False
+    errors_only: bool = False
+    overrules: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +77,8 @@ class Signature:
     """One kind of crash. `cause` and `remedy` are jinja2 templates over the captures of its patterns.
 
     `follows_others`: usually another error came first, so it counts only where there is none. `is_foreign`: written by the
-    owner of the cluster; its patterns are matched in linear time whatever they are.
+    owner of the cluster; its patterns are matched in linear time whatever they are. `explains`: crashes to which a benign one
+    contributes, the only ones beside which it is shown; None: it is always shown.
     """
 
     id: str
@@ -90,11 +98,16 @@ class Signature:
     references: tuple[str, ...] = ()
     action: RemedyAction | None = None
     is_foreign: bool = False
+    explains: tuple[str, ...] | None = None
 
     @property
     def is_echo(self) -> bool:
         """Whether it says that something failed, but not what."""
         return self.severity is Severity.FATAL and self.priority <= ECHO_PRIORITY
+
+    def is_told_beside(self, crash: str | None) -> bool:
+        """Whether it is worth telling as a notice beside a crash of this signature, or where there is none (None)."""
+        return crash in self.explains if self.explains is not None else crash != self.id
 
     @property
     def reference(self) -> str | None:
@@ -152,10 +165,19 @@ def parse_signature(entry: Mapping[str, Any], *, is_foreign: bool = False) -> Si
             references=tuple(entry.get("references", ())),
             action=RemedyAction(entry["remedyAction"]) if "remedyAction" in entry else None,
             is_foreign=is_foreign,
+            explains=tuple(entry["explains"]) if "explains" in entry else None,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"signature {entry.get('id', '?')} in signatures.yaml: {error}") from error
 
 
 def _pattern(entry: Mapping[str, Any]) -> LinePattern:
-    return LinePattern(anchor=entry["anchor"], regex=entry["regex"], context=entry.get("context"), weak=entry.get("evidence") == "weak")
+    evidence = entry.get("evidence")
+    return LinePattern(
+        anchor=entry["anchor"],
+        regex=entry["regex"],
+        context=entry.get("context"),
+        weak=evidence == "weak",
+        errors_only=evidence == "error",
+        overrules=tuple(entry.get("overrules", ())),
+    )

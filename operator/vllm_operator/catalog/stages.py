@@ -18,7 +18,8 @@ class LineMeaning:
     `stage` is entered; `banner` and `engine` say that a server process or an engine begins; `cache` is "hit",
     "miss" or "failure"; `component` is what the captured `backend` was chosen for; `loaded`: the weights are in
     GPU memory; `shutdown`: "engine" was told to stop, "server" was told to or has
-    lost its engine; `progress` labels captured `completed` and `total`.
+    lost its engine; `progress` labels captured `completed` and `total`. `arguments`: it holds those of
+    the server.
     """
 
     id: str
@@ -36,6 +37,7 @@ class LineMeaning:
     loaded: bool = False
     shutdown: str | None = None
     progress: str | None = None
+    arguments: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,9 @@ from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignatur
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
 
+CRASHED = 3
+"""The exit status of a crash. 2 is that of input that cannot be read, and 1 that of an error in the command itself."""
+EXIT_CODE_HELP = f"exit with {CRASHED} if the log shows a crash; without this flag a log that could be read ends with 0, whatever it shows"
 _CHUNK = 1 << 20
 
 
@@ -22,10 +25,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
+    parser.add_argument("--exit-code", action="store_true", help=EXIT_CODE_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the log and print what it tells; 0 if it could be read, 2 if not."""
+    """Read the log and print what it tells; 0 if it could be read, 2 if not, 3 if a crash is to be told by it and the log shows one."""
     try:
         knowledge = known_crashes(arguments.signatures)
     except UserSignaturesError as error:
@@ -61,13 +65,19 @@ def run(arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         sys.stderr.close()  # whoever read it has seen enough; Python would complain at exit
-    return 0
+    return exit_code(parser.final_state) if arguments.exit_code else 0
+
+
+def exit_code(state: StartupState) -> int:
+    """What `--exit-code` ends with: 3 if the log shows that the engine failed, 0 if not."""
+    return CRASHED if state.crash is not None or state.cut_off_at is not None else 0
 
 
 def as_json(state: StartupState) -> dict[str, Any]:
     """What `-o json` prints."""
     progress, crash = state.progress, state.crash
     return {
+        "engineVersion": state.engine_version,
         "stage": state.stage.value,
         "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
         "crash": None

@@ -15,7 +15,7 @@ from pathlib import Path
 import yaml
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.cli.diagnose import as_json
+from vllm_operator.cli.diagnose import EXIT_CODE_HELP, as_json, exit_code
 from vllm_operator.cli.diagnosis_page import page
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
@@ -55,10 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-p", "--previous", action="store_true", help="read the run before the present one")
     parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
     parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
+    parser.add_argument("--exit-code", action="store_true", help=EXIT_CODE_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the Pod and print what it tells; 0 if it could be read, 2 if not."""
+    """Read the Pod and print what it tells; 0 if it could be read, 2 if not, 3 if a crash is to be told by it and the log shows one."""
     try:
         found = asyncio.run(_read(arguments))
     except (ClusterError, MissingConnectionError, TimeoutError, UserSignaturesError) as error:
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(as_json(found.state) | {"pod": found.note}))
     else:
         print(f"{found.note}\n\n{page(found.parser, found.state, colours=sys.stdout.isatty())}" if found.state.lines else found.note)
-    return 0
+    return exit_code(found.state) if arguments.exit_code else 0
 
 
 async def _read(arguments: argparse.Namespace) -> Diagnosis:
@@ -158,6 +159,7 @@ def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> Star
         reason=ended.reason,
         message=ended.message,
         log_crash=state.crash,
+        stage=state.stage,
     )
     return replace(state, crash=crash) if crash is not None else state
 

@@ -41,7 +41,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
         parts += _crash(state.crash, bold, plain)
     elif state.cut_off_at is not None:
         parts.append(f"{bold}What to do{plain}\n" + _indented(_WHOLE.format(line=state.cut_off_at), "  "))
-    noticed = [notice for notice in parser.notices if state.crash is None or notice.signature != state.crash.signature]
+    noticed = parser.notices_beside(state.crash)
     if noticed:
         parts.append(
             f"{bold}Also in the log{plain}\n"

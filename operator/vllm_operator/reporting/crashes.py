@@ -220,6 +220,7 @@ def _diagnose(scene: Scene, view: PodView, ended: Termination, state: StartupSta
         reason=ended.reason,
         message=ended.message,
         log_crash=state.crash if state is not None else None,
+        stage=state.stage if state is not None else "",
     )
     if found is not None and found.signature != UNKNOWN and found.signature not in scene.knowledge.weak:
         return found

@@ -45,6 +45,7 @@ _TELLING = ("raise ", "assert ")
 _UPDATES = 3
 _BAR_HEAD = 12
 """Characters by which two updates of one bar are recognised."""
+_UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
@@ -289,13 +290,16 @@ class StartupParser:
             self._restart()
         if meaning.stage is not None:
             self._enter(_STAGES[meaning.stage])
-        if found.re.groups and self._time is None and (seconds := found.groupdict().get("took")):
+        named = found.re.groupindex
+        if "took" in named and self._time is None and (seconds := found["took"]):
             self._timeline.took(int(seconds), self._now())
+        if meaning.arguments and (asked := _UTILIZATION.search(found.string)):
+            self._crashes.settings["utilization"] = asked[1]
         if meaning.banner or meaning.engine:
-            self._timeline.version = (found.groupdict().get("version") or self._timeline.version or "")[:40] or None
+            self._timeline.version = (("version" in named and found["version"]) or self._timeline.version or "")[:40] or None
         if meaning.cache is not None:
             self._timeline.count_cache(meaning.cache)
-        if meaning.component is not None and (backend := found.groupdict().get("backend")):
+        if meaning.component is not None and "backend" in named and (backend := found["backend"]):
             self._timeline.observe(meaning.component, backend)
         if meaning.loaded:
             self._timeline.loaded = True
@@ -362,10 +366,9 @@ class StartupParser:
             crash = self._earlier or (self._crashes.asked(self._recent[0]) if self._reader.number == len(self._recent) == 1 else None)
         return replace(self._state(crash), is_final=True, cut_off_at=self._crashes.cut_off_at if crash is None else None)
 
-    @property
-    def notices(self) -> tuple[Crash, ...]:
-        """What the log says that is worth knowing and is no crash."""
-        return self._crashes.presented_notices()
+    def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
+        """What the log says that is worth knowing beside this crash, or where there is none."""
+        return self._crashes.notices_beside(crash)
 
     def _state(self, crash: Crash | None) -> StartupState:
         now = self._now()

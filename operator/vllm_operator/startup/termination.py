@@ -8,6 +8,7 @@ from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.startup.crash.evidence import UNKNOWN
+from vllm_operator.startup.crash.findings import TERMINATED
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
@@ -37,6 +38,7 @@ def diagnose_termination(
     reason: str | None,
     message: str | None,
     log_crash: Crash | None,
+    stage: str = "",
 ) -> Crash | None:
     """Say why a container ended; None if it ended well.
 
@@ -47,12 +49,13 @@ def diagnose_termination(
         reason: Such as OOMKilled, Error, Completed, StartError.
         message: The termination message: the last lines of the log, or what the runtime said.
         log_crash: What the log showed (`StartupParser.final_state.crash`).
+        stage: How far the start came, by the log; empty if that is not known.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
     said = f"exit code {exit_code}" + (f", {reason}" if reason else "")
-    if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id)):
-        return _from(by_id[_OOM], said)
+    if reason == "OOMKilled" and (log_crash is None or not _is_specific(log_crash, by_id) or log_crash.signature == TERMINATED):
+        return _from(by_id[_OOM], said, (("stage", stage),))
     if log_crash is not None and _is_specific(log_crash, by_id):
         return log_crash
     from_message = _from_message(knowledge, message)

@@ -1,7 +1,7 @@
 """What may explain a crash, and how it is put into words."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from vllm_operator.catalog.signatures import Signature
@@ -35,7 +35,7 @@ class Evidence:
 
     `weak`: explains only what nothing else does; `warned`: a log record of a warning, which alone says nothing;
     `provisional`: a source line of a traceback, whose exception tells more. `records` is how many records that are
-    no errors came before it.
+    no errors came before it. `overrules`: it says that what these signatures report was ended from outside.
     """
 
     signature: Signature | None
@@ -47,6 +47,7 @@ class Evidence:
     warned: bool = False
     provisional: bool = False
     records: int = 0
+    overrules: tuple[str, ...] = ()
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -55,13 +56,13 @@ class Evidence:
         return (signature is not None and signature.follows_others, -signature.priority if signature else 0, self.number)
 
     @property
-    def quality(self) -> tuple[bool, bool, int]:
+    def quality(self) -> tuple[bool, bool, bool, int]:
         """Of two lines of one signature the better one is shown, the first if they are equal."""
-        return (not (self.weak or self.warned), not self.provisional, len(self.captures))
+        return (bool(self.overrules), not (self.weak or self.warned), not self.provisional, len(self.captures))
 
 
-def to_crash(evidence: Evidence) -> Crash:
-    """Put evidence into words, fit to be shown."""
+def to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
+    """Put evidence into words, fit to be shown. `facts`: what texts may use besides what was captured."""
     signature = evidence.signature
     line = present(evidence.text.strip(), LINE_LIMIT)
     excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
@@ -77,10 +78,11 @@ def to_crash(evidence: Evidence) -> Crash:
             excerpt=excerpt,
         )
     captures = tuple((name, present(value, LINE_LIMIT)) for name, value in evidence.captures)
+    known = (*facts.items(), *captures)
     return Crash(
         signature=signature.id,
-        cause=fill_in(signature.cause, captures),
-        remedy=fill_in(signature.remedy, captures),
+        cause=fill_in(signature.cause, known),
+        remedy=fill_in(signature.remedy, known),
         reference=signature.reference,
         line=line,
         line_number=evidence.number,

@@ -25,14 +25,15 @@ _QUOTES = frozenset("`\"'")
 
 
 class Match(NamedTuple):
-    """A line belongs to `signature`. `captures` are the named groups that took part; `name` is what was found, if it is one word.
+    """A line belongs to `signature`, by `pattern`. `captures` are the named groups that took part.
 
-    `after` is the character behind what was found, and behind the marks that close a quotation.
+    `name` is what was found, if it is one word. `after` is the character behind what was found, and behind the marks that close a
+    quotation.
     """
 
     signature: Signature
     captures: tuple[tuple[str, str], ...]
-    weak: bool
+    pattern: LinePattern
     name: str = ""
     after: str = ""
 
@@ -122,7 +123,7 @@ class Recognizer:
                 captures = tuple((name, _tidy(value)) for name, value in found.groupdict().items() if value)
                 name = found[0] if _NAME.fullmatch(found[0]) else ""
                 after = text[found.end() : found.end() + _CLOSING_KEPT].lstrip(_CLOSING)
-                yield Match(signature, captures, each.pattern.weak, name, after[:1])
+                yield Match(signature, captures, each.pattern, name, after[:1])
 
     def _look(self, text: str) -> _Seen:
         latest, seen = self._latest

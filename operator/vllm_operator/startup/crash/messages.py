@@ -15,3 +15,5 @@ PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
 """How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
 QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
 """An error that reports what failed elsewhere, and repeats its message."""
+DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
+"""What says that the GPU cannot be used, to whatever needed it first."""

@@ -52,10 +52,25 @@ _HARMLESS = (
     "Future exception was never retrieved",
     "Exception in thread",
     "Exception in ASGI application",
-    "--- Logging error ---",
     "Error in atexit",
     "Error in sys.excepthook",
 )
+_LOGGING = ("--- Logging error ---", "--- Logging error in Loguru")
+"""How Python reports that a record could not be logged. Then come the traceback of that, after the exception that the record is
+about, if there is one, the call stack, and what was to be logged."""
+_LOGGED = (
+    "Call stack:",
+    "Message: ",
+    "Arguments: ",
+    "Logged from file ",
+    "Unable to print the message and arguments",
+    "--- End of logging",
+)
+_MARKS = (*_HARMLESS, *_LOGGING, *_LOGGED)
+_EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")
+"""The first frame of a record that could not be logged: a handler caught it."""
+_NEAR, _MANY = 50, 1000
+"""Lines, of all processes, in which the traceback begins that such a line announces; those in which all of them do."""
 GROUPED = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
 """What Python puts before each line of the traceback of an exception group, and of those of its exceptions."""
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
@@ -78,7 +93,7 @@ class Traceback:
     `raw`: printed by Python, not logged. `uncaught`: it reaches from the top of the process. `harmless`: Python
     says that the process goes on. `title`: the message of the record that it belongs to; who logs an exception
     writes its message there. `number` is its line. `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a
-    notebook shows it.
+    notebook shows it. `is_of_logging`: it stands where Python says that a record could not be logged.
     """
 
     raw: bool
@@ -89,6 +104,7 @@ class Traceback:
     number: int = 0
     ends_engine: bool = False
     is_of_a_cell: bool = False
+    is_of_logging: bool = False
 
 
 class Tracebacks:
@@ -98,7 +114,9 @@ class Tracebacks:
         """Nothing so far."""
         self.recent = recent
         self._open: OrderedDict[str, Traceback] = OrderedDict()
-        self._harmless_next = self._harmless_before = False
+        self._harmless_before = False
+        self._harmless_since: dict[str, int] = {}
+        self._logging_since: dict[str, int] = {}
         self._backward: Iterator[str] | None = None
         self._collected: list[str] = []
         self._has_groups = False
@@ -126,15 +144,18 @@ class Tracebacks:
             return Part.FRAME
         if text.endswith(_HEADINGS):
             return self._headed(process, text, number, raw=raw)
-        if text.startswith(_HARMLESS):
-            self._harmless_next = True
-            return Part.OTHER
-        if self._harmless_before and text.startswith(_CHAINED):
-            self._harmless_next = True
+        if text.startswith(_MARKS) or (self._harmless_before and text.startswith(_CHAINED)):
+            self._mark(process, text, number)
             return Part.OTHER
         if _begins_with_name(text) and (_EXCEPTION.match(text) or (_NAME.match(text) and self.follows_frames(process))):
             return Part.EXCEPTION
         return Part.OTHER
+
+    def _mark(self, process: str, text: str, number: int) -> None:
+        if text.startswith(_LOGGED):
+            self._logging_since.pop(process, None)
+        else:
+            _remember(self._logging_since if text.startswith(_LOGGING) else self._harmless_since, process, number)
 
     def _headed(self, process: str, text: str, number: int, *, raw: bool) -> Part:
         if text[-1] == ":":
@@ -174,7 +195,9 @@ class Tracebacks:
     def forget(self) -> None:
         """What was begun does not matter any more."""
         self._open.clear()
-        self._harmless_next = self._harmless_before = self.wants_top = False
+        self._harmless_before = self.wants_top = False
+        self._harmless_since.clear()
+        self._logging_since.clear()
 
     def unfinished(self) -> Iterator[Traceback]:
         """Those with which processes of the engine ended, where the log stops before they end."""
@@ -194,9 +217,14 @@ class Tracebacks:
         return text if is_title else ""
 
     def _start(self, process: str, raw: bool, title: str, number: int) -> None:
-        self._open[process] = Traceback(raw, harmless=self._harmless_next, title=title.strip(" ,"), number=number)
+        self._open[process] = Traceback(
+            raw,
+            harmless=number - self._harmless_since.pop(process, -_NEAR) < _NEAR,
+            title=title.strip(" ,"),
+            number=number,
+            is_of_logging=raw and number - self._logging_since.get(process, -_MANY) < _MANY,
+        )
         self._open.move_to_end(process)
-        self._harmless_next = False
         self.wants_top = True
         if len(self._open) > _PROCESSES_KEPT:
             self._open.popitem(last=False)
@@ -205,7 +233,10 @@ class Tracebacks:
         traceback = self._open.get(process)
         if traceback is not None and not traceback.has_top:
             traceback.has_top = True
-            traceback.uncaught = traceback.raw and _TOP_FRAME.search(text) is not None
+            if traceback.is_of_logging:
+                # The exception that the record is about comes first: that one was not survived because logging it failed.
+                traceback.harmless = _EMITTING.search(text) is not None
+            traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
             self.wants_top = any(not each.has_top for each in self._open.values())
 
@@ -213,6 +244,12 @@ class Tracebacks:
 @cache
 def _literals(places: tuple[str, ...]) -> Literals:
     return Literals(places)
+
+
+def _remember(since: dict[str, int], process: str, number: int) -> None:
+    if len(since) >= _PROCESSES_KEPT:
+        since.clear()
+    since[process] = number
 
 
 def _begins_with_name(text: str) -> bool:

@@ -25,19 +25,16 @@ from vllm_operator.startup.crash.bystanders import (
     without_names,
 )
 from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
+from vllm_operator.startup.crash.findings import TERMINATED, Findings
 from vllm_operator.startup.crash.matching import Recognizer
-from vllm_operator.startup.crash.messages import FIELD, PANIC, PYDANTIC, QUOTING, TITLE
+from vllm_operator.startup.crash.messages import DEVICE, FIELD, PANIC, PYDANTIC, QUOTING, TITLE
 from vllm_operator.startup.crash.tracebacks import BEGINNING, GROUPED, NATIVE_FRAME, Part, Tracebacks
 from vllm_operator.startup.lines.framing import WARNING, plain
 from vllm_operator.startup.state import Crash
 
 EXCERPT_FRAMES = 6
-_TERMINATED = "TerminatedDuringStartup"
-_ENGINE_CORE = "EngineCoreInitFailed"
-_EVIDENCE_KEPT = 16
 _SERVING_WINDOW = 2000
 _SHUTDOWN_WINDOW = 80
-_RECORDS_AFTER = 12
 _WRAPS = 3
 """Lines over which the message of an exception may have been wrapped."""
 _LAST_STAGE = "ServerStart"
@@ -59,55 +56,46 @@ class CrashTracker:
         """Log records so far that are no errors; whoever reads them counts."""
         self._ready = False
         self._stopping = False
-        self._outlived: dict[str, Evidence] = {}
-        self._outlived_unknown: Evidence | None = None
+        self.settings: dict[str, str] = {}
+        """What the engine was asked for, as far as texts speak of it; whoever reads the lines adds it."""
         self._reset()
 
-    def _reset(self) -> None:
-        self._evidence: dict[str, Evidence] = {}
-        self._unknown: Evidence | None = None
-        self._echoed: Evidence | None = None
-        self._quoted: Evidence | None = None
-        self._beside: Evidence | None = None
+    def _reset(self, findings: Findings | None = None) -> None:
+        self._found = findings or Findings()
         self._told: int | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
-        self._failed = False
         self._only_death = False
-        self._failed_at = self._failed_records = 0
 
     @property
     def failed(self) -> bool:
         """Whether the log shows that a process has failed."""
-        return self._failed
+        return self._found.failed
 
     def advanced(self, stage: str, *, ready: bool) -> None:
         """The start has reached a later stage: errors before it were survived, unless a process has failed."""
         self.stage = stage
         if ready:
             self._ready = True
-            self._outlived, self._outlived_unknown = {}, None
             self._reset()
             self.tracebacks.forget()
-        elif not self._failed:
-            self._outlived = self._evidence or self._outlived
-            self._outlived_unknown = self._unknown or self._outlived_unknown
-            self._reset()
+        elif not self._found.failed:
+            self._reset(self._found.fresh())
 
     def stopping(self, number: int) -> None:
         """The engine was told to stop. What it wrote on its way out is no crash, unless it gave a reason before."""
         if not self._ready:
             return
-        orderly = self._only_death and number - self._failed_at <= _SHUTDOWN_WINDOW and not self._root()
-        if orderly or not self._failed:
+        orderly = self._only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root(self.records)
+        if orderly or not self._found.failed:
             self._stopping = True
             self._reset()
 
     def record(self, level: int, text: str, number: int) -> None:
         """A log record that is no error."""
         for match in self._recognizer.find(text):
-            if match.signature.severity is not Severity.FATAL and match.signature.id != _TERMINATED:
+            if match.signature.severity is not Severity.FATAL and match.signature.id != TERMINATED:
                 self._notice(self._seen(None, match.signature, text, number, match.captures))
-            elif level == WARNING and not self._stopping:
+            elif level == WARNING and not (self._stopping or match.pattern.errors_only):
                 self._collect(None, self._seen(None, match.signature, text, number, match.captures, warned=True))
         if self._ready and level == WARNING and not self._stopping:
             # The server only warns when the engine has died under it, and says later that it shuts down, as if it had been told to.
@@ -130,6 +118,8 @@ class CrashTracker:
         traceback = self.tracebacks.close(process) if part is Part.EXCEPTION else None
         beside = part is Part.EXCEPTION and self.tracebacks.mention(BYSTANDERS)
         if (harmless or (beside and is_of_a_request(self.tracebacks.frames(process)))) and self._recognizer.failure(text) is None:
+            if harmless and DEVICE.search(text):
+                self._match(process, text, number, weak=True)  # whoever met it survived, but the engine needs the GPU as well
             return
         if (level is None and is_no_report(text, self.tracebacks.recent)) or (beside and self._is_aside(process, text, number)):
             return
@@ -148,7 +138,7 @@ class CrashTracker:
         if part is Part.OTHER and not known and self._wrapped is not None:
             self._continue(process, text)
         if not known and ("with error '" in text or "method" in text) and QUOTING.search(text):
-            self._quoted = self._quoted or self._seen(process, None, text, number, ())
+            self._found.quoted = self._found.quoted or self._seen(process, None, text, number, ())
         if part is Part.EXCEPTION:
             self._wrapped = None if known else (process, text, number, 0)
         elif not known and PANIC.match(text):
@@ -182,12 +172,12 @@ class CrashTracker:
         else:
             # A panic, and an exception that has no word on its own line, say what it is on the next one.
             bare = PANIC.match(begun) or begun.rstrip().endswith("Error:")
-            if not lines and bare and self._unknown is not None and self._unknown.number == number:
-                self._unknown = replace(self._unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
+            if not lines and bare and self._found.unknown is not None and self._found.unknown.number == number:
+                self._found.unknown = replace(self._found.unknown, text=f"{begun.rstrip()} {text.strip()}"[: 2 * LINE_LIMIT])
             self._wrapped = (writer, f"{begun} {text.lstrip()}"[: 2 * LINE_LIMIT], number, lines + 1) if lines < _WRAPS else None
 
     def _panic(self, process: str, text: str, number: int) -> None:
-        self._unknown = self._unknown or self._seen(process, None, text, number, ())
+        self._found.unknown = self._found.unknown or self._seen(process, None, text, number, ())
         self._wrapped = (process, text, number, 0)
 
     def _is_farewell(self, text: str) -> bool:
@@ -205,32 +195,35 @@ class CrashTracker:
         if failure is None or (self._ready and not failure.serving):
             return
         if failure.native and not self._recognizer.is_echo(text):
-            self._unknown = self._unknown or self._native(process, text, number)
+            self._found.unknown = self._found.unknown or self._native(process, text, number)
         if sure:
             self._told = self._told or number
         self._fail(number, death=failure.death)
 
     def _native(self, process: str, text: str, number: int) -> Evidence:
         # It takes the place of an exception. The catalog may have a name for its kind, which explains less than any other name.
-        match = next((each for each in self._recognizer.find(text) if each.weak), None)
+        match = next((each for each in self._recognizer.find(text) if each.pattern.weak), None)
         return self._seen(process, match.signature, text, number, match.captures) if match else self._seen(process, None, text, number, ())
 
     def _fail(self, number: int, *, death: bool = False) -> None:
-        if not self._failed:
-            self._failed, self._failed_at, self._failed_records, self._only_death = True, number, self.records, death
+        if not self._found.failed:
+            self._found.fail(number, self.records)
+            self._only_death = death
             if self._ready:
-                self._evidence = {name: each for name, each in self._evidence.items() if number - each.number < _SERVING_WINDOW}
+                self._found.keep(lambda each: number - each.number < _SERVING_WINDOW)
         elif not death:
             self._only_death = False
 
-    def _match(self, process: str, text: str, number: int, *, provisional: bool = False, sure: bool = True) -> bool:
+    def _match(self, process: str, text: str, number: int, *, provisional: bool = False, weak: bool = False, sure: bool = True) -> bool:
         known = False
         for match in self._recognizer.find(text, lambda: (*self.tracebacks.frames(process), text, self._standing())):
             if not (sure or match.is_reported_by(text)):
                 continue
             signature = match.signature
-            evidence = self._seen(None, signature, text, number, match.captures, weak=match.weak, provisional=provisional)
-            if signature.severity is Severity.FATAL or signature.id == _TERMINATED:
+            evidence = self._seen(None, signature, text, number, match.captures, weak=weak or match.pattern.weak, provisional=provisional)
+            if match.pattern.overrules:
+                evidence = replace(evidence, overrules=match.pattern.overrules)
+            if signature.severity is Severity.FATAL or signature.id == TERMINATED:
                 self._collect(process, evidence)
                 known = known or not (signature.is_echo or provisional)
             else:
@@ -238,7 +231,7 @@ class CrashTracker:
         return known
 
     def _standing(self) -> str:
-        return f"stage {self.stage} after {' '.join(self._evidence)}"
+        return f"stage {self.stage} after {' '.join(self._found.evidence)}"
 
     def _is_aside(self, process: str, text: str, number: int) -> bool:
         recent = self.tracebacks.recent
@@ -246,7 +239,7 @@ class CrashTracker:
         if any(ASIDE in frame for frame in frames):
             # It imports vLLM, and shows what keeps that from being imported. That vLLM is not installed where it runs tells nothing.
             for match in self._recognizer.find(text) if "No module named 'vllm'" not in text else ():
-                self._beside = self._beside or self._seen(process, match.signature, text, number, match.captures)
+                self._found.beside = self._found.beside or self._seen(process, match.signature, text, number, match.captures)
             return True
         # Whoever shortens a traceback leaves the command before it.
         return len(recent) > 1 + len(frames) and ASIDE in recent[-2 - len(frames)]
@@ -260,14 +253,14 @@ class CrashTracker:
             if self._ready:
                 self.stopping(number)
             # Whoever interrupts a start sees its processes end.
-            self._evidence = {name: each for name, each in self._evidence.items() if not each.text.startswith("Process EngineCore")}
+            self._found.keep(lambda each: not each.text.startswith("Process EngineCore"))
         if text.startswith(("KeyboardInterrupt", *_ELSEWHERE)):
             self._told = None
             return
         if not known and self._recognizer.is_echo(text):
-            self._echoed = self._echoed or self._seen(process, None, text, number, ())
+            self._found.echoed = self._found.echoed or self._seen(process, None, text, number, ())
         elif not known:
-            self._unknown = self._unknown or self._seen(process, None, text, number, ())
+            self._found.unknown = self._found.unknown or self._seen(process, None, text, number, ())
         if uncaught and not self._ready:
             self._fail(number)
 
@@ -276,33 +269,26 @@ class CrashTracker:
         self.notices.setdefault(evidence.signature.id, evidence)
 
     def _collect(self, process: str | None, evidence: Evidence) -> None:
-        assert evidence.signature is not None
-        before = self._evidence.get(evidence.signature.id)
-        if before is not None and before.quality >= evidence.quality:
-            return
-        self._evidence[evidence.signature.id] = self._with_frames(process, evidence)
-        if len(self._evidence) > _EVIDENCE_KEPT:
-            worst = max(self._evidence.values(), key=lambda each: each.rank)
-            del self._evidence[worst.signature.id if worst.signature else ""]
+        if self._found.is_news(evidence):
+            self._found.add(self._with_frames(process, evidence))
 
     def crash(self, *, ended: bool) -> Crash | None:
         """The crash, if the log shows one. `ended`: the process is known to have ended where the log ends."""
-        if not self._failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
+        if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
-        late = (self._titled() if ended else None) or self._quoted
-        chosen = self._root() or self._weak() or self._just_before() or late or self._fallback()
-        return to_crash(chosen) if chosen is not None else None
+        chosen = self._found.cause(self.records, self._titled() if ended else None)
+        return to_crash(chosen, self._facts()) if chosen is not None else None
 
     def asked(self, raw: str) -> Crash | None:
         """What a source line tells that was given alone. In a log it explains a frame at most; here somebody asks what it means."""
         text = plain(raw)[1]
         found = self._recognizer.find(text) if is_source(text) else ()
         chosen = best(
-            self._seen(None, each.signature, text, 1, each.captures, weak=each.weak)
+            self._seen(None, each.signature, text, 1, each.captures, weak=each.pattern.weak)
             for each in found
             if each.signature.severity is Severity.FATAL
         )
-        return to_crash(chosen) if chosen is not None else None
+        return to_crash(chosen, {}) if chosen is not None else None
 
     @property
     def cut_off_at(self) -> int | None:
@@ -312,43 +298,14 @@ class CrashTracker:
         broken = (each.number for process, each in self.tracebacks.broken_off() if not is_of_a_request(self.tracebacks.frames(process)))
         return next(broken, self._told)
 
-    def presented_notices(self) -> tuple[Crash, ...]:
-        """What is worth knowing and no crash, in the order in which it was seen."""
-        return tuple(to_crash(each) for each in self.notices.values())
+    def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
+        """What is worth knowing beside this crash, or where there is none, in the order in which it was seen."""
+        name = crash.signature if crash is not None else None
+        told = (each for each in self.notices.values() if each.signature is not None and each.signature.is_told_beside(name))
+        return tuple(to_crash(each, self._facts()) for each in told)
 
-    def _counts(self, evidence: Evidence) -> bool:
-        # Without a failure an error that the engine outlived by some lines explains nothing.
-        return self._failed or self.records - evidence.records <= _RECORDS_AFTER
-
-    def _explaining(self) -> list[Evidence]:
-        return [
-            each
-            for each in self._evidence.values()
-            if each.signature is not None
-            and each.signature.severity is Severity.FATAL
-            and not each.signature.is_echo
-            and self._counts(each)
-        ]
-
-    def _root(self) -> Evidence | None:
-        known = best(each for each in self._explaining() if not (each.weak or each.warned))
-        return known or (self._unknown if self._unknown is not None and self._counts(self._unknown) else None)
-
-    def _weak(self) -> Evidence | None:
-        return best(each for each in self._explaining() if each.weak or (each.warned and self._failed))
-
-    def _just_before(self) -> Evidence | None:
-        # Another process may go on for a moment, so that an error right before the failure looks as if it was survived.
-        recent = [each for each in self._outlived.values() if self._failed_soon_after(each)]
-        known = best(
-            each
-            for each in recent
-            if each.signature is not None
-            and each.signature.severity is Severity.FATAL
-            and not (each.signature.is_echo or each.weak or each.warned)
-        )
-        unknown = self._outlived_unknown
-        return known or (unknown if unknown is not None and self._failed and self._failed_soon_after(unknown) else None)
+    def _facts(self) -> dict[str, str]:
+        return {**self.settings, "stage": self.stage}
 
     def _titled(self) -> Evidence | None:
         # The log stops within the traceback of the error with which the engine ended: what is left is how it was announced.
@@ -357,22 +314,6 @@ class CrashTracker:
             if any(map(str.isalnum, text)) and self._recognizer.failure(text) is None:
                 return self._seen(None, None, text, traceback.number, ())
         return None
-
-    def _failed_soon_after(self, evidence: Evidence) -> bool:
-        return (self._failed_records if self._failed else self.records) - evidence.records <= _RECORDS_AFTER
-
-    def _fallback(self) -> Evidence | None:
-        echo = best(each for each in self._evidence.values() if each.signature is not None and each.signature.is_echo)
-        other = best(each for each in self._evidence.values() if each.signature is not None and each.signature.id == _TERMINATED)
-        if echo is not None and other is not None and self._is_of_a_stop(echo, other):
-            return other
-        return echo or other or (self._echoed if self._failed else self._beside)
-
-    def _is_of_a_stop(self, echo: Evidence, told: Evidence) -> bool:
-        # Where all processes are told to stop at once, a worker fails because another one has ended. Had one died by itself, the engine
-        # core would have ended the others and said so.
-        by_worker = dict(echo.captures).get("begun") is not None and _ENGINE_CORE not in self._evidence
-        return by_worker and told.number < self._failed_at
 
     def _seen(
         self,
