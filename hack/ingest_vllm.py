@@ -20,6 +20,8 @@ from email.parser import HeaderParser
 from pathlib import Path
 from typing import Any
 
+from packaging.version import InvalidVersion, Version
+
 from ingest_source import Source, enum_members, field_literals, field_names, flags_of_calls, flags_of_fields, literals, variables
 
 DATA = Path(__file__).resolve().parent.parent / "operator/vllm_operator/catalog/data/versions"
@@ -110,6 +112,16 @@ def _flags(wheel: Wheel) -> dict[str, list[str]]:
     return dict(sorted(flags.items()))
 
 
+def _version(path: Path, metadata: dict[str, list[str]]) -> str:
+    """The version without its local part. It becomes the name of a file, so it has to be one."""
+    text = next(iter(metadata.get("Version", [])), "").partition("+")[0]
+    try:
+        Version(text)
+    except InvalidVersion:
+        raise SystemExit(f"{path} has no version that can be read: {text[:100]!r}") from None
+    return text
+
+
 def _cuda(variable: dict[str, Any]) -> str | None:
     match = re.search(r"\d+\.\d+", str(variable.get("default", "")))
     return match[0] if match else None
@@ -132,7 +144,7 @@ def ingest(path: Path) -> dict[str, Any]:
         "deepGemm": wheel.has("vllm/third_party/deep_gemm/"),
     }
     return {
-        "version": metadata["Version"][0].split("+")[0],
+        "version": _version(path, metadata),
         "bundle": {key: value for key, value in bundle.items() if value is not None},
         "backends": _backends(wheel),
         "configs": configs,

@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from demo.situations import RECORDINGS, SITUATIONS
-from testenv.api import ApiClient, ApiError
+from testenv.api import ApiClient, ApiError, client_of
 from testenv.cri import LogWriter
 from testenv.replay import Replay, read_recording
 from testenv.stages import ANNOTATION_PREFIX
@@ -105,20 +103,20 @@ class Player:
     async def _annotate(self, pod: dict[str, Any], annotations: dict[str, str]) -> None:
         patch = {"metadata": {"annotations": {ANNOTATION_PREFIX + name: value for name, value in annotations.items()}}}
         path = f"{self._pods}/{pod['metadata']['name']}"
-        try:
-            await self._request("PATCH", path, patch, content_type="application/merge-patch+json")
-        except ApiError as error:
-            print(f"{pod['metadata']['name']}: {error}", file=sys.stderr, flush=True)  # it was deleted meanwhile
+        while True:
+            try:
+                await self._request("PATCH", path, patch, content_type="application/merge-patch+json")
+                return
+            except ApiError as error:
+                print(f"{pod['metadata']['name']}: {error}", file=sys.stderr, flush=True)  # it was deleted meanwhile
+                return
+            except OSError as error:
+                # nobody else would do it: the Pod would never become Ready, or never crash
+                print(f"the API server does not answer: {error}", file=sys.stderr, flush=True)
+            await asyncio.sleep(LOOK_EVERY)
 
     async def _request(self, *arguments: Any, **options: Any) -> Any:
         return await asyncio.to_thread(self._client.request, *arguments, **options)
-
-
-def client_of(kubeconfig: Path) -> ApiClient:
-    """A client for the cluster of a kubeconfig that the test environment wrote."""
-    config = yaml.safe_load(kubeconfig.read_text())
-    cluster = config["clusters"][0]["cluster"]
-    return ApiClient(cluster["server"], Path(cluster["certificate-authority"]), config["users"][0]["user"]["token"])
 
 
 def main() -> int:

@@ -51,6 +51,10 @@ _MERGE = "application/merge-patch+json"
 _APPLY = "application/apply-patch+yaml"
 
 
+PATIENCE = 60.0
+"""For how many seconds what must come is waited for: a busy machine is no failure."""
+
+
 class RefusedError(Exception):
     """The API server refused a request."""
 
@@ -126,7 +130,7 @@ class Cluster:
         return True
 
     async def wait_for(
-        self, kind: str, name: str, predicate: Callable[[Manifest], object], *, within: float = 20.0, namespace: str | None = None
+        self, kind: str, name: str, predicate: Callable[[Manifest], object], *, within: float = PATIENCE, namespace: str | None = None
     ) -> Manifest:
         """Watches an object until `predicate` holds, over outages of the server, and returns it as it then is.
 
@@ -145,7 +149,7 @@ class Cluster:
         picture = yaml.safe_dump(_without_managed_fields(last[0])) if last else "it does not exist"
         raise AssertionError(f"{kind} {name} did not become what was expected within {within:g} s. Last seen:\n{picture}")
 
-    async def wait_for_pods(self, number: int = 1, *, selector: str = "", but: Collection[str] = (), within: float = 20.0) -> list[str]:
+    async def wait_for_pods(self, number: int = 1, *, selector: str = "", but: Collection[str] = (), within: float = PATIENCE) -> list[str]:
         """Returns the names of the Pods that are not being deleted and not in `but`, once there are just so many.
 
         The Pods themselves are asked: what a Deployment counts of them comes a moment later.
@@ -162,7 +166,7 @@ class Cluster:
         """Waits until the first container of a Pod runs."""
         await self.wait_for("Pod", pod, lambda it: (it["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
 
-    async def wait_until_gone(self, kind: str, name: str, *, within: float = 20.0) -> None:
+    async def wait_until_gone(self, kind: str, name: str, *, within: float = PATIENCE) -> None:
         async with asyncio.timeout(within):
             while True:
                 if not await self.exists(kind, name):

@@ -1,6 +1,7 @@
 """The parts of the demo that need no cluster: when recorded lines were written, what is shown, what is complained about."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +9,10 @@ import yaml
 from rich.console import Console
 
 from demo.history import History
-from demo.pods import BEFORE_FIRST_LINE
+from demo.pods import BEFORE_FIRST_LINE, Player
 from demo.situations import SITUATIONS, failures
 from demo.table import Lines, draw
+from testenv.api import ApiClient, ApiError
 from testenv.replay import read_recording
 from vllm_operator.api.resource import VLLMDeployment
 
@@ -125,3 +127,22 @@ def test_without_a_terminal_each_tenth_of_a_stage_is_one_line() -> None:
         history.update(deployment(starting("KernelWarmup", step, 100)), float(step))
         lines.show([history], now=float(step))
     assert len(console.export_text().splitlines()) == 10
+
+
+@pytest.mark.parametrize(("last", "asked"), [(None, 3), (ApiError(404, "not found"), 3)], ids=["it answers again", "the Pod is gone"])
+async def test_what_a_pod_is_told_survives_an_outage_of_the_api_server(last: Exception | None, asked: int, tmp_path: Path) -> None:
+    answers = [ConnectionError("it went away"), TimeoutError("timed out"), last]
+    seen: list[str] = []
+
+    class Client(ApiClient):
+        def __init__(self) -> None:
+            """Has no server."""
+
+        def request(self, method: str, path: str, body: object = None, *, content_type: str = "application/json") -> Any:
+            seen.append(f"{method} {path}")
+            if (answer := answers.pop(0)) is not None:
+                raise answer
+
+    player = Player(Client(), tmp_path, namespace="demo", speed=1000.0)
+    await player._annotate({"metadata": {"name": "a"}}, {"load": "0"})
+    assert seen == ["PATCH /api/v1/namespaces/demo/pods/a"] * asked

@@ -118,3 +118,13 @@ def test_a_file_that_is_no_vllm_wheel_is_named(tmp_path: Path) -> None:
         archive.writestr("other-1.dist-info/METADATA", "Name: other\nVersion: 1\n")
     with pytest.raises(SystemExit, match="is this a vLLM wheel"):
         ingest(path)
+
+
+@pytest.mark.parametrize("version", ["../../../../tmp/mine", "", "latest", "0.40.0/x"])
+def test_a_version_that_is_none_becomes_no_file(version: str, tmp_path: Path) -> None:
+    path = tmp_path / "vllm.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, text in FILES.items():
+            archive.writestr(name, text.replace("0.40.0+cu141", version) if name.endswith("METADATA") else text)
+    with pytest.raises(SystemExit, match="has no version that can be read"):
+        ingest(path)
