@@ -4,7 +4,7 @@ import copy
 from datetime import datetime
 from typing import Any
 
-from support.operators import Bench, llama
+from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
 from vllm_operator.reporting import reading
 
@@ -47,7 +47,7 @@ class Fleet:
         template = copy.deepcopy((self.deployment(deployment) or {})["spec"]["template"])
         self._made += 1
         name = pod or f"{deployment}-{self._made}"
-        metadata = {"name": name, "namespace": "default", "labels": template["metadata"]["labels"]}
+        metadata = {"name": name, "namespace": "default", **controlled_by_deployment(deployment, template["metadata"]["labels"])}
         if created is not None:
             metadata["creationTimestamp"] = reading.stamp(created)
         spec = {**template["spec"], "nodeName": "node-1"}

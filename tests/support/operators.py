@@ -105,11 +105,18 @@ class Bench:
 
     def add_pod(self, name: str = "llama-1", **status: Any) -> Manifest:
         deployment = self.deployment()
-        metadata = {"name": name, "namespace": "default", "labels": deployment["spec"]["template"]["metadata"]["labels"]}
+        marks = controlled_by_deployment(deployment["metadata"]["name"], deployment["spec"]["template"]["metadata"]["labels"])
+        metadata = {"name": name, "namespace": "default", **marks}
         return self.cluster.put({"apiVersion": "v1", "kind": POD.kind, "metadata": metadata, "status": status})
 
     def pass_time(self, seconds: float) -> None:
         self.now += timedelta(seconds=seconds)
+
+
+def controlled_by_deployment(name: str, template_labels: Mapping[str, str]) -> Manifest:
+    """Labels and owner of a Pod of a Deployment."""
+    owner = {"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": f"{name}-abc", "uid": f"uid-{name}-abc", "controller": True}
+    return {"labels": {**template_labels, "pod-template-hash": "abc"}, "ownerReferences": [owner]}
 
 
 def content_of(manifest: dict[str, Any]) -> dict[str, Any]:

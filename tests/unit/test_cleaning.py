@@ -49,7 +49,9 @@ def jobs(bench: Bench) -> list[dict[str, Any]]:
 def finish(fleet: Fleet, message: str, *, code: int = 0) -> None:
     """The Pod of the Job ends."""
     job = jobs(fleet.bench)[-1]
-    metadata = {"name": f"{job['metadata']['name']}-x", "namespace": "default", "labels": job["spec"]["template"]["metadata"]["labels"]}
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "controller": True}
+    marks = {"labels": job["spec"]["template"]["metadata"]["labels"], "ownerReferences": [owner]}
+    metadata = {"name": f"{job['metadata']['name']}-x", "namespace": "default", **marks}
     ended = {"exitCode": code, "finishedAt": fleet.time(), "message": message}
     status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "clean", "state": {"terminated": ended}}]}
     fleet.bench.cluster.put({"apiVersion": "v1", "kind": POD.kind, "metadata": metadata, "spec": {}, "status": status})

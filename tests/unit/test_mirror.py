@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from support.operators import llama
+from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
 from vllm_operator.cluster.fake import FakeCluster
@@ -148,9 +148,30 @@ async def test_a_list_that_fails_leaves_what_was_known(world: World) -> None:
     assert await world.names() == ["llama"]
 
 
-async def test_a_child_that_changes_hands_is_found_with_its_new_owner_only(world: World) -> None:
-    world.mirror.note(DEPLOYMENT, world.cluster.put(child(instance="other")))
+async def test_a_child_that_changes_hands_is_found_with_its_new_owner_only_and_both_are_looked_at(world: World) -> None:
+    keys = world.mirror.note(DEPLOYMENT, world.cluster.put(child(instance="other")))
+    assert keys == {("default", "llama"), ("default", "other")}
     assert await world.names() == []
+
+
+async def test_a_child_that_loses_its_label_is_forgotten_and_its_former_owner_looked_at(world: World) -> None:
+    bare = world.cluster.put({**child(), "metadata": {"name": "llama", "namespace": "default"}})
+    assert world.mirror.note(DEPLOYMENT, bare) == {("default", "llama")}
+    assert await world.names() == []
+
+
+async def test_a_pod_that_its_replica_set_releases_is_forgotten(world: World) -> None:
+    marks = {labels.NAME_LABEL: labels.NAME, labels.INSTANCE_LABEL: "llama", labels.COMPONENT_LABEL: "engine"}
+    metadata = {"name": "a", "namespace": "default", **controlled_by_deployment("llama", marks)}
+    world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata})
+    theirs = {"name": "b", "namespace": "default", "labels": marks}
+    world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": theirs})
+    await world.load((*KINDS, POD))
+    by_label = {labels.NAME_LABEL: labels.NAME, labels.INSTANCE_LABEL: "llama"}
+    assert [found["metadata"]["name"] for found in await world.mirror.find(POD, "default", labels=by_label)] == ["a"]
+    released = world.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": {**metadata, "ownerReferences": []}})
+    assert world.mirror.note(POD, released) == {("default", "llama")}
+    assert await world.mirror.find(POD, "default", labels=by_label) == []
 
 
 async def test_a_kind_that_may_not_be_watched_any_more_is_asked_for(world: World) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
+from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 from vllm_operator.rendering.pod_template import merge_pod_template
 
 RENDERED: dict[str, Any] = {
@@ -50,6 +50,56 @@ def test_nothing_given_changes_nothing(template: dict[str, Any] | None) -> None:
 def test_labels_and_annotations_are_added() -> None:
     merged = merge_pod_template(RENDERED, {"metadata": {"labels": {"team": "a"}, "annotations": {"b": "c"}}})
     assert merged["metadata"] == {"labels": {"app": "vllm", "team": "a"}, "annotations": {"b": "c"}}
+
+
+SELECTING = {"app.kubernetes.io/name": "vllm", "app.kubernetes.io/instance": "llama", "app.kubernetes.io/component": "engine"}
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"labels": {"app.kubernetes.io/instance": "other", "app.kubernetes.io/component": None}},
+        {"labels": {"app.kubernetes.io/name": "mine"}, "annotations": {"a": "b"}},
+        {"labels": None},
+        None,
+    ],
+)
+def test_the_labels_that_select_pods_keep_their_values(metadata: dict[str, Any] | None) -> None:
+    rendered = {**RENDERED, "metadata": {"labels": {"app.kubernetes.io/managed-by": "vllm-operator", **SELECTING}}}
+    labels = merge_pod_template(rendered, {"metadata": metadata})["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "vllm-operator", **SELECTING}
+
+
+def test_the_label_that_names_the_tool_is_the_users() -> None:
+    rendered = {**RENDERED, "metadata": {"labels": {"app.kubernetes.io/managed-by": "vllm-operator", **SELECTING}}}
+    labels = merge_pod_template(rendered, {"metadata": {"labels": {"app.kubernetes.io/managed-by": "Helm"}}})["metadata"]["labels"]
+    assert labels == {"app.kubernetes.io/managed-by": "Helm", **SELECTING}
+
+
+@pytest.mark.parametrize("template", [{"spec": None}, {"spec": {"containers": None}}, {"metadata": None, "spec": None}])
+def test_a_part_with_nothing_below_it_removes_nothing(template: dict[str, Any]) -> None:
+    assert merge_pod_template(RENDERED, template) == RENDERED
+
+
+@pytest.mark.parametrize(
+    ("spec", "want_message"),
+    [
+        ({"containers": [{"name": "engine", "resources": {}}]}, r"containers\[0\]: the Pod has no container engine.*is called vllm"),
+        ({"containers": [{"name": "vllm"}, {"name": "a", "image": ""}]}, r"containers\[1\]: the Pod has no container a, and a new one"),
+        ({"initContainers": [{"name": "vllm"}]}, r"initContainers\[0\]: the Pod has no container vllm, and a new one needs an image$"),
+    ],
+)
+def test_a_container_that_is_none_of_the_pods_needs_an_image(spec: dict[str, Any], want_message: str) -> None:
+    with pytest.raises(PodTemplateError, match=want_message):
+        check_containers({"spec": spec})
+
+
+@pytest.mark.parametrize(
+    "spec", [{}, {"containers": [{"name": "vllm"}, {"name": "a", "image": "a:1"}], "initContainers": [{"name": "b", "image": "b:1"}]}]
+)
+def test_containers_that_can_run_are_accepted(spec: dict[str, Any]) -> None:
+    check_containers({"spec": spec})
+    check_containers(None)
 
 
 def test_the_engine_container_is_merged_and_others_are_added() -> None:
@@ -153,7 +203,6 @@ def test_the_user_of_the_engine_is_read_where_kubernetes_reads_it(spec: dict[str
         ({"spec": []}, "podTemplate.spec must be an object with fields, not list"),
         ({"metadata": {"name": "x"}}, "podTemplate.metadata holds name"),
         ({"metadata": {"labels": {"a": 1}}}, 'put it in quotes: "1"'),
-        ({"metadata": {"labels": {"app.kubernetes.io/instance": "x"}}}, "is how the operator finds the Pods"),
         ({"spec": {"containers": {"name": "vllm"}}}, "podTemplate.spec.containers must be a list"),
         ({"spec": {"containers": ["vllm"]}}, r"podTemplate.spec.containers\[0\] needs a name"),
         ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] needs a name"),

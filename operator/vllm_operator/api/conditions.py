@@ -34,6 +34,8 @@ class Reason:
     # Accepted
     VALID = "Valid"
     """The spec can be understood."""
+    FIELDS_IGNORED = "FieldsIgnored"
+    """The spec can be understood, but some of `spec.podTemplate` has no effect; the message says what."""
     INVALID_SPEC = "InvalidSpec"
     """The spec contradicts itself or holds a value that cannot be used; the message says which."""
     VERSION_UNKNOWN = "VersionUnknown"

@@ -33,7 +33,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     kind_of,
 )
-from vllm_operator.cluster.observe import is_of_earlier
+from vllm_operator.cluster.observe import is_controlled_by, is_of_earlier
 from vllm_operator.cluster.recent import Recent
 from vllm_operator.upkeep.claims import is_created_by_operator
 
@@ -43,6 +43,7 @@ PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE)
 """Kinds that are deleted when they are not wished any more. Never a claim: it holds what took hours to build."""
 CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 """Where additions by others are removed. Elsewhere they are somebody's wish: a paused rollout, an address of a load balancer."""
+TEMPLATE = "spec/template/"
 _FINAL = (Invalid, Forbidden, NotFound)
 """Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
 MAX_REMEMBERED = 20_000
@@ -76,6 +77,8 @@ class Applied:
 
     children: list[Manifest] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
+    not_kept: list[str] = field(default_factory=list)
+    """Fields of Pod templates that were applied and that the object does not have so: the first one of each Deployment."""
     written: int = 0
     waiting: str | None = None
 
@@ -122,13 +125,27 @@ class Applier:
         try:
             if child is not None and child["kind"] == CLAIM.kind and not is_created_by_operator(child):
                 raise Conflict("not ours")
-            result.children.append(await self._apply_one(wish, child, result))
+            result.children.append(await self._apply_ours(owner, wish, child, result))
         except (Conflict, *_FINAL) as error:
             if isinstance(error, Conflict) and not await self._is_foreign(wish):
                 raise
             result.refusals.append(Refusal(wish["kind"], wish["metadata"]["name"], _foreign_owner(wish, error)))
             if child is not None:
                 result.children.append(await self._without_owner(wish, child, error, result))
+
+    async def _apply_ours(self, owner: Manifest, wish: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        """Apply one child, also where somebody has changed the labels by which it is found."""
+        try:
+            now = await self._apply_one(wish, child, result)
+        except Conflict:
+            live = await self._find(wish) if child is None else None
+            if live is None or not is_controlled_by(live, owner):
+                raise
+            now = await self._apply_one(wish, live, result)
+        digest, place = self._accepted.get(now["metadata"].get("uid", "")) or ("", "")
+        if digest and place.startswith(TEMPLATE) and kind_of(now) == DEPLOYMENT:
+            result.not_kept.append(place.replace("/", "."))
+        return now
 
     async def _apply_one(self, wish: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         if child is None:

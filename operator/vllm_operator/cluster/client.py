@@ -1,4 +1,4 @@
-"""What the operator asks of a Kubernetes API server: nine verbs on plain dictionaries.
+"""What the operator asks of a Kubernetes API server: eleven verbs on plain dictionaries.
 
 Manifests are camelCase dictionaries as they go over the wire, never typed models: a model of an older
 schema drops the fields that it does not know, and writing it back would delete them.
@@ -166,6 +166,9 @@ class ClusterClient(Protocol):
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. Raises NotFound."""
+
+    async def get_path(self, path: str) -> Manifest:
+        """Read a JSON document of the API server that is no object, for example `/version`."""
 
     async def find(
         self,

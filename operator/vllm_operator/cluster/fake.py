@@ -56,6 +56,8 @@ class FakeCluster:
     log_requests: list[LogRequest] = field(default_factory=list)
     absent: set[Kind] = field(default_factory=set)
     """Kinds that this API server does not serve."""
+    documents: dict[str, Manifest] = field(default_factory=dict)
+    """What it says beside objects, by path."""
     _objects: dict[Identity, Manifest] = field(default_factory=dict)
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
@@ -113,6 +115,13 @@ class FakeCluster:
         """Read one object."""
         await self._enter("get", kind)
         return _copied(self._existing(kind, name, namespace))
+
+    async def get_path(self, path: str) -> Manifest:
+        """Read a document."""
+        await self._enter("get_path", None)
+        if path not in self.documents:
+            raise NotFound("the server could not find the requested resource")
+        return _copied(self.documents[path])
 
     async def find(
         self,
@@ -222,10 +231,11 @@ class FakeCluster:
 
     # the inside
 
-    async def _enter(self, verb: str, kind: Kind) -> None:
+    async def _enter(self, verb: str, kind: Kind | None) -> None:
         await asyncio.sleep(0)
         self.calls[verb] += 1
-        for key in ((verb, kind.kind), (verb, "*"), ("*", kind.kind), ("*", "*")):
+        name = kind.kind if kind else "*"
+        for key in ((verb, name), (verb, "*"), ("*", name), ("*", "*")):
             fault = self._faults.get(key)
             if fault is not None:
                 fault.times -= 1

@@ -81,7 +81,7 @@ class KubeClient:
         return await self._call("GET", kind.path(namespace, name), kind)
 
     async def get_path(self, path: str) -> Manifest:
-        """Read any JSON document of the API server, for example `/version` or `/apis/GROUP/VERSION`."""
+        """Read a JSON document of the API server that is no object, for example `/version`."""
         return await self._call("GET", path, None)
 
     async def find(

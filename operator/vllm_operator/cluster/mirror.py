@@ -1,8 +1,8 @@
 """A client that answers from memory what the watches keep up to date.
 
 Most of what a reconciliation reads has just come in by a watch. Asking the API server for it again, six times per
-reconciliation, was two thirds of all work, there and here. So VLLMDeployments and what bears our labels are kept as
-they were last seen; everything else, and all writes, go to the API server.
+reconciliation, was two thirds of all work, there and here. So VLLMDeployments, what bears our labels and Pods of ours are
+kept as they were last seen; everything else, and all writes, go to the API server.
 
 What makes this safe:
 
@@ -23,13 +23,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import labels as names
+from vllm_operator.cluster import client
 from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
+from vllm_operator.cluster.selectors import children_of, selector_of
+from vllm_operator.rendering.pod_owner import instance_of
 
 Place = tuple[str, str]
 """Namespace and name of any object."""
 
 _NOT_APPLIED = (VLLM_DEPLOYMENT, POD)
-_OURS = {names.MANAGED_BY_LABEL: names.MANAGED_BY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +86,25 @@ class Mirror:
         listed = [item for namespace in namespaces or (None,) for item in await self._client.find(VLLM_DEPLOYMENT, namespace)]
         return [_place(item) for item in listed]
 
-    def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> bool:
-        """Take what a watch tells. Whether it is news: something to look at."""
+    def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
+        """Take what a watch tells. Returns the VLLMDeployments to look at; none if it is no news.
+
+        A child whose labels were changed concerns the VLLMDeployment that it belongs to by its labels, and the one that it
+        belonged to before.
+        """
         key = key_of(kind, manifest)
-        if kind not in self._kept or key is None:
-            return True
+        if kind not in self._kept:
+            return {key} if key is not None else set()
         known = self._kept[kind].get(_place(manifest))
         version = _version(manifest)
         if known is not None and (known.version > version or (known.version == version and known.told and not deleted)):
-            return False
-        self._keep(kind, manifest, _Kept(version, key, None if deleted else _packed(kind, manifest)))
-        return True
+            return set()
+        former = known.key if known is not None else None
+        if (kept_key := key or former) is None:
+            return set()
+        packed = None if deleted or key is None else _packed(kind, manifest)
+        self._keep(kind, manifest, _Kept(version, kept_key, packed))
+        return {concerned for concerned in (key, former) if concerned is not None}
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. What is not known is asked for: it may lack our labels, and nothing is believed to be gone unseen."""
@@ -102,6 +112,10 @@ class Mirror:
         if known is not None and known.packed is not None:
             return _unpacked(known.packed)
         return await self._client.get(kind, name, namespace)
+
+    async def get_path(self, path: str) -> Manifest:
+        """Read a document."""
+        return await self._client.get_path(path)
 
     async def find(
         self,
@@ -114,7 +128,7 @@ class Mirror:
     ) -> Sequence[Manifest]:
         """List objects: the children of one VLLMDeployment from memory."""
         instance = (labels or {}).get(names.INSTANCE_LABEL)
-        of_one = namespace is not None and instance is not None and labels == {**_OURS, names.INSTANCE_LABEL: instance} and not fields
+        of_one = namespace is not None and instance is not None and labels == children_of(kind, instance) and not fields
         if not of_one or kind not in self._kept or kind == VLLM_DEPLOYMENT:
             return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
         return list(self._found(kind, (str(namespace), str(instance))))
@@ -155,16 +169,17 @@ class Mirror:
 
     async def _load(self, kind: Kind, namespaces: Sequence[str]) -> set[Key]:
         before = dict(self._kept.get(kind, {}))
-        selector = None if kind == VLLM_DEPLOYMENT else _OURS
+        selector = selector_of(kind)
         listed = [item for namespace in namespaces or (None,) for item in await self._client.find(kind, namespace, labels=selector)]
         kept = self._kept.setdefault(kind, {})
-        changed = {key_of(kind, item) for item in listed if self.note(kind, item)}
+        changed = {key for item in listed for key in self.note(kind, item)}
         for place in before.keys() - {_place(item) for item in listed}:
             if kept.get(place) is before[place]:  # else it came back while we were listing
                 del kept[place]
                 self._index(kind, place, before[place].key, None)
-                changed.add(before[place].key if before[place].packed is not None else None)
-        return {key for key in changed if key is not None}
+                if before[place].packed is not None:
+                    changed.add(before[place].key)
+        return changed
 
     def _drop(self, kind: Kind) -> None:
         del self._kept[kind]
@@ -209,9 +224,15 @@ class Mirror:
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
-    """The key of the VLLMDeployment that an object is or belongs to; None if it belongs to none."""
+    """The key of the VLLMDeployment that an object is or belongs to, by its labels; None if it belongs to none."""
     metadata: Mapping[str, Any] = manifest.get("metadata") or {}
-    name = metadata.get("name") if kind == VLLM_DEPLOYMENT else (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
+    match kind:
+        case client.VLLM_DEPLOYMENT:
+            name = metadata.get("name")
+        case client.POD:
+            name = instance_of(manifest)
+        case _:
+            name = (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
     namespace = metadata.get("namespace")
     return (namespace, name) if namespace and name else None
 
@@ -226,7 +247,7 @@ def _version(manifest: Manifest) -> int:
 
 
 def _is_ours(kind: Kind, manifest: Manifest) -> bool:
-    return kind == VLLM_DEPLOYMENT or (manifest["metadata"].get("labels") or {}).get(names.MANAGED_BY_LABEL) == names.MANAGED_BY
+    return selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
 
 
 def _wish(manifest: Manifest) -> tuple[Any, ...]:

@@ -2,9 +2,13 @@
 
 All of it, each time, whatever the event was that led here: an event only says that something happened. The client may
 answer from memory what watches keep up to date (`vllm_operator.cluster.mirror`).
+
+Children are found by label. Tools and webhooks change labels of live objects, so the Deployments and the Service are also
+looked for by name, and known by their owner.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +25,15 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
+from vllm_operator.cluster.selectors import children_of
+from vllm_operator.rendering.pod_owner import instance_of
+from vllm_operator.rendering.primer import primer_name
+from vllm_operator.upkeep.situation import is_primer
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A VLLMDeployment as the API server has it, and its children, found by label."""
+    """A VLLMDeployment as the API server has it, its children, and its Pods."""
 
     resource: Manifest
     children: tuple[Manifest, ...]
@@ -50,17 +58,44 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
         return None
     if resource["metadata"].get("deletionTimestamp"):
         return None
-    selector = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: name}
-    kinds = [DEPLOYMENT, SERVICE, CLAIM, POD]
-    if _has_device_claims(resource):
-        kinds.append(CLAIM_TEMPLATE)
-    found = await asyncio.gather(*(client.find(kind, namespace, labels=selector) for kind in kinds))
-    by_kind = dict(zip(kinds, found, strict=True))
-    if CLAIM_TEMPLATE not in by_kind and any(_asks_for_devices(deployment) for deployment in by_kind[DEPLOYMENT]):
+    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _has_device_claims(resource) else ())]
+    pods, found = await asyncio.gather(
+        find_pods(client, namespace, name),
+        asyncio.gather(*(client.find(kind, namespace, labels=children_of(kind, name)) for kind in kinds)),
+    )
+    children = [child for listed in found for child in listed if not _is_of_another(child, name)]
+    children += await _relabelled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
+    if CLAIM_TEMPLATE not in kinds and any(_asks_for_devices(child) for child in children if child["kind"] == DEPLOYMENT.kind):
         # a rollout that was held back for longer than the plan of its claims
-        by_kind[CLAIM_TEMPLATE] = await client.find(CLAIM_TEMPLATE, namespace, labels=selector)
-    pods = tuple(by_kind.pop(POD))
-    return Snapshot(resource, tuple(child for children in by_kind.values() for child in children), pods)
+        children += await client.find(CLAIM_TEMPLATE, namespace, labels=children_of(CLAIM_TEMPLATE, name))
+    return Snapshot(resource, tuple(children), pods)
+
+
+async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[Manifest, ...]:
+    """The Pods of a VLLMDeployment, those of its primer and of its Jobs included. Raises ClusterError."""
+    found = await client.find(POD, namespace, labels=children_of(POD, name))
+    return tuple(pod for pod in found if instance_of(pod) == name)
+
+
+async def _relabelled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
+    """The Deployments and the Service that exist and do not have our labels any more."""
+    if not (resource.get("status") or {}).get("plan"):
+        return []  # nothing was applied yet
+    metadata = resource["metadata"]
+    wanted = [(DEPLOYMENT, metadata["name"]), (SERVICE, metadata["name"])]
+    if has_primer:
+        wanted.append((DEPLOYMENT, primer_name(metadata["name"])))
+    known = {(child["kind"], child["metadata"]["name"]) for child in found}
+    missing = [(kind, name) for kind, name in wanted if (kind.kind, name) not in known]
+    looked = await asyncio.gather(*(_get(client, kind, name, metadata["namespace"]) for kind, name in missing))
+    return [child for child in looked if child is not None and is_controlled_by(child, resource)]
+
+
+async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> Manifest | None:
+    try:
+        return await client.get(kind, name, namespace)
+    except NotFound:
+        return None
 
 
 def _has_device_claims(resource: Manifest) -> bool:
@@ -85,10 +120,19 @@ async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str 
     for child in snapshot.children:
         if child["kind"] == CLAIM.kind and child["metadata"]["name"] == claim_name:
             return child
-    try:
-        return await client.get(CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
-    except NotFound:
-        return None
+    return await _get(client, CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
+
+
+def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
+    """Whether a child names an object, by its uid, as the owner that controls it."""
+    owners = child["metadata"].get("ownerReferences") or ()
+    return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
+
+
+def _is_of_another(child: Manifest, name: str) -> bool:
+    """Whether a child belongs to a VLLMDeployment of another name, whatever its labels say."""
+    owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
+    return bool(owners) and name not in owners
 
 
 def is_of_earlier(child: Manifest, owner: Manifest) -> bool:

@@ -18,6 +18,12 @@ class Verdict:
 ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
 
 
+def not_accepted(verdict: Verdict) -> "Outcome":
+    """The outcome for a spec that is not accepted."""
+    message = f"Nothing is planned, because the spec is not accepted ({verdict.reason}); see the condition Accepted."
+    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The result of planning one VLLMDeployment.

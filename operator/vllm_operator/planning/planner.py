@@ -26,12 +26,12 @@ from vllm_operator.planning.engine.version import ResolvedVersion, resolve_versi
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
 from vllm_operator.planning.pinning import keep_plan, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
-from vllm_operator.planning.pod_template import PodTemplateError, check_pod_template, run_as_user
+from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 from vllm_operator.planning.standing import digest_of, is_in_force
 from vllm_operator.planning.storage.cache_key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.planning.storage.volumes import about_unknown_size, plan_weights
@@ -104,13 +104,13 @@ class _Planner:
         """Plan anew."""
         premises = self._premises()
         if isinstance(premises, Verdict):
-            return _not_accepted(premises)
+            return not_accepted(premises)
         targets = find_targets(self._request(premises), self.inventory, self.catalog.gpus, self.catalog.images)
         if isinstance(targets, Verdict):
             return Outcome(ACCEPTED, targets, None)
         target, decision = self._best(premises, targets)
         if decision.refusal is not None:
-            return _not_accepted(decision.refusal)
+            return not_accepted(decision.refusal)
         made = self._assemble(premises, target, decision)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
@@ -119,6 +119,7 @@ class _Planner:
         spec = self.resource.spec
         try:
             check_pod_template(spec.pod_template)
+            check_containers(spec.pod_template)
         except PodTemplateError as error:
             return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
@@ -272,8 +273,3 @@ def _distinct(planned: Iterable[Named]) -> list[Named]:
     for each in planned:
         first.setdefault(each.name, each)
     return list(first.values())
-
-
-def _not_accepted(verdict: Verdict) -> Outcome:
-    message = f"Nothing is planned, because the spec is not accepted ({verdict.reason}); see the condition Accepted."
-    return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)

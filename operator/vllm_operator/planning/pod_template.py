@@ -1,6 +1,6 @@
 """Checking `spec.podTemplate`: what it may hold, before anything is merged with it.
 
-Only what would break the merge itself, or the Deployment's hold on its Pods, is refused here. Everything
+Only what would break the merge itself is refused here, and a container that nothing can be merged with. Everything
 else about Pods the API server knows better, and its answer reaches the user as it is.
 """
 
@@ -12,7 +12,7 @@ from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL,
 from vllm_operator.planning.foreign import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
-"""Labels by which a Deployment and a Service find the Pods."""
+"""Labels by which the Deployment, the Service and the operator find the Pods: they keep the values that are rendered."""
 
 
 class PodTemplateError(ValueError):
@@ -77,6 +77,23 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
     _check_object(template, "podTemplate", POD_TEMPLATE)
 
 
+def check_containers(template: Mapping[str, Any] | None) -> None:
+    """Check that each container is one that the operator renders, or one that can run.
+
+    Raises:
+        PodTemplateError: A container has no image. The API server would refuse the whole Deployment.
+    """
+    spec = mapping(template, "spec")
+    for part, ours in (("containers", (CONTAINER,)), ("initContainers", ())):
+        for index, container in enumerate(map(mapping, sequence(spec.get(part)))):
+            if container.get("name") not in ours and not container.get("image"):
+                meant = f"; the container of the engine is called {CONTAINER}, in case you mean that one" if ours else ""
+                raise PodTemplateError(
+                    f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:63]}, "
+                    f"and a new one needs an image{meant}"
+                )
+
+
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:
     """The user ID that a template gives to the engine; None for the image's own user. Takes any template."""
     spec = mapping(template, "spec")
@@ -94,8 +111,6 @@ def _check_metadata(metadata: Mapping[str, Any]) -> None:
         for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
             if value is not None and not isinstance(value, str):
                 raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a text; put it in quotes: "{value}"')
-            if part == "labels" and name in SELECTOR_LABELS:
-                raise PodTemplateError(f"podTemplate.metadata.labels: {name} is how the operator finds the Pods; remove it")
 
 
 def _check_object(value: Any, path: str, rules: MergeRules) -> None:

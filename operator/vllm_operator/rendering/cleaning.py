@@ -34,9 +34,14 @@ def cleaning_script() -> str:
     return files("vllm_operator.rendering.scripts").joinpath("clean_caches.py").read_text("utf-8")
 
 
+def cleaning_prefix(name: str) -> str:
+    """How the names of the Jobs of a VLLMDeployment begin."""
+    return f"{name[:200]}-clean-"
+
+
 def cleaning_name(name: str, occasion: str) -> str:
     """Name of the Job for an occasion: equal occasions have one Job."""
-    return f"{name[:200]}-clean-{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
+    return f"{cleaning_prefix(name)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
 
 
 def render_cleaning(

@@ -4,12 +4,14 @@ The user wins. Objects are merged field by field; the lists of containers, volum
 entry by entry, told apart as Kubernetes does; tolerations are added to; all other lists are replaced. A
 null removes what the operator renders. Entries that are one thing out of several (a volume, a variable, a
 port) are replaced as a whole: a merged one would be two things at once, which the API server refuses.
+The labels by which Pods are selected keep their values.
 """
 
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, MergeRules, check_pod_template, identify
+from vllm_operator.planning.foreign import mapping
+from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
 
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or a hook has exactly one of these."""
@@ -22,7 +24,19 @@ def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] 
         PodTemplateError: The user's template cannot be merged.
     """
     check_pod_template(template)
-    return _merge_object(rendered, template or {}, POD_TEMPLATE)
+    merged = _merge_object(rendered, _without_empty_parts(template or {}), POD_TEMPLATE)
+    kept = {label: value for label, value in mapping(rendered, "metadata", "labels").items() if label in SELECTOR_LABELS}
+    merged["metadata"] = {**merged["metadata"], "labels": {**merged["metadata"]["labels"], **kept}}
+    return merged
+
+
+def _without_empty_parts(template: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what holds nothing: `spec:` with nothing below it is a null in YAML, and no Pod is without a spec."""
+    given = {name: value for name, value in template.items() if value is not None}
+    for name, part in (("metadata", "labels"), ("spec", "containers")):
+        if name in given:
+            given[name] = {key: value for key, value in given[name].items() if key != part or value is not None}
+    return given
 
 
 def _merge_object(ours: Mapping[str, Any], theirs: Mapping[str, Any], rules: MergeRules) -> dict[str, Any]:

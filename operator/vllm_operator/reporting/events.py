@@ -57,6 +57,7 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
         if condition is None or condition.status is ConditionStatus.TRUE or follows or _told(condition, before):
             continue
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
+    yield from _ignored(scene, status)
     plan, before_plan = status.plan if scene.observation.outcome.plan else None, previous.plan
     if plan is None:
         return
@@ -69,6 +70,13 @@ def _planning(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft
     if differences and differences != mismatches(before_plan, names):
         message = scene.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
+
+
+def _ignored(scene: Scene, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """What of the spec has no effect: a slip, mostly, that shows nowhere else."""
+    now, before = _both(scene, status, ACCEPTED)
+    if now is not None and now.reason == Reason.FIELDS_IGNORED and (before is None or before.message != now.message):
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"ignored-{_digest(now.message)}")
 
 
 def _both(scene: Scene, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:

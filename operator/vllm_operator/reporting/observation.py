@@ -48,6 +48,7 @@ class Observation:
         taints: What keeps Pods off the nodes that have the GPUs of the plan, by the name of the node. Empty while no Pod waits
             for a node, and where the nodes may not be read.
         care: What is being done about the caches.
+        not_kept: Fields of the Deployment's template that were applied and that the API server, or a webhook, left out or changed.
         apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
     """
 
@@ -67,6 +68,7 @@ class Observation:
     cores: Mapping[str, float] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     care: CacheCare = NO_CARE
+    not_kept: tuple[str, ...] = ()
     apply_error: str | None = None
 
     @property

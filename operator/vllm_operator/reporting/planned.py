@@ -2,9 +2,12 @@
 
 from collections.abc import Mapping, Sequence, Set
 
-from vllm_operator.api.status import BackendChoice, ChosenBy, Plan
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan
 from vllm_operator.catalog.logged_names import LoggedNames
 from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.pod_fields import find_kept_labels
+from vllm_operator.rendering.metadata import selector_of
 from vllm_operator.reporting import wording
 from vllm_operator.reporting.scene import Scene
 
@@ -16,8 +19,14 @@ _WORTH_READING = 60
 
 
 def accepted(scene: Scene) -> Verdict:
-    """Whether the spec can be understood, as planning says."""
-    return _bounded(scene.observation.outcome.accepted)
+    """Whether the spec can be understood, as planning says, and what of it has no effect."""
+    observation = scene.observation
+    verdict = _bounded(observation.outcome.accepted)
+    kept = find_kept_labels(observation.resource.spec.pod_template, selector_of(observation.resource))
+    if verdict.status is not ConditionStatus.TRUE or not (observation.not_kept or kept):
+        return verdict
+    text = scene.messages.say("accepted.ignored", fields=observation.not_kept, kept=kept)
+    return Verdict(ConditionStatus.TRUE, Reason.FIELDS_IGNORED, text)
 
 
 def planned(scene: Scene, plan: Plan | None) -> Verdict:

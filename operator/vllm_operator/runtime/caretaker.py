@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.cluster.client import (
@@ -25,7 +24,7 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
-from vllm_operator.cluster.observe import Snapshot, read_claim
+from vllm_operator.cluster.observe import Snapshot, find_pods, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.storage.care import NO_CARE, CacheCare, Cleaning, CleaningState
@@ -165,9 +164,7 @@ class Caretaker:
             holder = await self._client.get(VLLM_DEPLOYMENT, name, namespace)
         except NotFound:
             return situation
-        selector = {labels.MANAGED_BY_LABEL: labels.MANAGED_BY, labels.INSTANCE_LABEL: name}
-        pods = await self._client.find(POD, namespace, labels=selector)
-        return replace(situation, holder=holder, holder_pods=tuple(pods))
+        return replace(situation, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
     async def _record(self, situation: Situation, upkeep: Upkeep) -> Manifest | None:
         """Write what is to be recorded; return the claim as it is then."""

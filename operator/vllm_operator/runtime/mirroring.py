@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from vllm_operator.cluster.client import ClusterError, Key, Kind, Manifest
-from vllm_operator.cluster.mirror import Mirror, key_of
+from vllm_operator.cluster.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class Mirroring:
         """Take an event of a watch: ADDED, MODIFIED, DELETED, or None where it comes from a list."""
         if type is None:
             self._doubt.set()
-        if self._mirror.note(kind, manifest, deleted=type == "DELETED") and (key := key_of(kind, manifest)) is not None:
+        for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             self._add(key)
 
     async def run(self, kinds: Sequence[Kind]) -> None:

@@ -40,9 +40,10 @@ from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, is_of_earlier, observe
+from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
 from vllm_operator.planning.standing import is_in_force
 from vllm_operator.planning.storage.care import CacheCare
 from vllm_operator.reporting.observation import Observation, Report
@@ -120,6 +121,7 @@ class Reconciler:
         self._recorder = EventRecorder(client)
         self._explanations = Explanations(client, now=now)
         self._cpu_use = CpuUse(client)
+        self._pod_schema = PodSchemas(client)
 
     async def reconcile(self, key: Key) -> Result:
         """Bring one VLLMDeployment and its status up to date.
@@ -170,6 +172,8 @@ class Reconciler:
         self, resource: VLLMDeployment, pods: Sequence[Manifest], answer: HubAnswer
     ) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
+        if (refusal := await self._pod_schema.refusal(resource.spec.pod_template)) is not None:
+            return not_accepted(refusal), lambda generation: not_accepted(refusal)
         try:
             inventory = await self._inventory.read(max_age=_age_of_picture(resource, pods))
         except Forbidden as error:
@@ -213,6 +217,7 @@ class Reconciler:
             cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
             taints=await self._taints(tended.outcome.plan, snapshot.pods),
             care=_with_refused_claims(tended.care, applied, (claim, weights)),
+            not_kept=tuple(applied.not_kept),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
         )
         return observation, look_again

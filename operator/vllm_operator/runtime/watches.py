@@ -17,7 +17,8 @@ import kopf
 import uvloop
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Kind, Manifest
+from vllm_operator.cluster.client import Kind, Manifest
+from vllm_operator.cluster.selectors import selector_of
 from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
 
 CHUNK = 500
@@ -116,10 +117,10 @@ class Watches:
         settings.persistence.finalizer = f"{labels.GROUP}/finalizer"  # never used; but it must not be a foreign name
         settings.persistence.progress_storage = NoProgress()
         settings.persistence.diffbase_storage = NoDifferences()
-        selector = f"{labels.MANAGED_BY_LABEL}={labels.MANAGED_BY}"
         for kind in self._kinds:
-            if kind != VLLM_DEPLOYMENT:
-                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = selector
+            if selector := selector_of(kind):
+                words = ",".join(f"{label}={value}" for label, value in selector.items())
+                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = words
         return settings
 
 

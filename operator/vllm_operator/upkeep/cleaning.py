@@ -13,8 +13,6 @@ from typing import Any
 
 from vllm_operator.api.labels import (
     COMPONENT_LABEL,
-    MANAGED_BY,
-    MANAGED_BY_LABEL,
     PRIMED_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
 )
@@ -23,6 +21,7 @@ from vllm_operator.planning.storage.care import Cleaning, CleaningState
 from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
 from vllm_operator.rendering.cleaning import FREE_PERCENT, render_cleaning
 from vllm_operator.rendering.metadata import Component
+from vllm_operator.rendering.pod_owner import instance_of
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.pods import Phase
 from vllm_operator.upkeep.records import Changes, is_primed
@@ -92,8 +91,7 @@ def keep_of(situation: Situation, users: Iterable[Mapping[str, Any]], pods: Iter
 def blocker_of(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | None:
     """A Pod of somebody else that mounts the whole claim, so that nobody can tell which directories it uses; None if none does."""
     for pod in pods:
-        ours = reading.text(pod, "metadata", "labels", MANAGED_BY_LABEL) == MANAGED_BY
-        if not ours and reading.text(pod, "status", "phase") not in _OVER and mounts_whole(pod.get("spec"), claim):
+        if instance_of(pod) is None and reading.text(pod, "status", "phase") not in _OVER and mounts_whole(pod.get("spec"), claim):
             return reading.text(pod, "metadata", "name")
     return None
 
