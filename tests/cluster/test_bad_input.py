@@ -239,7 +239,6 @@ async def test_what_the_api_server_refuses_is_said_in_its_words(served: Cluster,
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ({"tolerations": [{"key": "a", "effekt": "NoSchedule"}]}, "effekt: field not declared in schema"),
         ({"terminationGracePeriodSeconds": "soon"}, "terminationGracePeriodSeconds: expected numeric"),
         ({"containers": [{"name": "vllm", "resources": {"limits": {"memory": "2Gx"}}}]}, "quantities must match"),
     ],
@@ -253,6 +252,16 @@ async def test_a_slip_in_the_pod_template_is_said_and_repaired(
     assert words in message
     assert message.endswith("What is wrong there comes from spec.podTemplate: correct it.")
     assert [event["reason"] for event in await served.events()].count("ApplyFailed") == 1
+    await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+
+
+async def test_a_field_that_the_api_server_does_not_know_is_said_and_repaired(served: Cluster, operator: OperatorProcess) -> None:
+    tolerations = [{"key": "a", "effekt": "NoSchedule"}]
+    await served.create(llama(served.namespace, podTemplate={"spec": {"tolerations": tolerations}}))
+    seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "InvalidSpec"))
+    assert "podTemplate.spec.tolerations[0].effekt (did you mean effect?)" in condition(seen, "Ready")["message"]
+    assert [event["reason"] for event in await served.events()].count("InvalidSpec") == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 

@@ -72,3 +72,14 @@ async def test_an_outage_is_for_the_caller_to_try_again() -> None:
     cluster.fail("create", EVENT, Unavailable("down"))
     with pytest.raises(Unavailable):
         await record(cluster, crash(0))
+
+
+async def test_an_event_without_annotations_is_counted_all_the_same() -> None:
+    """Somebody has removed them."""
+    cluster = FakeCluster()
+    await record(cluster, crash(0))
+    [event] = cluster.all(EVENT)
+    del event["metadata"]["annotations"]
+    cluster.put(event)
+    assert await record(cluster, crash(1), crash(1)) == ["patch", None]
+    assert cluster.all(EVENT)[0]["count"] == 2

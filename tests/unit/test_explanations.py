@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.cluster.client import EVENT, Forbidden
+from vllm_operator.cluster.client import EVENT, Forbidden, Unavailable
 from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
 from vllm_operator.cluster.fake import FakeCluster
 
@@ -56,6 +56,8 @@ CREATING = pod(waiting("ContainerCreating"))
         pytest.param(pod(ended(1)), False, id="it ended by itself"),
         pytest.param(pod(ended(137, ready=True)), False, id="it serves again"),
         pytest.param({"metadata": {}}, False, id="no status at all"),
+        pytest.param({"spec": {"nodeName": "n"}, "status": {"containerStatuses": [None, 5, {"state": []}]}}, False, id="of another shape"),
+        pytest.param({"spec": [], "status": 5}, False, id="no Pod"),
     ],
 )
 def test_which_pods_puzzle(manifest: dict[str, Any], want: bool) -> None:
@@ -118,3 +120,24 @@ async def test_without_the_permission_messages_say_less() -> None:
     cluster, clock = cluster_with_event(), Clock()
     cluster.fail("find", EVENT, Forbidden("no"))
     assert await Explanations(cluster, clock=clock, now=clock.now).read([CREATING], ()) == ((), None)
+
+
+async def test_events_that_cannot_be_read_now_stop_nothing_and_what_was_read_stays() -> None:
+    """Many clusters keep events in an etcd of their own."""
+    cluster, clock = cluster_with_event(), Clock()
+    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    before, _ = await explanations.read((CREATING,), ())
+    clock.seconds += MAX_AGE_SECONDS
+    cluster.fail("find", EVENT, Unavailable("etcdserver: request timed out"))
+    assert (await explanations.read((CREATING,), ()))[0] == before
+    unknown = Explanations(cluster, clock=clock, now=clock.now)
+    cluster.fail("find", EVENT, Unavailable("etcdserver: request timed out"))
+    events, again = await unknown.read((CREATING,), ())
+    assert events == ()
+    assert again is not None
+
+
+@pytest.mark.parametrize("time", ["2026-11-21T12:00:00", "yesterday", None, 5])
+async def test_an_object_without_a_time_that_can_be_read_is_asked_about(time: object) -> None:
+    odd = {**CREATING, "metadata": {**CREATING["metadata"], "creationTimestamp": time}}
+    assert len((await Explanations(cluster_with_event(), clock=Clock(), now=lambda: NOW).read((odd,), ()))[0]) == 1

@@ -166,6 +166,14 @@ def test_the_labels_of_the_pod_template_are_to_blame_only_for_nodes_that_would_d
     assert "Add sm_90 to spec.accelerator.architectures" in refusal(request, real_node("h200"))[1]
 
 
+def test_a_null_in_the_pod_template_asks_for_no_label_and_gives_no_value() -> None:
+    variable = {"name": "HF_HOME", "value": None}
+    template = {"spec": {"nodeSelector": {"team": None}, "containers": [{"name": "vllm", "env": [variable]}]}}
+    got = made(deployment(podTemplate=template), real_node("h200"))
+    assert got.product == "NVIDIA-H200"
+    assert any("You set HF_HOME to ''" in note for note in got.notes)
+
+
 def test_names_that_the_version_does_not_know_are_noted() -> None:
     engine = {"version": "0.33.0", "env": [{"name": "VLLM_USE_V1", "value": "1"}], "args": [{"name": "no-such-flag"}]}
     notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)

@@ -69,15 +69,19 @@ class EventRecorder:
             return None
         metadata = event["metadata"]
         there = await self._client.get(EVENT, metadata["name"], metadata["namespace"])
-        if (there["metadata"].get("annotations") or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
+        annotations = there["metadata"].get("annotations")
+        if (annotations or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
             return None
+        marked: Manifest = {"path": _ANNOTATION_POINTER, "value": occurrence.key}
+        if not annotations:  # somebody has removed them, and a patch adds to what is there only
+            marked = {"path": "/metadata/annotations", "value": {labels.OCCURRENCE_ANNOTATION: occurrence.key}}
         operations: list[Manifest] = [
             {"op": "test", "path": "/metadata/resourceVersion", "value": there["metadata"]["resourceVersion"]},
             {"op": "add", "path": "/count", "value": (there.get("count") or 1) + 1},
             {"op": "add", "path": "/lastTimestamp", "value": event["lastTimestamp"]},
             {"op": "add", "path": "/message", "value": event["message"]},
             {"op": "add", "path": "/type", "value": event["type"]},
-            {"op": "add", "path": _ANNOTATION_POINTER, "value": occurrence.key},
+            {"op": "add", **marked},
         ]
         await self._client.patch(EVENT, metadata["name"], metadata["namespace"], operations, manager=COMPONENT)
         return "patch"

@@ -9,13 +9,17 @@ are asked for three things only, none of them in the first moments of an object,
 """
 
 import asyncio
+import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from vllm_operator.cluster.client import CLAIM, EVENT, POD, ClusterClient, Forbidden, Kind, Manifest
+from vllm_operator.cluster.client import CLAIM, EVENT, POD, ClusterClient, ClusterError, Forbidden, Kind, Manifest
+from vllm_operator.reporting import reading
+
+log = logging.getLogger(__name__)
 
 MAX_PODS = 8
 """Pods that are asked about in one look; the report shows the worst ones and counts the others."""
@@ -48,8 +52,7 @@ class Explanations:
     async def read(self, pods: Sequence[Manifest], claims: Sequence[Manifest | None]) -> tuple[tuple[Manifest, ...], float | None]:
         """The events that tell something, and in how many seconds there may be more to ask; None for never.
 
-        Raises:
-            Unavailable: The API server cannot be reached.
+        Where events cannot be read, those that were read last count. Raises nothing: without events a message says less.
         """
         puzzling: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if is_puzzling(pod)][:MAX_PODS]
         pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
@@ -70,7 +73,13 @@ class Explanations:
         if uid in self._answers and self._clock() - read_at < self._holds(item):
             return known
         fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
-        events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+        try:
+            events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+        except Forbidden:
+            raise
+        except ClusterError as error:  # many clusters keep events in an etcd of their own, which may be away alone
+            log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
+            events = known
         self._answers.pop(uid, None)
         self._answers[uid] = (self._clock(), events)
         if len(self._answers) > MAX_ANSWERS:
@@ -83,32 +92,30 @@ class Explanations:
 
     def _age(self, item: Manifest) -> float:
         """Seconds since the object was created, by the clocks of the API server and of this machine."""
-        try:
-            created = datetime.fromisoformat(item["metadata"]["creationTimestamp"])
-        except (KeyError, ValueError, TypeError):
+        created = reading.moment(item, "metadata", "creationTimestamp")
+        if created is None:
             return PATIENCE_SECONDS
         # a clock that goes slow must not make it wait for ever
         return abs((self._now() - created).total_seconds())
 
 
 def is_puzzling(pod: Manifest) -> bool:
-    """Whether the status of a Pod leaves open what an event may tell."""
-    if not (pod.get("spec") or {}).get("nodeName"):
+    """Whether the status of a Pod leaves open what an event may tell. Takes any object."""
+    if not reading.text(pod, "spec", "nodeName"):
         return False  # the scheduler says why in a condition
-    status: dict[str, Any] = pod.get("status") or {}
-    containers = [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]
+    status = reading.mapping(pod, "status")
+    containers = [*reading.objects(status, "initContainerStatuses"), *reading.objects(status, "containerStatuses")]
     if not containers:
-        return bool(status.get("phase") == "Pending")
+        return reading.text(status, "phase") == "Pending"
     return any(_is_creating(container) or _was_killed(container) for container in containers)
 
 
-def _is_creating(container: Manifest) -> bool:
-    waiting = (container.get("state") or {}).get("waiting") or {}
-    return waiting.get("reason") in ("ContainerCreating", "PodInitializing")
+def _is_creating(container: Mapping[str, Any]) -> bool:
+    return reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing")
 
 
-def _was_killed(container: Manifest) -> bool:
-    if container.get("ready"):
+def _was_killed(container: Mapping[str, Any]) -> bool:
+    if reading.flag(container, "ready"):
         return False
-    ends = ((container.get(state) or {}).get("terminated") or {} for state in ("state", "lastState"))
+    ends = (reading.mapping(container, state, "terminated") for state in ("state", "lastState"))
     return any(end.get("exitCode") in KILLED and end.get("reason") != "OOMKilled" for end in ends)

@@ -47,7 +47,7 @@ class InventoryCache(Generic[Content]):
         self._read = read
         self._seconds = seconds
         self._clock = clock
-        self._lock = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
         self._read_at: float | None = None
         self._seen: tuple[Sequence[Manifest], Sequence[Manifest]] | None = None
         self._content: Content | None = None
@@ -55,23 +55,38 @@ class InventoryCache(Generic[Content]):
     async def read(self, *, max_age: float | None = None) -> Content:
         """What GPUs there are, at most `max_age` seconds old (the cache's own age if not given).
 
+        All who wait share one read, and its error: one after the other they would wait for as many time-outs as there are workers.
+
         Raises:
-            Forbidden: The operator may not list nodes.
+            ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
         """
         limit = self._seconds if max_age is None else min(max_age, self._seconds)
-        async with self._lock:  # one read for all who wait
-            if self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
-                asked_at = self._clock()
-                nodes = [_essence(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
-                seen = nodes, await self._slices()
-                if seen != self._seen:  # reading takes milliseconds for each node
-                    content = self._read(*seen)
-                    self._seen = seen
-                    if content != self._content:  # else the same object stays, by which others know that nothing has changed
-                        self._content = content
-                self._read_at = asked_at
-            assert self._content is not None
-            return self._content
+        while self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
+            begins = self._reading is None
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._refresh(), name="nodes")
+                self._reading.add_done_callback(self._has_read)
+            await asyncio.shield(self._reading)  # that one of them is cancelled does not concern the others
+            if begins:
+                break  # as fresh as it can be
+        assert self._content is not None
+        return self._content
+
+    async def _refresh(self) -> None:
+        asked_at = self._clock()
+        nodes = [_essence(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
+        seen = nodes, await self._slices()
+        if seen != self._seen:  # reading takes milliseconds for each node
+            content = self._read(*seen)
+            self._seen = seen
+            if content != self._content:  # else the same object stays, by which others know that nothing has changed
+                self._content = content
+        self._read_at = asked_at
+
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # whoever waits is told of it; nobody may wait any more
 
     async def _slices(self) -> tuple[Manifest, ...]:
         try:

@@ -51,12 +51,13 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
         arguments=arguments,
         image=read_text(container.get("image")),
         replaces_arguments="args" in container or "command" in container,
-        node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items()},
+        # a null removes what it names, here and below
+        node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
 
 
 def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
-    entries = (mapping(entry) for entry in sequence(container.get("env")))
+    entries = ({key: value for key, value in mapping(raw).items() if value is not None} for raw in sequence(container.get("env")))
     return {str(e["name"]): None if "valueFrom" in e else str(e.get("value", "")) for e in entries if "name" in e}
 
 

@@ -1,0 +1,94 @@
+"""Reading the nodes once for all who want to know, also while the API server does not answer."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from vllm_operator.cluster.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
+from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.inventory import InventoryCache
+
+GPU_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"nvidia.com/gpu.present": "true"}}}
+
+
+class SlowCluster(FakeCluster):
+    """Answers a list of nodes when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.answers = asyncio.Event()
+        self.asked = 0
+
+    async def find(self, kind: Kind, namespace: str | None = None, **query: Any) -> Sequence[Manifest]:
+        if kind == NODE:
+            self.asked += 1
+            await self.answers.wait()
+        return await super().find(kind, namespace, **query)
+
+
+class World:
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cluster = SlowCluster()
+        self.cluster.put(GPU_NODE)
+        self.cache = InventoryCache(self.cluster, lambda nodes, slices: len(nodes), seconds=30, clock=lambda: self.now)
+
+    async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[int]]:
+        """Reads that have begun."""
+        tasks = [asyncio.create_task(self.cache.read(max_age=max_age)) for _ in range(number)]
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        return tasks
+
+
+@pytest.fixture
+async def world() -> World:
+    return World()
+
+
+async def test_all_who_wait_share_one_read(world: World) -> None:
+    tasks = await world.waiting(24)
+    world.cluster.answers.set()
+    assert await asyncio.gather(*tasks) == [1] * 24
+    assert world.cluster.asked == 1
+
+
+@pytest.mark.parametrize("error", [Unavailable("timed out"), Forbidden("no")])
+async def test_they_share_its_error_and_do_not_wait_for_one_time_out_each(world: World, error: Unavailable | Forbidden) -> None:
+    tasks = await world.waiting(24)
+    world.cluster.fail("find", NODE, error)
+    world.cluster.answers.set()
+    found = await asyncio.gather(*tasks, return_exceptions=True)
+    assert {type(each) for each in found} == {type(error)}
+    assert world.cluster.asked == 1
+    assert await world.cache.read() == 1, "the next one asks again"
+
+
+async def test_that_one_is_cancelled_does_not_concern_the_others(world: World) -> None:
+    first, second = await world.waiting(2)
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
+    world.cluster.answers.set()
+    assert await second == 1
+
+
+async def test_a_read_that_began_too_long_ago_is_followed_by_another(world: World) -> None:
+    [first] = await world.waiting(1)
+    world.now += 5
+    [second] = await world.waiting(1, max_age=1.0)
+    world.cluster.answers.set()
+    assert (await first, await second) == (1, 1)
+    assert world.cluster.asked == 2
+
+
+async def test_what_is_fresh_enough_is_not_read_again(world: World) -> None:
+    world.cluster.answers.set()
+    for _ in range(3):
+        assert await world.cache.read() == 1
+    assert world.cluster.asked == 1
+    world.cluster.absent.add(NODE)
+    world.now += 31
+    with pytest.raises(NotFound):
+        await world.cache.read()
