@@ -136,6 +136,11 @@ def claim(
     return {"metadata": {"name": name, "uid": f"uid-{name}", "creationTimestamp": stamp(-400)}, "spec": spec, "status": {"phase": phase}}
 
 
+def terminating(manifest: dict[str, Any], seconds: float = -5) -> dict[str, Any]:
+    """An object that is being deleted and waits for its finalizers."""
+    return manifest | {"metadata": manifest["metadata"] | {"deletionTimestamp": stamp(seconds)}}
+
+
 def deployment(replicas: int = 1, *, updated: int | None = None, paused: bool = False, **status: Any) -> dict[str, Any]:
     counts = {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas if updated is None else updated}
     labels = {"app.kubernetes.io/instance": "vllm-a", "app.kubernetes.io/name": "vllm"}

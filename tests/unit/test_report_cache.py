@@ -70,6 +70,18 @@ CASES = {
         ("no storage class is set", "spec.cache.volume.storageClassName"),
     ),
     "not bound and nobody says why": Case(unbound(), "False", "ClaimNotBound", ("no volume has been provisioned",)),
+    "the claim is being deleted": Case(
+        o.observe(o.ready_pod(), claim=o.terminating(o.claim())),
+        "False",
+        "ClaimTerminating",
+        ("vllm-a-cache is being deleted", "no new Pod can start", "Set spec.replicas to 0 until it is gone"),
+    ),
+    "a claim that the user named is being deleted": Case(
+        o.observe(claim=o.terminating(o.claim()), spec={"cache": {"claimName": "vllm-a-cache"}}),
+        "False",
+        "ClaimTerminating",
+        ("create the claim again, or name another one in spec.cache.claimName",),
+    ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
     "no start yet": Case(o.observe(), "Unknown", "NotSeenYet", ("vllm-a-cache", o.KEY)),

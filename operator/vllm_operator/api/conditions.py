@@ -68,6 +68,8 @@ class Reason:
     """The claim named in the spec does not exist."""
     CLAIM_NOT_OWNED = "ClaimNotOwned"
     """A claim with the name of the operator's own exists, and the operator did not create it. Also a reason of Starting."""
+    CLAIM_TERMINATING = "ClaimTerminating"
+    """The claim is being deleted: it goes once no Pod uses it, and no new Pod can start until then."""
     CLAIM_READ_ONLY = "ClaimReadOnly"
     """The claim can only be read, and every start writes to it."""
     NO_CLAIM = "NoClaim"

@@ -12,7 +12,13 @@ from vllm_operator.reporting.conditions import FALSE, UNKNOWN
 from vllm_operator.reporting.observation import Manifest
 from vllm_operator.reporting.scene import Scene
 
-CLAIM_TROUBLES = (Reason.CLAIM_MISSING, Reason.CLAIM_NOT_BOUND, Reason.CLAIM_NOT_OWNED, Reason.CLAIM_READ_ONLY)
+CLAIM_TROUBLES = (
+    Reason.CLAIM_MISSING,
+    Reason.CLAIM_NOT_BOUND,
+    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_READ_ONLY,
+    Reason.CLAIM_TERMINATING,
+)
 """Reasons for which no Pod can start."""
 BINDING_SECONDS = 15
 """How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
@@ -69,6 +75,9 @@ def _verdict(scene: Scene, claim: _Claim) -> Verdict | None:
     care = scene.observation.care
     if claim.name in care.foreign_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not care.held, **facts))
+    if reading.text(claim.live, "metadata", "deletionTimestamp"):
+        is_named = claim.spec is not None and claim.spec.claim_name is not None
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, say("cache.terminating", is_named=is_named, **facts))
     if reading.text(claim.live, "status", "phase") == "Lost":
         return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
     if reading.access_modes(claim.live) == ("ReadOnlyMany",):
