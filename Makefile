@@ -52,6 +52,13 @@ test-extended: $(STAMP) testenv ## What takes longer: whole products, properties
 	$(BIN)/pytest tests/unit tests/cluster -m extended $(PARALLEL) --no-loadscope-reorder
 	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
 
+SEEDS ?= 1 2 3
+SECONDS ?= 180
+
+.PHONY: chaos
+chaos: $(STAMP) testenv ## Outages, crashes and edits at random for a long time; SEEDS="1 2 3" SECONDS=180
+	$(BIN)/pytest tests/cluster/test_chaos.py --chaos-seeds "$(SEEDS)" --chaos-seconds $(SECONDS)
+
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
 	$(BIN)/pytest tests/node

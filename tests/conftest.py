@@ -14,6 +14,8 @@ settings.load_profile("quick")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the golden files instead of comparing with them")
+    parser.addoption("--chaos-seeds", default="1", help="seeds of the chaos runs, separated by spaces (1)")
+    parser.addoption("--chaos-seconds", type=float, default=20.0, help="how long things happen in each chaos run (20)")
 
 
 @pytest.fixture

@@ -5,15 +5,19 @@ certificate on its first start; that certificate is the authority in the kubecon
 account tokens. Clients verify it: nothing here turns verification off.
 """
 
+import base64
+import json
 import secrets
 import shutil
+import signal
 import tempfile
 import time
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -135,6 +139,32 @@ class ControlPlane(Startable):
         command, ready = self._component(name)
         self.processes.start(name, command)
         self.await_ready(name, ready)
+
+    def pause_component(self, name: str) -> None:
+        """Freezes one component: it keeps its connections and answers nothing."""
+        self.processes.send_signal(name, signal.SIGSTOP)
+
+    def resume_component(self, name: str) -> None:
+        """Lets a frozen component go on."""
+        self.processes.send_signal(name, signal.SIGCONT)
+
+    def compact_history(self) -> int:
+        """Makes etcd forget all but the newest revision, and returns that revision.
+
+        Whoever asks etcd for changes since an older one is told that it is gone. The API server answers watches from its
+        own memory, and so tells its clients `410 Gone` once it has been started again.
+        """
+        newest = self._ask_etcd("kv/range", {"key": base64.b64encode(b"/").decode()})["header"]["revision"]
+        self._ask_etcd("kv/compaction", {"revision": newest})
+        return int(newest)
+
+    def _ask_etcd(self, path: str, body: dict[str, object]) -> dict[str, Any]:
+        url = f"http://127.0.0.1:{self._setup.etcd_port}/v3/{path}"
+        request = urllib.request.Request(url, data=json.dumps(body).encode(), headers={"Content-Type": "application/json"})
+        # without proxies, as in `testenv.api`
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10.0) as response:
+            answer: dict[str, Any] = json.load(response)
+            return answer
 
     def client(self) -> ApiClient:
         """A client that acts as a cluster administrator."""

@@ -115,6 +115,10 @@ class ProcessGroup:
             child.wait()
         self._record()
 
+    def send_signal(self, name: str, number: signal.Signals) -> None:
+        """Sends a signal to a process that was started here and lives."""
+        _signal([self._identities[name]], number)
+
     def stop_all(self) -> None:
         """Ends all that was started here."""
         end(list(self._identities.values()))

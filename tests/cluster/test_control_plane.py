@@ -224,6 +224,28 @@ async def test_an_outage_of_the_api_server_loses_nothing(cluster: Cluster) -> No
     assert (await cluster.wait_for("ConfigMap", "kept", bool))["metadata"]["name"] == "kept"
 
 
+async def test_a_watch_from_a_revision_that_is_gone_is_told_so(cluster: Cluster) -> None:
+    plane = cluster.environment.control_plane
+    path = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
+    old = (await cluster.request("GET", path))["metadata"]["resourceVersion"]
+    await cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "later"}})
+    assert await asyncio.to_thread(plane.compact_history) > int(old)
+    await asyncio.to_thread(plane.stop_component, "kube-apiserver", kill=True)
+    await asyncio.to_thread(plane.start_component, "kube-apiserver")
+    said = await cluster.read(path, watch="1", resourceVersion=old, timeoutSeconds="1")
+    assert '"code":410' in said
+
+
+async def test_a_frozen_api_server_answers_once_it_goes_on(cluster: Cluster) -> None:
+    plane = cluster.environment.control_plane
+    plane.pause_component("kube-apiserver")
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.5):
+            await cluster.list_all("ConfigMap")
+    plane.resume_component("kube-apiserver")
+    assert await cluster.list_all("ConfigMap")
+
+
 async def test_an_account_may_do_what_is_bound_to_it_and_every_request_is_on_record(
     cluster: Cluster, audit: AuditTrail, tmp_path: Path
 ) -> None:

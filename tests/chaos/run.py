@@ -1,0 +1,313 @@
+"""One run: things happen at random for a while, then everything must settle, and nothing may be lost, foreign or unexplained."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from random import Random
+
+import aiohttp
+import yaml
+
+from chaos.acts import Acts, draw
+from chaos.client import EXISTS, GONE, INVALID, PatientCluster
+from chaos.foreign import ForeignObjects, look_alikes
+from chaos.journal import Journal
+from chaos.outages import Outages
+from chaos.pods import ENGINE, Pods, crashes
+from chaos.statuses import serves_for, unexplained, untrue
+from chaos.updates import lost_updates
+from chaos.users import SERVABLE, Users
+from chaos.volumes import Volumes
+from support.account import ACCOUNT
+from support.audit import AuditTrail
+from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready
+from support.operator_process import OperatorProcess, condition, has
+
+NAMES = ("first", "second", "third")
+TAKEN = "taken"
+"""A VLLMDeployment whose claim's name a user's own claim has."""
+PAUSES = (0.0, 0.0, 0.1, 0.5, 2.0)
+SETTLED_WITHIN = 150.0
+IDLE_SECONDS = 6.0
+EXPECTED = (GONE, EXISTS, INVALID)
+FORBIDDEN_WORDS = ("Traceback", "never retrieved", "never awaited", "OperatorFailed")
+CHILDREN = ("Deployment", "ReplicaSet", "Service", "Pod", "Job", "PersistentVolumeClaim", "ResourceClaimTemplate")
+
+
+class Run:
+    """A run on the namespace of a test.
+
+    Args:
+        client: A client of the namespace.
+        operator: The operator that serves it.
+        seed: What happens is drawn from it: the same for each run, although not what it meets.
+        folder: For the volumes, and for the state if something is wrong.
+        nodes: A node that may be lost, and one that stays.
+        node_kind: Their kind of machine.
+    """
+
+    def __init__(
+        self, client: PatientCluster, operator: OperatorProcess, *, seed: int, folder: Path, nodes: tuple[str, str], node_kind: str
+    ) -> None:
+        self.journal = Journal(seed)
+        self._client = client
+        self._operator = operator
+        self._folder = folder
+        self._steady = nodes[1]
+        self._foreign = ForeignObjects(client)
+        self._users = Users(client, self._foreign, self.journal, NAMES)
+        self._pods = Pods(client, Simulator(client))
+        self._outages = Outages(client, operator, self.journal, nodes[0], node_kind)
+        self.volumes = Volumes(client, self.journal, folder / "volumes")
+        self._audit = AuditTrail(client.environment.control_plane.audit_log)
+        self._account = f"system:serviceaccount:{client.namespace}:{ACCOUNT}"
+
+    async def run(self, seconds: float) -> None:
+        """Runs for so long, settles, and checks; what is wrong is in the journal afterwards."""
+        try:
+            await self._prepare()
+            async with self._background():
+                await self._act(seconds)
+                await self._expire_watches()
+                await self._settle()
+                await self._check_settled()
+                await self._check_a_crash_is_named()
+                if self.journal.violations:
+                    await self._save_state()
+                await self._check_deletion()
+            self._check_log()
+        finally:
+            (self._folder / "acts.txt").write_text(self.journal.report())
+            (self._folder / "operator.log").write_text(self._operator.log)
+
+    async def _prepare(self) -> None:
+        for manifest in look_alikes(NAMES[0], TAKEN, self._steady):
+            await self._foreign.create(manifest)
+        await self._pods.heal()
+        for name in (*NAMES, TAKEN):
+            await self._users.apply(name, {})
+        for name in NAMES:
+            await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
+
+    @contextlib.asynccontextmanager
+    async def _background(self) -> AsyncIterator[None]:
+        """Cleaning Pods run, and statuses are read again and again; an error of either ends the run."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.volumes.run()), group.create_task(self._watch_statuses())]
+            yield
+            for task in tasks:
+                task.cancel()
+
+    async def _watch_statuses(self) -> None:
+        while True:
+            for resource in await self._client.list_all("VLLMDeployment"):
+                self.journal.violate(*unexplained(resource))
+            await asyncio.sleep(0.5)
+
+    async def _act(self, seconds: float) -> None:
+        acts: Acts = {**self._users.acts, **self._pods.acts, **self._outages.acts}
+        number, end = 0, self.journal.elapsed() + seconds
+        while self.journal.elapsed() < end:
+            # each act draws from a source of its own, so that what one meets does not change the next
+            random = Random(f"{self.journal.seed}/{number}")
+            act = draw(acts, random)
+            await self._outages.check_operator()
+            try:
+                self.journal.note(await act(random))
+            except RefusedError as refused:
+                if refused.status not in EXPECTED:
+                    raise
+                self.journal.note(f"{act.__name__.strip('_').replace('_', ' ')}: refused, {refused}")
+            await asyncio.sleep(random.choice(PAUSES))
+            number += 1
+            if number % 10 == 0:
+                self.journal.violate(*await self._foreign.check())
+        self.journal.note(f"{number} acts are done")
+
+    async def _expire_watches(self) -> None:
+        """The operator must see `410 Gone` at least once: its watches begin anew, with a list."""
+        await self._outages.end()
+        await self._operator.until_says("serving", times=1)
+        before = self._lists()
+        await self._users.apply(NAMES[0], {})
+        path = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{self._client.namespace}/vllmdeployments"
+        version = (await self._client.request("GET", path))["metadata"]["resourceVersion"]
+        await self._client.patch("VLLMDeployment", NAMES[0], {"metadata": {"annotations": {"example.com/changed": "before"}}})
+        await self._outages.expire_watches()
+        if '"code":410' not in await self._client.read(path, watch="1", resourceVersion=version, timeoutSeconds="1"):
+            self.journal.violate("a watch from before the history was compacted was served")
+        async with asyncio.timeout(60):
+            while True:
+                await asyncio.sleep(0.5)
+                if self._lists() > before:
+                    break
+        self.journal.note(f"watches began anew after 410 Gone; {self._lists()} lists by {self._outages.starts} operators")
+
+    def _lists(self) -> int:
+        """How often watches of the operator have listed VLLMDeployments."""
+        asked = self._audit.requests(agent="kopf/", user=self._account)
+        return sum(request.verb == "list" and request.resource == "vllmdeployments" for request in asked)
+
+    async def _settle(self) -> None:
+        """Puts right what can be, and updates each spec a last time, some of them several times in a row."""
+        random = Random(f"{self.journal.seed}/end")
+        await self._outages.end()
+        await self._users.settle()
+        await self._pods.heal()
+        for number, name in enumerate(NAMES):
+            for spec in random.choices(SERVABLE, k=random.choice((1, 2, 3))):
+                manifest = await self._users.apply(name, spec)
+            if number == 1:
+                await self._outages.kill_operator()
+            token = f"{self.journal.seed} at the end"
+            await self._client.patch("VLLMDeployment", name, {"metadata": {"annotations": {"vllm-operator.dev/replan": token}}})
+            self.journal.note(f"the last spec of {name}: {manifest['spec']}")
+        for name in NAMES:
+            try:
+                await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
+            except AssertionError:
+                resource = await self._client.get("VLLMDeployment", name)
+                self.journal.violate(f"{name} does not serve at the end: {_conditions(resource)}")
+        await self._until_idle()
+
+    async def _until_idle(self) -> None:
+        trail = AuditTrail(self._client.environment.control_plane.audit_log)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(90):
+                while True:
+                    trail.mark()
+                    await asyncio.sleep(IDLE_SECONDS)
+                    if not trail.writes(user=self._account, namespace=self._client.namespace):
+                        return
+        asked = {(it.verb, it.resource, it.name) for it in trail.writes(user=self._account, namespace=self._client.namespace)}
+        self.journal.violate(f"it goes on writing although nothing happens: {sorted(asked)}")
+
+    async def _check_settled(self) -> None:
+        nodes, pods = await self._client.list_all("Node"), await self._client.list_all("Pod")
+        live = [child for kind in ("Deployment", "Service") for child in await self._listed(kind)]
+        for name in NAMES:
+            resource = await self._client.get("VLLMDeployment", name)
+            self.journal.violate(*lost_updates(resource, nodes, live))
+            self.journal.violate(*untrue(resource, serves_for(resource, pods)))
+        taken = await self._client.get("VLLMDeployment", TAKEN)
+        self.journal.violate(*untrue(taken, serves_for(taken, pods)))
+        await self._check_foreign()
+
+    async def _listed(self, kind: str) -> list[Manifest]:
+        return [{"kind": kind, **item} for item in await self._client.list_all(kind)]
+
+    async def _check_foreign(self) -> None:
+        self.journal.violate(*await self._foreign.check(), *self.volumes.changed())
+        plurals = {(f"{kind.lower()}s", name): kind for kind, name in self._foreign.names()}
+        for request in self._audit.writes(user=self._account, namespace=self._client.namespace):
+            if request.status < 300 and (request.resource, request.name) in plurals and not request.name.startswith(NAMES):
+                self.journal.violate(f"the operator did {request.verb} the user's {request.resource} {request.name}")
+
+    async def _check_a_crash_is_named(self) -> None:
+        random = Random(f"{self.journal.seed}/crash")
+        name, recording = random.choice(NAMES), random.choice(list(crashes()))
+        resource = await self._client.get("VLLMDeployment", name)
+        pods = serves_for(resource, await self._client.list_all("Pod", selector=ENGINE))
+        if (pod := await self._fresh_pod(resource, pods)) is None:
+            return
+        self.journal.note(f"crash Pod {pod} of {name} for good with {recording}")
+        await self._pods.crash(pod, recording, times=2, backoff=60)
+        reason = crashes()[recording] if crashes()[recording] != "Unknown" else "UnknownCrash"
+        try:
+            await self._client.wait_for("VLLMDeployment", name, lambda r: _has_crashed(r, reason), within=60)
+        except AssertionError:
+            resource = await self._client.get("VLLMDeployment", name)
+            self.journal.violate(f"the crash {reason} of {pod} is not told: {_conditions(resource)}")
+        await self._pods.heal()
+
+    async def _fresh_pod(self, resource: Manifest, pods: Sequence[Manifest]) -> str | None:
+        """Replaces a Pod by one that has never crashed, and returns its name; None if nothing serves."""
+        known = {pod["metadata"]["name"] for pod in pods}
+        ready = [pod["metadata"]["name"] for pod in pods if is_ready(pod)]
+        if not ready:
+            return None
+        await self._client.delete("Pod", ready[0])
+        async with asyncio.timeout(SETTLED_WITHIN):
+            while True:
+                pods = serves_for(resource, await self._client.list_all("Pod", selector=ENGINE))
+                if fresh := [pod["metadata"]["name"] for pod in pods if is_ready(pod) and pod["metadata"]["name"] not in known]:
+                    return str(fresh[0])
+                await asyncio.sleep(0.2)
+
+    async def _check_deletion(self) -> None:
+        """Everything of the operator goes with its VLLMDeployments, but claims that are to be retained."""
+        for number, name in enumerate((*NAMES, TAKEN)):
+            await self._client.delete_with("VLLMDeployment", name, ("Background", "Foreground")[number % 2])
+        # after outages the garbage collector may wait for many minutes before it tries again
+        await self._outages.restart_controllers()
+        left: list[str] = []
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(90):
+                while True:
+                    if not (left := await self._leftovers()):
+                        break
+                    await asyncio.sleep(1)
+        if left:
+            self.journal.violate(f"left behind after deletion: {', '.join(left)}")
+        await self._check_foreign()
+
+    async def _leftovers(self) -> list[str]:
+        selector = "app.kubernetes.io/name=vllm"
+        found = [
+            item for kind in CHILDREN for item in await self._client.list_all(kind, selector=selector) for item in [{"kind": kind, **item}]
+        ]
+        return sorted(
+            f"{item['kind']} {item['metadata']['name']}" for item in found if not self._is_foreign(item) and not self._may_stay(item)
+        )
+
+    def _is_foreign(self, item: Manifest) -> bool:
+        """Whether an object is a user's, or a controller has made it for one of these."""
+        owners = [(owner["kind"], owner["name"]) for owner in item["metadata"].get("ownerReferences") or ()]
+        return not self._foreign.names().isdisjoint([(item["kind"], item["metadata"]["name"]), *owners])
+
+    def _may_stay(self, item: Manifest) -> bool:
+        """Whether users have wanted an object to outlive its VLLMDeployment."""
+        instance = item["metadata"]["labels"].get("app.kubernetes.io/instance")
+        if item["kind"] == "PersistentVolumeClaim":
+            return not item["metadata"].get("ownerReferences")
+        return (
+            item["kind"] in ("Job", "Pod", "ReplicaSet")
+            and instance in self._users.orphaned
+            and not item["metadata"].get("ownerReferences")
+        )
+
+    def _check_log(self) -> None:
+        lines = self._operator.log.splitlines()
+        for number, line in enumerate(lines):
+            if any(word in line for word in FORBIDDEN_WORDS):
+                self.journal.violate("the operator's log has\n" + "\n".join(lines[max(0, number - 3) : number + 25]))
+                break
+
+    async def _save_state(self) -> None:
+        """Writes all objects into the folder."""
+        kinds = ("VLLMDeployment", *CHILDREN, "Event", "Node")
+        state = [{"kind": kind, **item} for kind in kinds for item in await self._client.list_all(kind)]
+        (self._folder / "state.yaml").write_text(yaml.safe_dump_all(state))
+
+
+def _serves(resource: Manifest) -> bool:
+    status = resource.get("status", {})
+    return bool(status.get("observedGeneration") == resource["metadata"]["generation"] and has("Ready", "True")(resource))
+
+
+def _conditions(resource: Manifest) -> str:
+    conditions = (resource.get("status") or {}).get("conditions") or ()
+    return "; ".join(f"{it['type']}={it['status']} {it['reason']}: {it['message']}" for it in conditions)
+
+
+def _has_crashed(resource: Manifest, reason: str) -> bool:
+    crashed = condition(resource, "Crashed")
+    return crashed.get("status") == "True" and crashed.get("reason") == reason and has("Ready", "False")(resource)
+
+
+@contextlib.asynccontextmanager
+async def patient(cluster: Cluster) -> AsyncIterator[PatientCluster]:
+    """A client of the same namespace whose requests outlive an outage."""
+    async with aiohttp.ClientSession() as session:
+        yield PatientCluster(cluster.environment, session, cluster.namespace)

@@ -1,0 +1,82 @@
+"""What a status must be: complete, in documented words, about the present spec, and true of the real Pods."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+from support.cluster import Manifest, is_ready
+from vllm_operator.api import labels
+from vllm_operator.api.conditions import CRASHED, ORDER, READY, Reason
+from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.reporting.terminations import load_rules
+
+LONGEST_MESSAGE = 500
+
+
+@cache
+def documented_reasons() -> frozenset[str]:
+    """Reasons that the reference names: those of the operator, and names of known crashes."""
+    own = {value for name, value in vars(Reason).items() if name.isupper()}
+    ends = load_rules()
+    return frozenset(own | {signature.id for signature in load_signatures()} | {rule.id for rule in (*ends.containers, *ends.pods)})
+
+
+def unexplained(resource: Manifest) -> list[str]:
+    """What is wrong with a status at any moment, whatever it is about."""
+    name = resource["metadata"]["name"]
+    return [f"status of {name}: {text}" for text in _unexplained(resource)]
+
+
+def _unexplained(resource: Manifest) -> Iterator[str]:
+    status, generation = resource.get("status") or {}, resource["metadata"]["generation"]
+    conditions: Sequence[Mapping[str, Any]] = status.get("conditions") or []
+    if not conditions:
+        return
+    types = [condition["type"] for condition in conditions]
+    if types != list(ORDER) and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
+        yield f"conditions are {types}"
+    if (status.get("observedGeneration") or 0) > generation:
+        yield f"it is about generation {status['observedGeneration']}, the newest is {generation}"
+    for condition in conditions:
+        reason, message = condition["reason"], condition["message"]
+        what = f"{condition['type']}={condition['status']} {reason}"
+        if reason == Reason.OPERATOR_FAILED:
+            yield f"{what}: {message}"
+        if reason not in documented_reasons():
+            yield f"{what}: no such reason is documented"
+        if not 0 < len(message) <= LONGEST_MESSAGE or not message.isprintable():
+            yield f"{what}: the message is {message!r}"
+
+
+def untrue(resource: Manifest, pods: Sequence[Manifest]) -> list[str]:
+    """What is wrong with a status once everything has settled. `pods` are those of the VLLMDeployment that serve requests."""
+    name = resource["metadata"]["name"]
+    return [f"status of {name}: {text}" for text in _untrue(resource, pods)]
+
+
+def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
+    status, generation = resource.get("status") or {}, resource["metadata"]["generation"]
+    conditions = {condition["type"]: condition for condition in status.get("conditions") or []}
+    if not conditions:
+        yield "there is none"
+        return
+    told = {status.get("observedGeneration"), *(condition.get("observedGeneration") for condition in conditions.values())}
+    if told != {generation}:
+        yield f"it is about generations {told}, the newest is {generation}"
+    serving = sum(is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
+    if (status.get("readyReplicas") or 0) != serving:
+        yield f"it tells of {status.get('readyReplicas')} ready replicas, {serving} Pods are Ready"
+    wanted = resource["spec"].get("replicas", 1)
+    if (conditions[READY]["status"] == "True") != (serving == wanted):
+        yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
+    if serving == wanted and conditions[CRASHED]["status"] == "True":
+        yield f"a crash is told although all Pods are Ready: {conditions[CRASHED]['message']}"
+    if (conditions["Accepted"]["status"], conditions["Planned"]["status"]) == ("False", "True"):
+        yield "it is planned, but not accepted"
+
+
+def serves_for(resource: Manifest, pods: Sequence[Manifest]) -> list[Manifest]:
+    """The Pods that belong to a VLLMDeployment and are there to serve: those of its Deployment's ReplicaSets."""
+    name = resource["metadata"]["name"]
+    selector = {labels.NAME_LABEL: labels.NAME, labels.INSTANCE_LABEL: name, labels.COMPONENT_LABEL: "engine"}
+    return [pod for pod in pods if selector.items() <= pod["metadata"].get("labels", {}).items() and pod["metadata"].get("ownerReferences")]

@@ -1,0 +1,42 @@
+"""That the last update of each spec is applied: the Deployment is what a fresh plan of this spec asks for."""
+
+from collections.abc import Sequence
+
+from support.cluster import Manifest
+from support.plans import known
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.ownership import differs
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.planner import plan
+from vllm_operator.planning.remediation.in_force import carried_out
+from vllm_operator.rendering.manifests import render
+
+COMPARED = ("Deployment", "Service")
+
+
+def lost_updates(manifest: Manifest, nodes: Sequence[Manifest], live: Sequence[Manifest]) -> list[str]:
+    """Says which children of a VLLMDeployment are not as its present spec asks for.
+
+    Args:
+        manifest: The VLLMDeployment; only the remedies in force and the generation of its caches are taken from its status.
+        nodes: All nodes.
+        live: The Deployments and Services of the namespace.
+    """
+    catalog = known()
+    resource = VLLMDeployment.parse(manifest)
+    generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
+    fresh = VLLMDeployment.parse({**manifest, "status": {**manifest.get("status", {}), "plan": None}})
+    outcome = plan(fresh, read_inventory(nodes, (), catalog.gpus), catalog, cache_generation=generation)
+    name = resource.metadata.name
+    if outcome.plan is None:
+        return [f"{name} cannot be planned: {outcome.planned.message}"]
+    found = {(child["kind"], child["metadata"]["name"]): child for child in live}
+    lost = []
+    for wanted in render(*carried_out(fresh, outcome.plan)):
+        if wanted["kind"] not in COMPARED:
+            continue
+        child = found.get((wanted["kind"], wanted["metadata"]["name"]))
+        where = differs(wanted["spec"], child["spec"]) if child else ()
+        if where is not None:
+            lost.append(f"{wanted['kind']} {wanted['metadata']['name']} is not as the spec asks for: {'.'.join(where) or 'it is missing'}")
+    return lost

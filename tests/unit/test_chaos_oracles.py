@@ -1,0 +1,118 @@
+"""The chaos runs would notice: each of their checks is shown what it must find, and what it must not."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from chaos.foreign import claim, differences, essence, labels_like, traces
+from chaos.statuses import unexplained, untrue
+from chaos.updates import lost_updates
+from chaos.volumes import Volume
+from support.gpus import real_node
+from support.operator_process import llama
+from support.plans import known
+from vllm_operator.api.conditions import ORDER
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.planning.planner import plan
+from vllm_operator.rendering.manifests import render
+
+Manifest = dict[str, Any]
+NODE: Manifest = {"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm")}
+
+
+def resource(**ready: Any) -> Manifest:
+    healthy: dict[str, tuple[str, str]] = {"Starting": ("False", "Started"), "Crashed": ("False", "NoCrash")}
+    conditions: list[Manifest] = []
+    for type in ORDER:
+        status, reason = healthy.get(type, ("True", "Serving"))
+        conditions.append({"type": type, "status": status, "reason": reason, "message": "All is well.", "observedGeneration": 2})
+    conditions[0] |= ready
+    told = {"observedGeneration": 2, "readyReplicas": 1, "conditions": conditions}
+    metadata: Manifest = {"name": "llama", "generation": 2, "uid": "u", "namespace": "default"}
+    return {**llama("default"), "metadata": metadata, "status": told}
+
+
+def pod(*, ready: bool = True) -> Manifest:
+    return {"metadata": {"name": "llama-1"}, "status": {"conditions": [{"type": "Ready", "status": str(ready)}]}}
+
+
+def test_a_status_that_is_right_is_not_complained_of() -> None:
+    assert unexplained(resource()) == []
+    assert untrue(resource(), [pod()]) == []
+
+
+@pytest.mark.parametrize(
+    ("ready", "words"),
+    [
+        ({"reason": "OperatorFailed", "message": "KeyError"}, "OperatorFailed: KeyError"),
+        ({"reason": "SomethingElse"}, "no such reason is documented"),
+        ({"message": ""}, "the message is ''"),
+        ({"message": "x" * 501}, "the message is"),
+        ({"message": "a\x1bb"}, "the message is"),
+    ],
+)
+def test_a_condition_that_explains_nothing_is_found(ready: Manifest, words: str) -> None:
+    [found] = unexplained(resource(**ready))
+    assert words in found
+
+
+@pytest.mark.parametrize(
+    ("seen", "pods", "words"),
+    [
+        (resource(), [], "it tells of 1 ready replicas, 0 Pods are Ready"),
+        (resource(), [pod(ready=False)], "Ready is True with 0 of 1 Pods Ready"),
+        (resource(status="False"), [pod()], "Ready is False with 1 of 1 Pods Ready"),
+        (resource(observedGeneration=1), [pod()], "the newest is 2"),
+    ],
+)
+def test_a_status_that_contradicts_the_pods_is_found(seen: Manifest, pods: list[Manifest], words: str) -> None:
+    assert any(words in found for found in untrue(seen, pods))
+
+
+def test_what_was_done_to_an_object_of_a_user_is_found() -> None:
+    before = claim("mine", uid="u", resourceVersion="1") | {"status": {"phase": "Bound"}}
+    unchanged = before | {"metadata": before["metadata"] | {"resourceVersion": "2"}, "status": {"phase": "Lost"}}
+    assert differences(essence(before), essence(unchanged)) == []
+    touched = before | {"metadata": before["metadata"] | {"labels": labels_like("llama", "cache")}}
+    [found] = differences(essence(before), essence(touched))
+    assert found.startswith("metadata.labels: None became")
+    managed = before | {"metadata": before["metadata"] | {"managedFields": [{"manager": "kubectl"}, {"manager": "vllm-operator-cache"}]}}
+    assert traces(managed) == ["vllm-operator-cache"]
+
+
+def served() -> tuple[Manifest, list[Manifest]]:
+    """A VLLMDeployment and its children as they should be."""
+    manifest = llama("default")
+    manifest["metadata"] |= {"generation": 1, "uid": "u"}
+    parsed = VLLMDeployment.parse(manifest)
+    outcome = plan(parsed, read_inventory([NODE], (), known().gpus), known())
+    assert outcome.plan is not None
+    return manifest, list(render(parsed, outcome.plan))
+
+
+def test_an_update_that_is_lost_is_found() -> None:
+    manifest, children = served()
+    assert lost_updates(manifest, [NODE], children) == []
+    manifest["spec"]["replicas"] = 2
+    assert lost_updates(manifest, [NODE], children) == ["Deployment llama is not as the spec asks for: replicas"]
+    manifest["spec"]["replicas"] = 1
+    assert lost_updates(manifest, [NODE], []) == [
+        f"{kind} llama is not as the spec asks for: it is missing" for kind in ("Service", "Deployment")
+    ]
+
+
+def test_a_file_of_somebody_else_that_is_changed_or_gone_is_found(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    volume = Volume(folder, outside)
+    volume.add_cache("v0.20.1-sm90-h100-tp1-12345678")
+    volume.rest()
+    assert volume.changed() == []
+    (folder / "notes.txt").write_text("other")
+    os.unlink(folder / "v0.9-link-00000004")
+    assert volume.changed() == ["notes.txt on volume volume", "v0.9-link-00000004 on volume volume"]
