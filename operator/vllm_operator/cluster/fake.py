@@ -158,8 +158,8 @@ class FakeCluster:
         kind, metadata = kind_of(manifest), manifest["metadata"]
         await self._enter("apply_status", kind)
         live = self._existing(kind, metadata["name"], metadata.get("namespace"))
-        if metadata.get("uid") not in (None, live["metadata"]["uid"]):
-            raise Conflict("the uid does not match")
+        if metadata.get("resourceVersion") not in (None, live["metadata"]["resourceVersion"]):
+            raise Conflict("the object has been modified")
         wish = {**{key: live[key] for key in ("apiVersion", "kind")}, "status": _copied(manifest.get("status", {}))}
         wish["metadata"] = {key: metadata[key] for key in ("name", "namespace") if key in metadata}
         return self._written("apply_status", kind, live, self._apply(kind, wish, live, manager, force=True, subresource="status"))

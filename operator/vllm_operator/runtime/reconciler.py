@@ -255,7 +255,8 @@ class Reconciler:
             self._metrics.wrote("delete", POD.kind)
 
     async def _write_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
-        metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "uid")}
+        # For a status the API server ignores a uid that does not fit: only the version tells a new object of the same name.
+        metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
         await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
         self._metrics.wrote("status", labels.KIND)
