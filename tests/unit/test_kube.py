@@ -8,6 +8,7 @@ from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
+from vllm_operator.cluster import kube
 from vllm_operator.cluster.client import CONFIG_MAP, POD, ClusterError, Forbidden, LogRequest, NotFound, Unauthorized, Unavailable
 from vllm_operator.cluster.connection import MissingConnectionError
 from vllm_operator.cluster.kube import KubeClient
@@ -159,6 +160,23 @@ async def test_not_allowed_not_there_and_not_now_are_told_apart(
     with pytest.raises(kind) as caught:
         await read(connect(None))
     assert type(caught.value) is kind
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_an_api_server_that_is_just_back_may_not_know_yet_who_may_do_what(
+    server: Server, connect: Connect, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    client = connect(None)
+    server.accepted = OLD if status == 403 else GOOD
+    url, client.configuration.host = client.configuration.host, "http://127.0.0.1:1"
+    with pytest.raises(Unavailable):
+        await read(client)
+    client.configuration.host, server.status = url, status
+    with pytest.raises(Unavailable, match="is back after an outage"):
+        await read(client)
+    monkeypatch.setattr(kube, "RETURNING_SECONDS", 0.0)
+    with pytest.raises(Forbidden if status == 403 else Unauthorized):
+        await read(client)
 
 
 async def test_a_log_that_may_not_be_read_is_told_as_such(server: Server, connect: Connect) -> None:

@@ -48,6 +48,8 @@ REJECTED = (
     "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
     " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
 )
+RETURNING_SECONDS = 10.0
+"""For how long after an outage a refusal says nothing: an API server that has just started answers before it knows roles and accounts."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
 
 
@@ -68,6 +70,7 @@ class KubeClient:
         self._timeout = timeout_seconds
         self._reload = reload
         self._reloading = asyncio.Lock()
+        self._lost_at = -RETURNING_SECONDS
         self._reloaded_at = -RELOAD_SECONDS
         # Streams hold a connection each, and are bounded by whoever opens them.
         configuration.connection_pool_maxsize = 0
@@ -261,6 +264,7 @@ class KubeClient:
         try:
             return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            self._lost_at = time.monotonic()
             raise Unavailable(f"{_words(error)} ({method} {self.configuration.host}{path})") from error
 
     async def _credentials(self) -> str | None:
@@ -299,6 +303,8 @@ class KubeClient:
 
     def _error(self, response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
         if response.status in (401, 403):
+            if time.monotonic() - self._lost_at < RETURNING_SECONDS:
+                return Unavailable(f"The API server is back after an outage, and refuses to {verb} {resource} so far")
             self.refused()
         return _error(response, data, verb, resource)
 
