@@ -25,6 +25,7 @@ from kubernetes.aio.client.configuration import Configuration
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cluster import deep_json
 from vllm_operator.cluster.client import Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.hub import HttpHub
@@ -67,6 +68,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
+    deep_json.install()
     try:
         return uvloop.run(serve(settings))
     except KeyboardInterrupt:

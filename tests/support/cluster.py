@@ -3,7 +3,7 @@
 import asyncio
 import json
 import ssl
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -101,6 +101,14 @@ class Cluster:
     async def create(self, manifest: Manifest) -> Manifest:
         answer: Manifest = await self.request("POST", self._path_of(manifest), body=manifest)
         return answer
+
+    async def create_text(self, manifest: Manifest, replaced: Mapping[str, str]) -> None:
+        """Create what a text says that no value here can be: `replaced` in the JSON of the manifest."""
+        text = json.dumps(manifest)
+        for old, new in replaced.items():
+            text = text.replace(old, new)
+        async with self._open("POST", self._path_of(manifest), data=text) as response:
+            await response.read()
 
     async def apply(self, manifest: Manifest, *, manager: str = "test", force: bool = True) -> Manifest:
         path = f"{self._path_of(manifest)}/{manifest['metadata']['name']}"

@@ -1,6 +1,7 @@
 """What counts as a difference between a wish and the object as the API server has it."""
 
 import copy
+import time
 from typing import Any
 
 import pytest
@@ -58,6 +59,22 @@ def test_what_the_api_server_fills_in_is_no_difference() -> None:
 )
 def test_what_is_changed_in_ours_is_a_difference(change: Manifest, want: tuple[str, ...]) -> None:
     assert differs(container(), as_served(container()) | change) == want
+
+
+def test_thousands_of_variables_are_compared_in_a_moment() -> None:
+    env = [{"name": f"A{number}", "value": "x"} for number in range(4000)]
+    wish = {"spec": {"containers": [{"name": "vllm", "env": env}]}}
+    variables: Manifest = {f'k:{{"name":"A{number}"}}': {".": {}, "f:name": {}, "f:value": {}} for number in range(4001)}
+    fields = {"f:spec": {"f:containers": {'k:{"name":"vllm"}': {"f:name": {}, "f:env": variables}}}}
+    more = [*env, {"name": "A4000", "value": "theirs"}]
+    live = {
+        "spec": {"containers": [{"name": "vllm", "env": more}]},
+        "metadata": {"managedFields": [{"manager": "other", "operation": "Update", "fieldsV1": fields}]},
+    }
+    began = time.perf_counter()
+    assert owns_more(fields, wish)
+    assert foreign_fields(live, wish, "us") == ("/spec/containers/0/env/4000",)
+    assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize(

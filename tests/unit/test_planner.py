@@ -1,5 +1,6 @@
 """From a spec and nodes to a plan: every step, what the user overrides, and how a plan is kept."""
 
+import json
 import time
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 from support.gpus import KINDS, inventory_of, real_node
 from support.plans import deployment, known, made, planned, refusal
 from vllm_operator.api.status import ChosenBy, Plan
+from vllm_operator.cluster.hub import slim
+from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.planner import plan
 
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
@@ -172,6 +175,22 @@ def test_a_null_in_the_pod_template_asks_for_no_label_and_gives_no_value() -> No
     got = made(deployment(podTemplate=template), real_node("h200"))
     assert got.product == "NVIDIA-H200"
     assert any("You set HF_HOME to ''" in note for note in got.notes)
+
+
+def test_thousands_of_unknown_names_are_counted_and_only_some_are_named() -> None:
+    env = [{"name": f"VLLM_USE_FLASHINFR_MOE_{number}", "value": "1"} for number in range(3000)]
+    template = {"spec": {"containers": [{"name": "vllm", "env": env}]}}
+    began = time.perf_counter()
+    notes = made(deployment(podTemplate=template), real_node("b200")).notes
+    assert time.perf_counter() - began < 5
+    assert any("does not know 2984 more variables and flags." in note for note in notes)
+
+
+def test_a_config_of_wild_texts_and_numbers_is_planned_with() -> None:
+    config = slim(json.loads(f'{{"model_type": "\\ud800\\u0000x", "num_attention_heads": 1{"0" * 4000}, "num_experts": 7}}'))
+    facts = {fact.name: fact.value for fact in made(deployment(), real_node("b200"), files=ModelFiles(config)).model_facts}
+    assert (facts["modelType"], facts["experts"]) == ("??x", "7")
+    assert "attentionHeads" not in facts
 
 
 def test_names_that_the_version_does_not_know_are_noted() -> None:

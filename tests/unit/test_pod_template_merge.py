@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.plans import deployment, refusal
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 from vllm_operator.rendering.pod_template import merge_pod_template
 
@@ -236,3 +237,19 @@ def test_any_template_is_merged_or_refused_and_merging_twice_is_merging_once(tem
     with contextlib.suppress(PodTemplateError):
         once = merge_pod_template(RENDERED, template)
         assert merge_pod_template(once, template) == once
+
+
+def test_a_template_that_is_too_deep_or_too_large_is_refused_before_anything_walks_through_it() -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(100):
+        deep = {"a": [deep]}
+    with pytest.raises(PodTemplateError, match="nested deeper than 50"):
+        check_pod_template({"spec": {"affinity": deep}})
+    for _ in range(300):
+        deep = {"a": [deep]}
+    _, message = refusal(deployment(podTemplate={"spec": {"affinity": deep}}))
+    assert "podTemplate is nested deeper than 50" in message
+    variables = [{"name": f"A{number}", "value": "x"} for number in range(4000)]
+    with pytest.raises(PodTemplateError, match="more than 10000 values"):
+        check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables}]}})
+    check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables[:3000]}]}})

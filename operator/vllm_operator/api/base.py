@@ -6,6 +6,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+DEPTH_LIMIT = 100
+"""Levels of an object without a schema that are read."""
+
 
 class Model(BaseModel):
     """An API object.
@@ -58,3 +61,12 @@ def checked_by(*validations: Mapping[str, str]) -> dict[str, Any]:
 
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """The name of a Kubernetes object."""
+
+
+def cut_depth(value: Any, depth: int = DEPTH_LIMIT) -> Any:
+    """Leave out what lies deeper than the limit: pydantic writes no more than 255 levels. A plan refuses what is nearly as deep."""
+    if isinstance(value, dict):
+        return {key: cut_depth(inner, depth - 1) for key, inner in value.items()} if depth else None
+    if isinstance(value, list):
+        return [cut_depth(inner, depth - 1) for inner in value] if depth else None
+    return value

@@ -5,12 +5,12 @@ because an unbounded string or list makes the cost of a CEL rule unbounded, whic
 """
 
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import Model, Name, checked_by, list_atomic, list_map, list_set, open_objects
+from vllm_operator.api.base import Model, Name, checked_by, cut_depth, list_atomic, list_map, list_set, open_objects
 from vllm_operator.api.fields import (
     Architecture,
     Backend,
@@ -276,7 +276,7 @@ class VLLMDeploymentSpec(Model):
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
     startup: StartupSpec | None = Field(default=None, description="How long a start may take.")
     remediation: RemediationSpec | None = Field(default=None, description="What to do with the known remedy of a crash.")
-    pod_template: dict[str, Any] | None = Field(
+    pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(
         default=None,
         description="Merged over the Pod template that the operator renders, lists by name; what is written here wins. "
         "Holds `metadata` and `spec` as in a Deployment.",

@@ -193,10 +193,15 @@ def slim(value: Any, depth: int = 0) -> Any:
     if depth > DEPTH_LIMIT:
         return None
     if isinstance(value, dict):
-        return {key[:TEXT_LIMIT]: slim(entry, depth + 1) for key, entry in list(value.items())[:ENTRIES_LIMIT]}
+        return {_text(key): slim(entry, depth + 1) for key, entry in list(value.items())[:ENTRIES_LIMIT]}
     if isinstance(value, list):
         return [slim(entry, depth + 1) for entry in value] if len(value) <= ENTRIES_LIMIT else []
-    return value[:TEXT_LIMIT] if isinstance(value, str) else value
+    return _text(value) if isinstance(value, str) else value
+
+
+def _text(value: str) -> str:
+    """A text as it can stand in a status: no half characters, which JSON may escape, and nothing that is not printed."""
+    return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
 
 
 async def _beginning(response: aiohttp.ClientResponse, size: int) -> bytes:

@@ -6,15 +6,16 @@ from typing import Any
 
 from vllm_operator.catalog.gpus import Version, parse_version
 
+INTEGER_LIMIT = 10**15
 _EMPTY: Mapping[str, Any] = {}
 
 
 def read_integer(value: Any) -> int | None:
-    """Return a non-negative integer from an integer or its decimal digits, else None."""
+    """Return a non-negative integer below the limit from an integer or its decimal digits, else None."""
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
-        return value if value >= 0 else None
+        return value if 0 <= value < INTEGER_LIMIT else None
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,15}", value, re.ASCII):
         return int(value)
     return None

@@ -14,6 +14,8 @@ from vllm_operator.planning.foreign import mapping, sequence
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels by which the Deployment, the Service and the operator find the Pods: they keep the values that are rendered."""
 
+DEPTH_LIMIT, VALUES_LIMIT = 50, 10_000
+
 
 class PodTemplateError(ValueError):
     """`spec.podTemplate` cannot be merged. The message says which field, and what is expected."""
@@ -68,6 +70,7 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
     """
     if template is None:
         return
+    _check_extent(template)
     unknown = sorted(set(template) - {"metadata", "spec"})
     if unknown:
         raise PodTemplateError(
@@ -92,6 +95,21 @@ def check_containers(template: Mapping[str, Any] | None) -> None:
                     f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:63]}, "
                     f"and a new one needs an image{meant}"
                 )
+
+
+def _check_extent(template: Mapping[str, Any]) -> None:
+    """Check depth and size before anything walks through it."""
+    level: list[Any] = [template]
+    count = 0
+    for _ in range(DEPTH_LIMIT):
+        level = [inner for value in level for inner in (value.values() if isinstance(value, Mapping) else value)]
+        count += len(level)
+        level = [value for value in level if isinstance(value, Mapping | list)]
+        if count > VALUES_LIMIT:
+            raise PodTemplateError(f"podTemplate holds more than {VALUES_LIMIT} values; put large data into a ConfigMap")
+        if not level:
+            return
+    raise PodTemplateError(f"podTemplate is nested deeper than {DEPTH_LIMIT}; no Pod template is")
 
 
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:

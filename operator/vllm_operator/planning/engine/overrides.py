@@ -13,8 +13,11 @@ from vllm_operator.catalog.versions import VersionTable, normalize_flag
 from vllm_operator.planning.foreign import mapping, read_text, sequence
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
+NAME_LIMIT = 128
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
 """Variables that vLLM reads outside its table of variables, or that a plugin may read."""
+UNKNOWN_LIMIT = 16
+"""Unknown variables, and flags, that are named each: looking for what one is a misspelling of takes some milliseconds."""
 LIKENESS = 0.8
 """From here on a name that is not known is taken for a misspelling (`--max-model-length`), below it for something else."""
 
@@ -101,17 +104,23 @@ def check_names(overrides: Overrides, table: VersionTable | None, replacements: 
     if table is None:
         return []
     variables = [
-        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements, table.variables)}"
+        name
         for name in overrides.variables
         if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
     ]
     flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag)]
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
-    return variables + [
+    notes = [
+        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements, table.variables)}"
+        for name in variables[:UNKNOWN_LIMIT]
+    ]
+    notes += [
         f"vLLM {table.version} does not know the flag {flag}: it refuses to start, unless a plugin of the image adds the flag."
         f"{_instead(flag, replacements, table.flags)}"
-        for flag in flags
+        for flag in flags[:UNKNOWN_LIMIT]
     ]
+    more = len(variables) + len(flags) - len(notes)
+    return [*notes, f"vLLM {table.version} does not know {more} more variables and flags."] if more else notes
 
 
 def _fields(flag: str, value: str | None) -> list[str]:
@@ -127,7 +136,7 @@ def _instead(name: str, replacements: Mapping[str, str], known: Collection[str])
     """What took the place of a name, or the known name that it is a misspelling of."""
     if name in replacements:
         return f" Use {replacements[name]} instead."
-    alike = difflib.get_close_matches(name, sorted(known), 1, LIKENESS)
+    alike = difflib.get_close_matches(name[:NAME_LIMIT], sorted(known), 1, LIKENESS)
     return f" Did you mean {alike[0]}?" if alike else ""
 
 
