@@ -5,7 +5,8 @@ is written down here a second time, from the components, on purpose: a test that
 would not notice what that table forgets.
 
 Seconds are for a DeepSeek-V3-shaped FP8 model (4 layers) on one H200 with vLLM 0.20.1: 458.8 cold, 34.9 warm. Those of
-FlashInfer, DeepGEMM and the compiled model are measured, the others are what is left, spread evenly.
+FlashInfer, DeepGEMM and the compiled model are measured, the others are what is left, spread evenly. Both starts found
+Python's bytecode beside the sources. What a container without it pays was measured with a Llama of 1.1B: 42.2 s, and 28.6 s with it.
 """
 
 from collections.abc import Mapping
@@ -51,7 +52,10 @@ def _default(text: str, environment: Mapping[str, str]) -> str:
     return place + slash + rest.replace("$USER", environment.get("USER", "root"))
 
 
+BYTECODE = "Python's bytecode"
+
 # Places in the recording, in the order in which a start comes to them.
+_IMPORTED = "non-default args"
 _LOOKING_AT_THE_MODEL = "Resolved architecture"
 _COMPILED = "torch.compile took"
 _FIRST_RUN = "Using default MoE config"
@@ -60,6 +64,16 @@ _TUNED = "Autotuning process starts"
 _GRAPHS_CAPTURED = "Graph capturing finished"
 
 CACHES = (
+    Cache(
+        name=BYTECODE,
+        seconds=13.6,
+        units=17,
+        variable="PYTHONPYCACHEPREFIX",
+        # beside the sources, which is as lost with the container as /tmp
+        default="/tmp/site",
+        file="module{unit}.pyc",
+        before=_IMPORTED,
+    ),
     Cache(
         name="torch.compile",
         seconds=10.2,

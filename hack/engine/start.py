@@ -7,6 +7,7 @@ what a real engine dies of.
     ENGINE_CHATTER  KiB of debugging messages between two stages
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -15,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine.caches import CACHES, Cache
+from engine.caches import BYTECODE, CACHES, Cache
 from engine.recording import read_first_start
 
 CONTENT = b"\x7fELF" + b"k" * 1020
@@ -85,8 +86,11 @@ class Engine:
                 f"RuntimeError: Corrupted JIT cache directory (missing kernel.cu or kernel.cubin): {path.parent}, "
                 f"please run `rm -rf {path.parent}` and restart your task."
             )
-        if path.read_bytes() == CONTENT:
+        content = path.read_bytes()
+        if content == CONTENT:
             return True
+        if cache.name == BYTECODE and content:  # Python compiles a module again only where the header of the file is not valid
+            raise EngineCrashError("EOFError: marshal data too short")
         if cache.name == "torch.compile":
             log("decorators.py:340", f"Compiling model again due to a load failure from {path}, reason: Compile cache file corrupted.")
             return False
@@ -107,11 +111,19 @@ class Engine:
         if not lines:
             self._pass(seconds)
         self._paid[cache.name] += seconds
-        if path is not None:
+        if cache.name == BYTECODE:
+            self._write_bytecode(path)
+        elif path is not None:
             if cache.name == "DeepGEMM":  # the real one renames a directory: the source is never missing for a kernel
                 self._write(path.parent / "kernel.cu")
             self._write(path)
         self._report()
+
+    def _write_bytecode(self, path: Path | None) -> None:
+        """Write as Python does: not at all if it is told so, and a failure is none."""
+        if path is not None and not os.environ.get("PYTHONDONTWRITEBYTECODE"):
+            with contextlib.suppress(OSError):
+                self._write(path)
 
     def _wait_for_baton(self, folder: Path) -> None:
         if (folder / BATON).exists():

@@ -114,6 +114,8 @@ DAMAGES = {
     "an empty DeepGEMM cubin": (cut("kernel.gemm.0/kernel.cubin"), 2, True),
     "a DeepGEMM directory without its source": (remove("kernel.gemm.3/kernel.cu"), 2, True),
     "a lock of a build that was killed": (lock, 2, True),
+    "half of the bytecode of a module": (cut("module0.pyc", 100), 2, True),
+    "an empty file of bytecode, which Python writes anew by itself": (cut("module1.pyc"), 1, False),
     "a truncated compiled model, which vLLM builds anew by itself": (cut("model-0", 10), 1, False),
 }
 

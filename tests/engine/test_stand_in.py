@@ -42,10 +42,10 @@ class Container:
 
     def start(self, **settings: str) -> subprocess.Popen[bytes]:
         """`crash_at="serving"` becomes ENGINE_CRASH_AT."""
-        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.image), "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(self.home)}
+        environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(self.image), "HOME": str(self.home)}
         environment |= {"TMPDIR": str(self.home), "ENGINE_SPEED": "5000"}
         environment |= {f"ENGINE_{name.upper()}": value for name, value in settings.items()}
-        command = [sys.executable, str(self.image / "engine" / "vllm.py"), "serve", "some/model", "--port", str(self.port)]
+        command = [sys.executable, "-B", str(self.image / "engine" / "vllm.py"), "serve", "some/model", "--port", str(self.port)]
         return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
     def run(self, **settings: str) -> tuple[int, bytes]:

@@ -8,8 +8,8 @@ import pytest
 from nodeenv import NodeEnvironment, missing_requirements
 from support import helm
 from support.cluster import Cluster
-from support.engine_image import gather_engine
-from support.engines import ENGINE_IMAGE, eventually
+from support.engine_image import gather_compiled_engine, gather_engine
+from support.engines import COMPILED_ENGINE_IMAGE, ENGINE_IMAGE, eventually
 from support.kubectl import Kubectl
 from support.sessions import build_before_tests, only_cluster, own_namespace
 from testenv.binaries import CONTROL_PLANE
@@ -37,7 +37,8 @@ def environment(request: pytest.FixtureRequest) -> Iterator[NodeEnvironment]:
         running.add_volumes(VOLUMES)
         running.images.build_operator(OPERATOR_IMAGE)
         running.images.build(ENGINE_IMAGE, gather_engine(running.folder / "engine"))
-        for image in (OPERATOR_IMAGE, ENGINE_IMAGE):
+        running.images.build(COMPILED_ENGINE_IMAGE, gather_compiled_engine(running.folder / "compiled", ENGINE_IMAGE))
+        for image in (OPERATOR_IMAGE, ENGINE_IMAGE, COMPILED_ENGINE_IMAGE):
             running.load_image(image)
         install(running)
         yield running

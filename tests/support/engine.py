@@ -49,8 +49,9 @@ class Node:
                 name: value.replace(CACHE_ROOT, str(root), 1) if value.startswith(CACHE_ROOT) else value for name, value in inside.items()
             }
             moved |= self._settings | {"ENGINE_REPORT": str(report), "PATH": os.environ["PATH"]}
+            # -B: on this volume is what the engine that is played has written, and nothing of this Python's own
             with subprocess.Popen(
-                [sys.executable, str(PROGRAM)], env=moved, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+                [sys.executable, "-B", str(PROGRAM)], env=moved, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             ) as process:
                 assert process.stdout is not None
                 lines: list[str] = []

@@ -35,3 +35,10 @@ def gather_engine(folder: Path) -> Path:
             # a frame at the margin is none; the message of an exception stands there
             path.write_text((sample.text if sample.text.startswith("  File ") else dedent(sample.text)) + "\n")
     return folder
+
+
+def gather_compiled_engine(folder: Path, image: str) -> Path:
+    """Gather what turns the engine's image into one that brings Python's bytecode, and return the folder."""
+    folder.mkdir()
+    (folder / "Dockerfile").write_text(f"FROM {image}\nRUN PYTHONDONTWRITEBYTECODE= python3 -m compileall -q /engine\n")
+    return folder

@@ -9,6 +9,8 @@ from support.cluster import Cluster, Manifest, RefusedError
 from support.operator_process import has, llama
 
 ENGINE_IMAGE = "docker.io/library/vllm-engine:test"
+COMPILED_ENGINE_IMAGE = "docker.io/library/vllm-engine-compiled:test"
+"""The same, with Python's bytecode in it."""
 ENGINE = "app.kubernetes.io/component=engine"
 SERVING = "Application startup complete"
 

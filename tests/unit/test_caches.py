@@ -6,10 +6,12 @@ from pathlib import Path
 import pytest
 
 from support.gpus import real_node
-from support.plans import deployment, made
+from support.plans import deployment, made, planned
+from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.spec import Distribution
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
+from vllm_operator.rendering.container import render_container
 
 CACHES = load_caches()
 
@@ -31,6 +33,8 @@ ALWAYS = {
     "CUDA_CACHE_PATH",
     "CUDA_CACHE_MAXSIZE",
     "OUTLINES_CACHE_DIR",
+    "PYTHONPYCACHEPREFIX",
+    "PYTHONDONTWRITEBYTECODE",
     "HF_HOME",
 }
 SINCE_0_16 = ALWAYS | {"CUTE_DSL_CACHE_DIR"}
@@ -114,6 +118,44 @@ def test_the_documentation_names_every_variable() -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "caches.md").read_text("utf-8")
     undocumented = [name for name in variables(None, Distribution.NVLLM) if f"`{name}`" not in page]
     assert undocumented == []
+
+
+def test_an_image_cannot_keep_python_from_filling_the_cache_of_bytecode() -> None:
+    """An empty value means off to Python, and a variable of a Pod beats one of its image."""
+    assert variables(None)["PYTHONDONTWRITEBYTECODE"] == ""
+    assert variables(None)["PYTHONPYCACHEPREFIX"] == f"{CACHE_ROOT}/bytecode"
+
+
+@pytest.mark.parametrize("name", ["PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"])
+def test_who_sets_a_variable_of_the_bytecode_has_his_value_and_is_told_what_it_was_for(name: str) -> None:
+    value = "" if name == "PYTHONPYCACHEPREFIX" else "1"
+    resource = deployment(engine={"version": "0.20.1", "env": [{"name": name, "value": value}]})
+    plan = made(resource, real_node("h100-sxm"))
+    [note] = [note for note in plan.notes if name in note]
+    assert note.startswith(f"You set {name} to {value!r}; the operator would set ")
+    assert [variable.name for variable in plan.env if variable.name == name] == []
+    rendered = [entry for entry in render_container(resource, plan)["env"] if entry["name"] == name]
+    assert rendered == [{"name": name, "value": value} if value else {"name": name}]
+
+
+def test_a_plan_from_before_there_was_this_cache_keeps_its_pods_as_they_are() -> None:
+    """An upgrade of the operator restarts nothing: the new variables come with the next plan."""
+    added = ("PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE")
+    resource, node = deployment(replicas=2), real_node("h100-sxm")
+    today = made(resource, node)
+    before = today.model_copy(update={"env": [variable for variable in today.env if variable.name not in added]})
+    kept = planned(resource, node, pinned=before)
+    assert kept.plan == before
+    assert render_container(resource, kept.plan) == render_container(resource, before)
+    assert {text.split()[2] for text in kept.drift} == set(added)
+    # leaving a damaged directory behind is a new key, and not a new plan
+    again = made(resource, node, pinned=before, cache_generation=1)
+    assert again.cache_key != before.cache_key
+    assert again.env == before.env
+    asked = made(deployment(replicas=2, annotations={REPLAN_ANNOTATION: "now"}), node, pinned=before)
+    assert set(added) <= {variable.name for variable in asked.env}
+    # the folder on the volume stays the same: only what is missing in it is filled
+    assert asked.cache_key == before.cache_key
 
 
 def test_a_value_that_differs_from_pod_to_pod_is_told() -> None:
