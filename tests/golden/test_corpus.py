@@ -21,6 +21,7 @@ EXPECTED: dict[str, tuple[Stage, str | None, CacheEvidence]] = {
     "hf-offline-missing": (Stage.PROCESS_START, "HfOfflineOrUnreachable", NOTHING),
     "llama-bf16-cold": (Stage.READY, None, COLD),
     "llama-bf16-warm": (Stage.READY, None, WARM),
+    "llama-bf16-warm-bytecode": (Stage.READY, None, WARM),
     "llama-tp2-cold": (Stage.READY, None, COLD),
     "mig-uuid": (Stage.PROCESS_START, "MigUuidNotInteger", NOTHING),
     "no-c-compiler": (Stage.TORCH_COMPILE, "TritonLauncherCompileFailed", NOTHING),

@@ -1,8 +1,9 @@
 """The caches of an engine: what compiles, where it is kept, and which variables say where.
 
 Measured on one H200 with a DeepSeek-V3-shaped model, a second start takes 392.6 s where two of these
-folders survive, 117.9 s where `VLLM_CACHE_ROOT` does, and 34.9 s where all of them do, all with Python's
-bytecode at hand; a Llama of 1.1B takes 42 s without that and 28 s with it. So every one of them has a folder under `CACHE_ROOT`, and what has no variable is caught by HOME.
+folders survive, 117.9 s where `VLLM_CACHE_ROOT` does, and 34.9 s where all of them do, each time with
+Python's bytecode at hand. A Llama of 1.1B takes 42 s without the bytecode, and 28 s with it. So every one of
+them has a folder under `CACHE_ROOT`, and what has no variable is caught by HOME.
 """
 
 from collections.abc import Mapping
