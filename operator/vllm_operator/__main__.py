@@ -6,6 +6,7 @@ Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imp
 
 import argparse
 import importlib
+import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -68,6 +69,9 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
             command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
     assert command is not None  # argparse has refused anything else
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not know all characters of a log or of a file
     try:
         status = command.run(parsed)
         sys.stdout.flush()

@@ -192,12 +192,16 @@ def _context_namespace(paths: list[Path]) -> str:
     documents = []
     for path in paths:
         try:
-            documents.append(yaml.safe_load(path.read_text("utf-8")) or {})
-        except (OSError, yaml.YAMLError):
+            document = yaml.safe_load(path.read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError, RecursionError):
             continue
+        if isinstance(document, dict):
+            documents.append(document)
     current = next((document["current-context"] for document in documents if document.get("current-context")), None)
     for document in documents:
-        for entry in document.get("contexts") or ():
-            if entry.get("name") == current:
-                return str((entry.get("context") or {}).get("namespace") or "default")
+        contexts = document.get("contexts")
+        for entry in contexts if isinstance(contexts, list) else ():
+            if isinstance(entry, dict) and entry.get("name") == current:
+                context = entry.get("context")
+                return str((context.get("namespace") if isinstance(context, dict) else None) or "default")
     return "default"

@@ -10,6 +10,10 @@ import yaml
 from vllm_operator.catalog.resources import YAML_LOADER
 
 STANDARD_INPUT = "-"
+DEPTH_LIMIT = 200
+"""Levels of lists and mappings: no object of Kubernetes has as many, and a parser that goes down for ever ends in a crash."""
+VALUES_LIMIT = 20_000_000
+"""Values in a file, each as often as an alias repeats it."""
 SIZE_LIMIT = 256 * 1024 * 1024
 """Bytes; the nodes of a very large cluster fit, a wrong file that never ends does not."""
 
@@ -26,7 +30,9 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     """
     name = "standard input" if path == STANDARD_INPUT else path
     try:
-        documents = list(yaml.load_all(_read_text(path, name), Loader=YAML_LOADER))
+        text = _read_text(path, name)
+        _check(text)
+        documents = list(yaml.load_all(text, Loader=YAML_LOADER))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
@@ -57,6 +63,35 @@ def _read_text(path: str, name: str) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{name} is not a text file (byte {error.start} is not UTF-8)") from error
+
+
+def _check(text: str) -> None:
+    """Refuse what would take for ever to go through, or crash the parser. Raises ValueError."""
+    sizes: dict[str, int] = {}
+    within: list[tuple[str | None, int]] = []  # the anchor of each level, and how many values it has
+    total = 0
+    for event in yaml.parse(text, Loader=YAML_LOADER):
+        size = 0
+        if isinstance(event, yaml.CollectionStartEvent):
+            within.append((event.anchor, 1))
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = within.pop()
+            sizes |= {anchor: size} if anchor else {}
+        elif isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in within):
+                raise ValueError(f"*{event.anchor} stands within what it repeats")
+            size = sizes.get(str(event.anchor), 1)
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            sizes |= {event.anchor: 1} if event.anchor else {}
+        if within:
+            within[-1] = within[-1][0], within[-1][1] + size
+        else:
+            total += size
+        if len(within) > DEPTH_LIMIT:
+            raise ValueError(f"it is nested deeper than {DEPTH_LIMIT}")
+        if total + (within[-1][1] if within else 0) > VALUES_LIMIT:
+            raise ValueError(f"it has more than {VALUES_LIMIT} values, with all aliases written out")
 
 
 def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
