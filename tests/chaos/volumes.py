@@ -24,6 +24,8 @@ CLEANING = "app.kubernetes.io/component=cleaning"
 FULL = "import os; os.statvfs = lambda path: os.statvfs_result((4096, 4096, 1000, 10, 10, 100, 10, 10, 0, 255))\n"
 """Runs before the program: one percent of the volume is free."""
 AGE_SECONDS = 86_400
+MARKER = ".vllm-operator-"
+"""Begins the name of the file by which a Pod marks the directory of its caches; the directory's name follows."""
 _FILES = {
     "models/hub/model.safetensors": "weights",
     "v2-export-20240115/data.bin": "an export that is named like a cache",
@@ -32,6 +34,8 @@ _FILES = {
     "unknown-results-0badcafe/table.csv": "1,2",
     "nvllm-v1-00000002/a": "b",
     ".leaving-home/photo.jpg": "a directory that is named like one on its way out",
+    ".deleting-home/photo.jpg": "the same, one step further",
+    f"v0.20.1-copy-0000000a/{MARKER}v0.20.1-sm90-h100-80gb-hbm3-tp1-11e89eaa": "a copy of a cache, with the mark of the other one",
     "v3-file-00000003": "a file that is named like a cache",
     "notes.txt": "notes",
 }
@@ -78,7 +82,7 @@ class Volume:
         folder = self.folder / key
         if folder.exists():
             return
-        for name in _CACHE_FILES:
+        for name in (*_CACHE_FILES, MARKER + key):
             path = folder / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(name)
