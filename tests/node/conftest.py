@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from nodeenv import NodeEnvironment, missing_requirements
+from nodeenv import NodeEnvironment, NodeError, missing_requirements
+from nodeenv.images import ImageStore
 from support import helm
 from support.cluster import Cluster
 from support.engine_image import gather_compiled_engine, gather_engine
 from support.engines import COMPILED_ENGINE_IMAGE, ENGINE_IMAGE, eventually
 from support.kubectl import Kubectl
-from support.sessions import build_before_tests, only_cluster, own_namespace
+from support.sessions import build_before_tests, needs_environment, only_cluster, own_namespace, require_node
 from testenv.binaries import CONTROL_PLANE
 from vllm_operator import __version__
 
@@ -21,18 +22,31 @@ VOLUMES = 120
 """Each claim takes one for good, and each VLLMDeployment has two: for caches and for weights."""
 
 
-_NO_NODE = pytest.StashKey[str]()
+_HERE = Path(__file__).parent
+_MISSING, _BROKEN = pytest.StashKey[str](), pytest.StashKey[str]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    session.config.stash[_NO_NODE] = missing_requirements() or build_before_tests(session, Path(__file__).parent, BINARIES)
+    session.config.stash[_MISSING] = missing_requirements()
+    session.config.stash[_BROKEN] = "" if session.config.stash[_MISSING] else build(session)
+
+
+def build(session: pytest.Session) -> str:
+    """Build what takes minutes the first time and is no test's time; return why that cannot be done."""
+    if broken := build_before_tests(session, _HERE, BINARIES):
+        return broken
+    try:
+        if needs_environment(session, _HERE):
+            ImageStore().ensure_base()
+    except NodeError as error:
+        return str(error)
+    return ""
 
 
 @pytest.fixture(scope="session")
 def environment(request: pytest.FixtureRequest) -> Iterator[NodeEnvironment]:
     """The node with both images, shared by all tests of the session."""
-    if reason := request.config.stash[_NO_NODE]:
-        pytest.skip(f"There is no node to test on: {reason}")
+    require_node(request.config.stash[_MISSING], request.config.stash[_BROKEN])
     with NodeEnvironment() as running, only_cluster(running):
         running.add_volumes(VOLUMES)
         running.images.build_operator(OPERATOR_IMAGE)

@@ -15,13 +15,18 @@ from testenv.binaries import BuildError, ensure_binaries
 from testenv.toolchain import ToolchainError
 
 
+def needs_environment(session: pytest.Session, folder: Path) -> bool:
+    """Whether a test of a folder is to run that needs the environment."""
+    needed = any(item.path.is_relative_to(folder) and "environment" in getattr(item, "fixturenames", ()) for item in session.items)
+    return needed and not session.config.option.collectonly
+
+
 def build_before_tests(session: pytest.Session, folder: Path, names: Sequence[str]) -> str:
     """Build the binaries that the tests of a folder need, if any of them is to run; return why that cannot be done.
 
     It takes minutes the first time, shows progress, and is no test's time.
     """
-    needed = any(item.path.is_relative_to(folder) and "environment" in getattr(item, "fixturenames", ()) for item in session.items)
-    if session.config.option.collectonly or not needed:
+    if not needs_environment(session, folder):
         return ""
     capture = session.config.pluginmanager.getplugin("capturemanager")
     try:
@@ -30,6 +35,14 @@ def build_before_tests(session: pytest.Session, folder: Path, names: Sequence[st
     except (BuildError, ToolchainError) as error:
         return str(error)
     return ""
+
+
+def require_node(missing: str, broken: str) -> None:
+    """Skip a test where there cannot be a node; fail it where there could be one and its parts were not built."""
+    if missing:
+        pytest.skip(f"There is no node to test on: {missing}")
+    if broken:
+        pytest.fail(f"The node could not be built: {broken}", pytrace=False)
 
 
 @contextmanager

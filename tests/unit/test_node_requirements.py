@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from nodeenv import NodeEnvironment, missing_requirements
+from support.sessions import require_node
 
 
 @pytest.fixture(autouse=True)
@@ -69,3 +70,11 @@ def test_the_node_is_stopped_and_its_data_removed_though_the_control_plane_canno
     with pytest.raises(OSError, match="stuck"):
         environment.stop()
     assert done == ["control plane", "node", "folder"]
+
+
+def test_a_node_that_could_not_be_built_is_a_failure_and_no_skip() -> None:
+    require_node("", "")
+    with pytest.raises(pytest.skip.Exception, match="A kubelet needs root"):
+        require_node("A kubelet needs root.", "")
+    with pytest.raises(pytest.fail.Exception, match="debootstrap failed"):
+        require_node("", "debootstrap failed: no network")
