@@ -1,7 +1,13 @@
 """Caches on a real API server: filled by one Pod, kept, shared, repaired, made room in."""
 
 import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -229,6 +235,63 @@ async def test_damaged_caches_are_left_behind(served: Cluster, sim: Simulator, o
     claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda c: annotations(c, "quarantined"))
     assert list(annotations(claim, "quarantined")) == [left["key"]]
     assert left["key"] not in annotations(claim, "primed")
+
+
+def run_on(volume: Path, pod: Manifest) -> Manifest:
+    """Run the program of a Job, with its own variables, on a volume on this machine."""
+    [container] = pod["spec"]["containers"]
+    variables = {variable["name"]: variable["value"] for variable in container["env"]}
+    command = [sys.executable, *container["command"][1:]]
+    here = {"CLEAN_ROOT": str(volume), "CLEAN_GRACE": "0", "CLEAN_SHARE": "100", "CLEAN_REPORT": str(volume.parent / "report")}
+    subprocess.run(command, env=variables | here, check=True)
+    told: Manifest = json.loads((volume.parent / "report").read_text())
+    return told
+
+
+def mark(volume: Path, pod: Manifest) -> Path:
+    """Let the init container of a Pod mark its directory, used for the last time a month ago; return the directory."""
+    [marker] = pod["spec"]["initContainers"]
+    mount = next(mount for mount in marker["volumeMounts"] if mount["mountPath"] == "/cache")
+    folder: Path = volume / mount["subPath"]
+    folder.mkdir(parents=True)
+    subprocess.run([part.replace("/cache/", f"{folder}/") for part in marker["command"]], check=True)
+    forget_use(folder)
+    return folder
+
+
+def forget_use(folder: Path) -> None:
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (time.time() - 30 * 86400,) * 2)
+
+
+async def test_only_what_the_claim_records_and_pods_have_marked_is_removed(
+    served: Cluster, sim: Simulator, operator: OperatorProcess, tmp_path: Path
+) -> None:
+    """From the first start with an image, through a rollout to another, to a full volume: the Job's program on a real disk."""
+    volume = tmp_path / "volume"
+    await sim.script(path="ok", pull="0", load="0")
+    await served.create(llama(served.namespace, cache={**MANY, "priming": "Never"}))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    former = mark(volume, await served.get("Pod", await the_pod(served, selector=of("engine"))))
+    for name in ("v2-export-20240115", former.name + ".bak"):
+        shutil.copytree(former, volume / name)
+    forget_use(former)
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    done = await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
+    await served.wait_for("Deployment", "llama", lambda d: d["metadata"]["generation"] > 1 and d["status"].get("updatedReplicas") == 1)
+    present = done["status"]["plan"]["cacheKey"]
+    claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda c: len(annotations(c, "used")) == 2)
+    assert set(annotations(claim, "used")) == {former.name, present}
+    pod = await the_pod(served, selector=of("engine"))
+    current = mark(volume, await served.get("Pod", pod))
+    first = b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.24.0) with config\n"
+    sim.log(pod).write(first + b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
+    await sim.change(pod, path="crash", crash_phase="ready", crash_after="0", load="hold")
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "DiskFull"))
+    cleaner = await served.wait_for_pods(selector=of("cleaning"))
+    told = run_on(volume, await served.get("Pod", cleaner[0]))
+    assert (told["removed"], told["others"], told["unmarked"]) == ([former.name], 2, 0)
+    assert {path.name for path in volume.iterdir()} == {current.name, "v2-export-20240115", former.name + ".bak"}
 
 
 async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

@@ -32,7 +32,10 @@ class Kubelet:
         """One run of the container of a Pod, from its start until it serves or dies."""
         deployment = self.fleet.deployment()
         assert deployment is not None
-        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        spec = deployment["spec"]["template"]["spec"]
+        for first in spec["initContainers"]:
+            self.node.run_first(first)
+        container = spec["containers"][0]
         environment = {variable["name"]: variable.get("value", "") for variable in container["env"]}
         folder = next(str(mount["subPath"]) for mount in container["volumeMounts"] if mount["mountPath"] == "/cache")
         start = self.node.run(environment, folder, kill_at=HANGS)
@@ -145,9 +148,16 @@ async def test_what_was_damaged_is_kept_for_inspection(kubelet: Kubelet) -> None
 async def test_a_full_volume_is_cleaned_and_the_start_ends_well(fleet: Fleet, tmp_path: Path) -> None:
     await fleet.serve()
     volume = tmp_path / "volume"
-    unused = volume / "v0.16.0-sm90-h100-tp1-00000001"
-    unused.mkdir(parents=True)
+    # an image that is not used any more: a Pod with it has run here, as the operator recorded, and left its marker
+    unused = volume / fleet.key()
+    for first in fleet.bench.deployment()["spec"]["template"]["spec"]["initContainers"]:
+        Node(volume).run_first(first)
     (unused / "big").write_bytes(b"x" * 60_000)
+    lookalike = volume / "v2-export-20240115"
+    lookalike.mkdir()
+    (lookalike / "data").write_bytes(b"x")
+    await fleet.change(engine={"version": "0.24.0"})
+    assert fleet.key() != unused.name
     kubelet = Kubelet(fleet, Node(volume, quota=140_000))
     pod = fleet.start()
     first = await kubelet.start(pod)
@@ -156,6 +166,7 @@ async def test_a_full_volume_is_cleaned_and_the_start_ends_well(fleet: Fleet, tm
     environment = {variable["name"]: variable["value"] for variable in job["spec"]["template"]["spec"]["containers"][0]["env"]}
     clean(volume, environment)
     assert not unused.exists()
+    assert (lookalike / "data").exists(), "it is somebody else's, whatever its name"
     second = await kubelet.start(pod, restarts=1)
     assert second.status == 0
     assert 0 < second.seconds < first.seconds + PAID_COLD

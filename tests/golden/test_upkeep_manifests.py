@@ -30,6 +30,7 @@ def test_primer_and_cleaning_are_as_recorded(folder: Path, golden: Callable[[Pat
         claim=address.claim,
         occasion="pod-a/0",
         node="gpu-1",
+        recorded={address.key, "v0.20.1-sm90-h200-tp1-00000000"},
         keep={address.key},
         doomed=["v0.20.1-sm90-h200-tp1-00000000"],
         is_full=True,

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import engine.caches
 from vllm_operator.catalog.paths import CACHE_ROOT
@@ -34,6 +35,14 @@ class Node:
     def __init__(self, volume: Path, *, speed: float = 5000, quota: int = 0) -> None:
         self.volume = volume
         self._settings = {"ENGINE_SPEED": str(speed), "ENGINE_QUOTA": str(quota), "ENGINE_VOLUME": str(volume)}
+
+    def run_first(self, container: Mapping[str, Any]) -> None:
+        """Run an init container to its end."""
+        [mount] = container["volumeMounts"]
+        root = self.volume / mount["subPath"]
+        root.mkdir(parents=True, exist_ok=True)
+        command = [part.replace(mount["mountPath"] + "/", f"{root}/") for part in container["command"]]
+        subprocess.run(command, check=True)
 
     def run(
         self, environment: Mapping[str, str], folder: str = "key", *, kill_after_lines: int = 0, kill_at: str = "", within: float = 60

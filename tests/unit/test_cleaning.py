@@ -1,10 +1,7 @@
 """Making room on a full volume: the Job, what it may not touch, and what is said of it."""
 
 import json
-import os
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +9,12 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import Bench
+from support.volumes import GENERATION, OLD, age, clean
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, JOB, POD, Forbidden
-from vllm_operator.rendering.cleaning import cleaning_script
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, VLLM_DEPLOYMENT, Forbidden
 from vllm_operator.startup.state import Crash, Stage, StartupState
 
 FULL = Crash(signature="DiskFull", cause="A volume is full.", remedy=None, reference=None, line="[Errno 28] No space left on device")
-OLD, OLDER, USED, GENERATION = (
-    "v0.16.0-sm90-h100-tp1-00000001",
-    "v0.15.0-sm90-h100-tp1-00000002",
-    "v0.20.1-sm90-h100-tp1-g1-00000003",
-    "v0.20.1-sm90-h100-tp1-00000004",
-)
 
 
 async def full(fleet: Fleet, *, restarts: int = 0, **spec: Any) -> str:
@@ -97,6 +88,12 @@ async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Be
     )
     assert labels.PRIMED_ANNOTATION_PREFIX + OLD not in fleet.annotations()
     assert len(jobs(bench)) == 1
+    # another VLLMDeployment that shares the claim fills it anew: the Job said nothing about that
+    bench.pass_time(60)
+    again = {labels.PRIMED_ANNOTATION_PREFIX + OLD: fleet.time(), labels.USED_ANNOTATION_PREFIX + OLD: fleet.time()}
+    bench.cluster.edit(CLAIM, "default", "llama-cache", {"metadata": {"annotations": again}})
+    await fleet.settle()
+    assert again.items() <= fleet.annotations().items()
 
 
 async def test_where_nothing_can_go_the_command_to_enlarge_the_claim_is_given(bench: Bench, fleet: Fleet) -> None:
@@ -214,83 +211,62 @@ async def test_a_damaged_directory_is_removed_after_a_week(bench: Bench, fleet: 
     assert fleet.annotations()[mark] == f"{since} removed"
 
 
-def make(root: Path, name: str, *, days: float, size: int = 10) -> None:
-    (root / name / "triton").mkdir(parents=True)
-    (root / name / "triton" / "kernel.cubin").write_bytes(b"x" * size)
-    when = time.time() - days * 86400
-    for path in (root / name / "triton" / "kernel.cubin", root / name / "triton", root / name):
-        os.utime(path, (when, when))
+async def test_pods_mark_their_directory_and_the_claim_records_it(bench: Bench, fleet: Fleet, tmp_path: Path) -> None:
+    await fleet.serve()
+    assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations()
+    template = bench.deployment()["spec"]["template"]["spec"]
+    [marker] = template["initContainers"]
+    [mount] = marker["volumeMounts"]
+    assert (mount["mountPath"], mount["subPath"]) == ("/cache", fleet.key())
+    assert marker["securityContext"] == template["containers"][0]["securityContext"]
+    assert "nvidia.com/gpu" not in json.dumps(marker.get("resources", {}))
+    folder = tmp_path / fleet.key()
+    folder.mkdir()
+    run([part.replace("/cache/", f"{folder}/") for part in marker["command"]])
+    age(folder, days=30)
+    assert clean(tmp_path, keep=[], recorded=[fleet.key()])["removed"] == [fleet.key()]
+    run([*marker["command"][:-1], str(tmp_path / "a" / "volume" / "that" / "cannot" / "be" / "written")])
 
 
-def clean(root: Path, *, keep: list[str], doomed: list[str] | None = None, share: int = 100) -> dict[str, Any]:
-    """Run the program of the Job; a share of 100 is never reached, so all that may go goes."""
-    variables = {
-        "CLEAN_ROOT": str(root),
-        "CLEAN_KEEP": json.dumps(keep),
-        "CLEAN_DOOMED": json.dumps(doomed or []),
-        "CLEAN_SHARE": str(share),
-        "CLEAN_GRACE": "0",
-    }
-    report = root.parent / "report"
-    done = subprocess.run(
-        [sys.executable, "-c", cleaning_script()],
-        env={**variables, "CLEAN_REPORT": str(report)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found: dict[str, Any] = json.loads(report.read_text())
-    assert json.loads(done.stdout) == found
-    return found
+def run(command: list[str]) -> None:
+    """The container succeeds."""
+    subprocess.run(command, check=True)
 
 
-@pytest.fixture
-def volume(tmp_path: Path) -> Path:
-    root = tmp_path / "claim"
-    root.mkdir()
-    for name, days in ((OLD, 30), (OLDER, 10), (USED, 20), (GENERATION, 1)):
-        make(root, name, days=days)
-    for name in ("models", "models-u1000", "lost+found", "somebody-elses"):
-        make(root, name, days=400)
-    return root
+async def test_pods_of_a_plan_of_an_earlier_version_are_left_as_they_are(bench: Bench, fleet: Fleet) -> None:
+    """They mark their directory once they are replaced for another reason; until then it is counted, and told."""
+    await fleet.serve()
+    status = bench.resource()["status"]
+    old = {**status, "plan": {name: value for name, value in status["plan"].items() if name != "cacheMarker"}}
+    template = bench.deployment()
+    del template["spec"]["template"]["spec"]["initContainers"]
+    bench.cluster.remove(DEPLOYMENT, "default", "llama")
+    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", old)
+    bench.restart()
+    await fleet.settle()
+    assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]
+    await fleet.change(replicas=2)
+    assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]
+    await fleet.change(engine={"args": [{"name": "max-model-len", "value": "4096"}]})
+    assert "initContainers" in bench.deployment()["spec"]["template"]["spec"]
 
 
-def test_older_generations_go_first_then_the_longest_unused(volume: Path) -> None:
-    assert clean(volume, keep=[USED])["removed"] == [GENERATION, OLD, OLDER]
-    assert sorted(path.name for path in volume.iterdir()) == ["lost+found", "models", "models-u1000", "somebody-elses", USED]
+async def test_what_is_left_alone_is_told(bench: Bench, fleet: Fleet) -> None:
+    await full(fleet)
+    told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30, "unmarked": 1, "unmarkedBytes": 2**30}
+    finish(fleet, json.dumps(told))
+    await fleet.settle()
+    said = bench.condition("CacheWarm").message
+    assert "2 other files and directories on the volume are not the operator's and were left alone (5.0 GiB)." in said
+    assert "1 directory of caches has no marker, because an earlier version of the operator filled it (1.0 GiB)." in said
 
 
-def test_what_is_doomed_goes_although_there_is_room(volume: Path) -> None:
-    assert clean(volume, keep=[USED], doomed=[OLDER, USED], share=0)["removed"] == [OLDER]
-    assert (volume / USED).exists()
-
-
-def test_what_was_used_a_moment_ago_stays(volume: Path) -> None:
-    (volume / OLD / "triton" / "kernel.cubin").touch()
-    assert OLD not in clean(volume, keep=[USED])["removed"]
-
-
-def test_what_a_pod_starts_to_use_at_that_moment_is_put_back(volume: Path) -> None:
-    keep = json.dumps([OLDER, USED, GENERATION])
-    variables = {"CLEAN_ROOT": str(volume), "CLEAN_KEEP": keep, "CLEAN_SHARE": "100", "CLEAN_GRACE": "1"}
-    with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables, stdout=subprocess.PIPE, text=True) as running:
-        # the Pod has the directory mounted, whatever it is called now
-        leaving = volume / f".leaving-{OLD}" / "triton" / "kernel.cubin"
-        while not leaving.exists():
-            assert running.poll() is None
-        leaving.touch()
-        told = json.loads(running.communicate()[0])
-    assert (told["removed"], told["failed"]) == ([], [OLD])
-    assert (volume / OLD / "triton" / "kernel.cubin").exists()
-
-
-def test_an_interrupted_removal_is_finished(volume: Path) -> None:
-    (volume / OLD).rename(volume / f".leaving-{OLD}")
-    clean(volume, keep=[USED, OLDER, GENERATION])
-    assert not (volume / f".leaving-{OLD}").exists()
-
-
-def test_a_link_is_not_followed(volume: Path) -> None:
-    (volume / "v1-link-0000000a").symlink_to(volume / "models")
-    clean(volume, keep=[])
-    assert (volume / "models" / "triton" / "kernel.cubin").exists()
+async def test_a_folder_that_no_annotation_can_name_is_not_recorded(bench: Bench, fleet: Fleet) -> None:
+    """The whole volume, or a nested folder, by podTemplate: nothing on it is the operator's."""
+    for folder in ({}, {"subPath": "a/b"}):
+        mount = {"name": "cache", "mountPath": "/cache", **folder}
+        await fleet.serve(podTemplate={"spec": {"containers": [{"name": "vllm", "volumeMounts": [mount]}]}})
+        fleet.ready(fleet.start())
+        await fleet.settle()
+        assert [name for name in fleet.annotations() if name.partition("/")[2] in ("", "a/b")] == []
+        assert "initContainers" not in bench.deployment()["spec"]["template"]["spec"]

@@ -15,6 +15,10 @@ OLD = {"version": "0.16.0"}
 """A version that is known to race, so that Auto primes."""
 
 
+def used(fleet: Fleet, name: str = "llama") -> str:
+    return labels.USED_ANNOTATION_PREFIX + fleet.key(name)
+
+
 def primed(fleet: Fleet, name: str = "llama") -> str:
     return labels.PRIMED_ANNOTATION_PREFIX + fleet.key(name)
 
@@ -37,7 +41,7 @@ async def test_one_replica_fills_the_cache_and_then_all_start(bench: Bench, flee
     fleet.ready(first)
     await fleet.settle()
     assert fleet.replicas() == 4
-    assert fleet.annotations() == {primed(fleet): fleet.time()}
+    assert fleet.annotations() == {primed(fleet): fleet.time(), used(fleet): fleet.time()}
     assert bench.cache().state == "Warm"
 
 
@@ -268,7 +272,7 @@ async def test_of_two_that_share_a_cache_one_fills_it_and_the_other_waits(bench:
     await fleet.settle("llama")
     await fleet.settle("other")
     assert fleet.replicas("other") == 1
-    assert fleet.annotations("shared") == {primed(fleet): fleet.time()}
+    assert fleet.annotations("shared") == {primed(fleet): fleet.time(), used(fleet): fleet.time()}
 
 
 async def test_the_other_takes_over_when_the_first_is_deleted(bench: Bench, fleet: Fleet) -> None:

@@ -43,7 +43,22 @@ NUMBERS = (
     "warm",
     "failures",
 )
-FACTS |= dict.fromkeys((*NUMBERS, "room", "seconds", "times", "code", "removed", "freed_gibibytes"), 3)
+FACTS |= dict.fromkeys(
+    (
+        *NUMBERS,
+        "room",
+        "seconds",
+        "times",
+        "code",
+        "removed",
+        "freed_gibibytes",
+        "others",
+        "others_gibibytes",
+        "unmarked",
+        "unmarked_gibibytes",
+    ),
+    3,
+)
 
 
 def facts(name: str) -> dict[str, Any]:

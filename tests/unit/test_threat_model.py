@@ -1,6 +1,7 @@
 """What docs/security.md promises, where no test of a single part shows it: who can gain what, and who cannot."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def test_the_job_that_cleans_a_volume_gets_neither_a_token_nor_what_the_engine_w
         "volumes": [{"name": "secrets", "secret": {"secretName": "theirs"}}],
         "containers": [{"image": "engine:1", "env": [{"name": "PASSWORD", "value": "secret"}], "securityContext": {"runAsUser": 7}}],
     }
-    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, keep=(), doomed=(), is_full=True)
+    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True)
     pod = job["spec"]["template"]["spec"]
     assert pod["automountServiceAccountToken"] is False
     assert pod["volumes"] == [{"name": "claim", "persistentVolumeClaim": {"claimName": "mine"}}]
@@ -179,3 +180,42 @@ def test_nothing_is_executed_loaded_or_unpickled() -> None:
         if name in line and not line.strip().startswith(("#", '"'))
     }
     assert found == set()
+
+
+DOCS = Path(__file__).parent.parent.parent / "docs"
+
+
+def table(path: Path, heading: str) -> dict[str, str]:
+    """The first table below a heading: the rest of each line by its first cell."""
+    section = path.read_text("utf-8").partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")][2:]
+    return {line.split("|")[1].strip(): line for line in lines}
+
+
+def test_each_line_about_who_can_delete_what_is_held_by_a_test() -> None:
+    said = table(DOCS / "security.md", "Who can delete what")
+    shown = table(DOCS / "design" / "0002-threat-model.md", "Who can delete what")
+    assert list(said) == list(shown)
+    tests = "\n".join(path.read_text("utf-8") for path in GOLDEN.parent.rglob("test_*.py"))
+    named = {line: re.findall(r"`(test_\w+)`", text) for line, text in shown.items()}
+    assert all(named.values())
+    assert [test for found in named.values() for test in found if f"def {test}(" not in tests] == []
+
+
+@pytest.mark.parametrize("name", ["default", "own-rules-and-signatures", "own-rules-for-two-namespaces"])
+def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
+    text = (GOLDEN / "chart" / f"{name}.yaml").read_text("utf-8")
+    roles = [it for it in yaml.safe_load_all(text) if it and it["kind"] in ("Role", "ClusterRole")]
+    ours = [role for role in roles if "rbac.authorization.k8s.io/aggregate-to-edit" not in role["metadata"].get("labels", {})]
+    rules = [rule for role in ours for rule in role["rules"]]
+    may_delete = {resource for rule in rules for resource in rule["resources"] if {"delete", "*"} & set(rule["verbs"])}
+    assert may_delete == {"deployments", "services", "pods", "resourceclaimtemplates"}
+    assert not any({"deletecollection", "escalate", "bind", "impersonate", "*"} & set(rule["verbs"]) for rule in rules)
+
+
+async def test_a_job_for_cleaning_goes_by_itself_and_with_its_object() -> None:
+    resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1"}})
+    engine = {"containers": [{"image": "engine:1"}]}
+    job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True)
+    assert job["spec"]["ttlSecondsAfterFinished"] == 30 * 60
+    assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == ["1"]

@@ -35,6 +35,8 @@ PRIME_ANNOTATION = f"{GROUP}/prime"
 
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Owns what is recorded on a PersistentVolumeClaim about the caches on it, also on one that the user made."""
+USED_ANNOTATION_PREFIX = f"used.{GROUP}/"
+"""On a PersistentVolumeClaim, followed by a cache key: since when Pods use this directory."""
 PRIMED_ANNOTATION_PREFIX = f"primed.{GROUP}/"
 """On a PersistentVolumeClaim, followed by a cache key: when this key was seen to be filled."""
 PRIMING_ANNOTATION_PREFIX = f"priming.{GROUP}/"

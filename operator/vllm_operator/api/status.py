@@ -118,6 +118,12 @@ class PlannedWeights(Model):
     volume_size: str | None = Field(default=None, max_length=32, description="Size of their claim, where the operator creates one.")
 
 
+class CacheMarker(StrEnum):
+    """Who writes the marker into a directory of caches."""
+
+    INIT_CONTAINER = "InitContainer"
+
+
 class Plan(Model):
     """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
 
@@ -147,6 +153,11 @@ class Plan(Model):
         max_length=16,
         description="What the cache key was derived from.",
         json_schema_extra=list_map("name"),
+    )
+    cache_marker: CacheMarker | None = Field(
+        default=None,
+        description="Who marks the directory of the caches as the operator's, so that it can be removed once nobody uses it. "
+        "Absent in plans of earlier versions: nobody.",
     )
     weights: PlannedWeights | None = Field(default=None, description="Where downloaded weights are kept.")
     resource_per_node: int | None = Field(

@@ -8,7 +8,7 @@ is told, one line per difference.
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ConditionStatus, Plan
+from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
@@ -62,4 +62,5 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         generation=generation,
     )
     cache = plan_cache(origin, caches)
-    return pinned.model_copy(update={"cache_key": cache.key, "cache_key_parts": list(cache.parts)})
+    changed = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
+    return pinned.model_copy(update=changed)

@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
-from vllm_operator.api.status import ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.engine.arguments import engine_arguments, model_argument
@@ -225,6 +225,7 @@ class _Planner:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
+            cache_marker=CacheMarker.INIT_CONTAINER,
             weights=weights,
             resource_per_node=self._per_node(target),
             model_facts=keep_facts(facts),

@@ -24,6 +24,8 @@ DEADLINE_SECONDS = 900
 KEPT_SECONDS = 1800
 """How long the result can be read afterwards."""
 ATTEMPTS = 2
+MOST_RECORDED = 1000
+"""Directories that are named to the Job: a variable may hold 128 KiB."""
 _INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
 _PRINT = "/dev/termination-log"
 
@@ -51,6 +53,7 @@ def render_cleaning(
     claim: str,
     occasion: str,
     node: str | None,
+    recorded: Collection[str],
     keep: Collection[str],
     doomed: Collection[str],
     is_full: bool,
@@ -63,12 +66,14 @@ def render_cleaning(
         claim: The claim to clean.
         occasion: What it is done for; equal occasions have one Job.
         node: The node to run on; None leaves it to the scheduler.
+        recorded: Directories that the claim records as the operator's; only these may go.
         keep: Directories in use.
         doomed: Directories that go in any case.
         is_full: Whether room must be made.
     """
     variables = {
         "CLEAN_ROOT": ROOT,
+        "CLEAN_RECORDED": json.dumps(sorted(recorded)[:MOST_RECORDED]),
         "CLEAN_KEEP": json.dumps(sorted(keep)),
         "CLEAN_DOOMED": json.dumps(sorted(doomed)),
         "CLEAN_SHARE": str(FREE_PERCENT if is_full else 0),

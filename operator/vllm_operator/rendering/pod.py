@@ -5,6 +5,7 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import NodeRequirement, Plan
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
+from vllm_operator.rendering.marker import with_marker
 from vllm_operator.rendering.metadata import Component, labels_of
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_claims
@@ -26,7 +27,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         PodTemplateError: The user's template cannot be merged.
     """
     rendered = {"metadata": {"labels": labels_of(resource, Component.ENGINE)}, "spec": _pod_spec(resource, plan)}
-    return merge_pod_template(rendered, resource.spec.pod_template)
+    return with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:

@@ -107,6 +107,14 @@ def _with_notes(scene: Scene, text: str) -> str:
             "why": cleaning.why,
         }
         text = messages.fit(f"cleaning.{cleaning.state}", shrink=("text",), text=text, **facts)
+        if cleaning.unmarked.count or cleaning.others.count:
+            facts = {
+                "unmarked": cleaning.unmarked.count,
+                "unmarked_gibibytes": cleaning.unmarked.gibibytes,
+                "others": cleaning.others.count,
+                "others_gibibytes": cleaning.others.gibibytes,
+            }
+            text = messages.fit("cleaning.left_alone", shrink=("text",), text=text, **facts)
     if observation.care.claim_note:
         text = messages.fit("cache.noted", shrink=("text",), text=text, note=observation.care.claim_note)
     return text

@@ -173,7 +173,7 @@ class Caretaker:
             return claim
         try:
             now = await annotate_claim(self._client, claim, upkeep.record)
-        except Forbidden as error:
+        except (Forbidden, Invalid) as error:
             log.warning("what is known of the caches cannot be recorded: %s", error)
             return claim
         if now["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:

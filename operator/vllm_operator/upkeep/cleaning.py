@@ -15,16 +15,18 @@ from vllm_operator.api.labels import (
     COMPONENT_LABEL,
     PRIMED_ANNOTATION_PREFIX,
     QUARANTINED_ANNOTATION_PREFIX,
+    USED_ANNOTATION_PREFIX,
 )
+from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.planning.quantities import format_bytes, read_bytes
-from vllm_operator.planning.storage.care import Cleaning, CleaningState
+from vllm_operator.planning.storage.care import Cleaning, CleaningState, LeftAlone
 from vllm_operator.rendering.addresses import folders_of, mounts_whole, template_spec
 from vllm_operator.rendering.cleaning import FREE_PERCENT, render_cleaning
 from vllm_operator.rendering.metadata import Component
 from vllm_operator.rendering.pod_owner import instance_of
 from vllm_operator.reporting import reading
 from vllm_operator.reporting.pods import Phase
-from vllm_operator.upkeep.records import Changes, is_primed
+from vllm_operator.upkeep.records import Changes, recorded_keys
 from vllm_operator.upkeep.situation import Situation
 
 PAUSE = timedelta(minutes=10)
@@ -79,7 +81,7 @@ def keep_of(situation: Situation, users: Iterable[Mapping[str, Any]], pods: Iter
     address = situation.address
     if address is None:
         return frozenset()
-    keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key}
+    keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key, WEIGHTS_SUBPATH}
     if situation.present_address is not None:
         keys.add(situation.present_address.key)
     for pod in pods:
@@ -112,6 +114,7 @@ def render_need(situation: Situation, need: CleaningNeed, keep: frozenset[str]) 
         claim=address.claim,
         occasion=need.occasion,
         node=need.node,
+        recorded=recorded_keys(situation.claim),
         keep=keep,
         doomed=[key for key in need.doomed if key not in keep],
         is_full=need.is_full,
@@ -138,20 +141,32 @@ def describe_cleaning(situation: Situation, signatures: frozenset[str]) -> Clean
         where = f"claim {weights} of the weights" if weights else "the node's disk, where /tmp and the container's own files are"
         return Cleaning(state=CleaningState.ROOMY, why=where, advice=_advice(situation, weights) if weights else "")
     state = CleaningState.DONE if removed else CleaningState.NOTHING
-    return Cleaning(state=state, removed=removed, freed_bytes=reading.integer(last.result, "freedBytes") or 0, advice=_advice(situation))
+    return Cleaning(
+        state=state,
+        removed=removed,
+        freed_bytes=reading.integer(last.result, "freedBytes") or 0,
+        unmarked=_left_alone(last.result, "unmarked"),
+        others=_left_alone(last.result, "other", "others"),
+        advice=_advice(situation),
+    )
 
 
 def cleaning_record(situation: Situation) -> Changes:
-    """What is to be recorded of what Jobs have removed."""
+    """What is to be recorded of what Jobs have removed. What was recorded after a Job had ended is about a new directory."""
     record: Changes = {}
+    annotations = reading.mapping(situation.claim, "metadata", "annotations")
     for view in _jobs(situation):
         for key in (view.result or {}).get("removed") or ():
-            mark = QUARANTINED_ANNOTATION_PREFIX + str(key)
-            before = reading.text(situation.claim, "metadata", "annotations", mark)
+            mark = f"{QUARANTINED_ANNOTATION_PREFIX}{key}"
+            before = reading.text(annotations, mark)
             if before and not before.endswith(REMOVED):
                 record[mark] = before + REMOVED
-            if is_primed(situation.claim, str(key)) and (situation.address is None or key != situation.address.key):
-                record[PRIMED_ANNOTATION_PREFIX + str(key)] = None
+            if situation.address is not None and key == situation.address.key:
+                continue
+            for name in (f"{PRIMED_ANNOTATION_PREFIX}{key}", f"{USED_ANNOTATION_PREFIX}{key}"):
+                since = reading.moment(annotations, name)
+                if name in annotations and not (since is not None and view.finished_at is not None and since > view.finished_at):
+                    record[name] = None
     return record
 
 
@@ -179,6 +194,10 @@ def _result(text: str) -> Mapping[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, Mapping) and isinstance(found.get("removed"), list) else None
+
+
+def _left_alone(result: Mapping[str, Any], field: str, count: str | None = None) -> LeftAlone:
+    return LeftAlone(reading.integer(result, count or field) or 0, reading.integer(result, f"{field}Bytes"))
 
 
 def _left_behind(situation: Situation, age: timedelta) -> Iterator[str]:

@@ -1,25 +1,44 @@
 """What is recorded on a claim about the caches on it, as annotations.
 
+    used.vllm-operator.dev/KEY:         since when Pods use them
     primed.vllm-operator.dev/KEY:       when a Pod with these caches was first seen to be Ready
     priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod fills them at present
     quarantined.vllm-operator.dev/KEY:  when they were left behind because they are damaged
     vllm-operator.dev/remounted:        when it was mounted anew (`vllm_operator.upkeep.remounting`)
     image.vllm-operator.dev/KEY:        which image has filled them (`vllm_operator.upkeep.images`)
 
-The claim is the place for it: it lives as long as the caches do, and all who share it can read it.
+The claim is the place for it: it lives as long as the caches do, and all who share it can read it. Only a directory that is
+recorded here, under any of these names, may be removed from the volume.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX, QUARANTINED_ANNOTATION_PREFIX
+from vllm_operator.api.labels import (
+    IMAGE_ANNOTATION_PREFIX,
+    PRIMED_ANNOTATION_PREFIX,
+    PRIMING_ANNOTATION_PREFIX,
+    QUARANTINED_ANNOTATION_PREFIX,
+    REMOUNTED_ANNOTATION,
+    USED_ANNOTATION_PREFIX,
+)
 from vllm_operator.api.status import CacheStatus
 from vllm_operator.reporting import reading
 
 Changes = dict[str, str | None]
 """Annotations to set, or to remove where the value is None."""
+KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""What can be a key: the name part of an annotation. `podTemplate` may mount any folder, even a nested one."""
+_RECORDS = (
+    USED_ANNOTATION_PREFIX,
+    PRIMED_ANNOTATION_PREFIX,
+    PRIMING_ANNOTATION_PREFIX,
+    QUARANTINED_ANNOTATION_PREFIX,
+    IMAGE_ANNOTATION_PREFIX,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +58,25 @@ def read_lease(claim: Mapping[str, Any] | None, key: str) -> Lease | None:
     name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
     uid, _, since = rest.partition("/")
     return Lease(name, uid, reading.moment(since)) if name and uid else None
+
+
+def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
+    """The directories that a claim records as the operator's, by this version or an earlier one."""
+    names = map(str, reading.mapping(claim, "metadata", "annotations"))
+    keys = (name.removeprefix(prefix) for name in names for prefix in _RECORDS if name.startswith(prefix))
+    return frozenset(key for key in keys if KEY.fullmatch(key))
+
+
+def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Changes:
+    """What to record of the directory that Pods are going to use; nothing if that is known."""
+    if claim is None or _annotation(claim, USED_ANNOTATION_PREFIX + key):
+        return {}
+    return {USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
+
+
+def writable(record: Changes) -> Changes:
+    """The part of a record whose names an API server accepts."""
+    return {name: value for name, value in record.items() if name == REMOUNTED_ANNOTATION or KEY.fullmatch(name.partition("/")[2])}
 
 
 def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:

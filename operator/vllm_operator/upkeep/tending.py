@@ -12,7 +12,7 @@ from vllm_operator.upkeep.claims import fit_claims, foreign_claims
 from vllm_operator.upkeep.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_need
 from vllm_operator.upkeep.images import image_care, image_record
 from vllm_operator.upkeep.priming import Staffing, decide
-from vllm_operator.upkeep.records import Changes, quarantine_record
+from vllm_operator.upkeep.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.upkeep.remounting import remounting
 from vllm_operator.upkeep.situation import Situation
 from vllm_operator.upkeep.staffing import held_replicas, staff
@@ -65,9 +65,13 @@ def tend(
     fitted, note = fit_claims(manifests, situation)
     record = staffing.record | quarantine_record(situation.claim, situation.resource.status.cache) | cleaning_record(situation)
     record |= image_record(situation) | remounted
+    if situation.address is not None:
+        record |= usage_record(situation.claim, situation.address.key, situation.now)
     cleaning = describe_cleaning(situation, full)
     care = replace(staffing.care, claim_note=note, image=image_care(situation), remounting=remount, cleaning=cleaning)
-    return Upkeep(staff(fitted, staffing, situation), record, care, find_need(situation, full), held_replicas(staffing, situation))
+    return Upkeep(
+        staff(fitted, staffing, situation), writable(record), care, find_need(situation, full), held_replicas(staffing, situation)
+    )
 
 
 def _beside_foreign_claims(situation: Situation, manifests: Sequence[dict[str, Any]], foreign: tuple[str, ...]) -> Upkeep:

@@ -39,13 +39,38 @@ class CleaningState(StrEnum):
     """Somebody else's Pod mounts the whole claim: what it uses cannot be told, so nothing is removed."""
 
 
+@dataclass(frozen=True, slots=True)
+class LeftAlone:
+    """What a Job has found on a volume and left alone: how many entries of its root, and their size where it is known."""
+
+    count: int = 0
+    size_bytes: int | None = None
+
+    @property
+    def gibibytes(self) -> float | None:
+        """Their size in GiB; None if it is not known."""
+        return None if self.size_bytes is None else self.size_bytes / 2**30
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
-    """Making room on a full volume. `advice` is the command that enlarges it, `why` what stands in the way."""
+    """Making room on a full volume.
+
+    Attributes:
+        state: How far it is.
+        removed: Directories that were removed.
+        freed_bytes: How much room that made.
+        unmarked: Directories that are recorded as the operator's and lack its marker: an earlier version has filled them.
+        others: What is not the operator's.
+        advice: The command that enlarges the volume.
+        why: What stands in the way.
+    """
 
     state: CleaningState
     removed: tuple[str, ...] = ()
     freed_bytes: int = 0
+    unmarked: LeftAlone = field(default_factory=LeftAlone)
+    others: LeftAlone = field(default_factory=LeftAlone)
     advice: str = ""
     why: str = ""
 

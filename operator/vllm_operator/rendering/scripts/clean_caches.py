@@ -1,48 +1,66 @@
 """Removes directories of caches that nobody uses from a volume. Runs in a Pod that mounts only that volume.
 
-    CLEAN_ROOT     where the volume is mounted
-    CLEAN_KEEP     JSON list: directories in use, never touched
-    CLEAN_DOOMED   JSON list: directories that go first, and in any case
-    CLEAN_SHARE    how much of the volume shall be free afterwards, in percent; 0 removes only what is doomed
-    CLEAN_GRACE    seconds between taking a directory out of use and deleting it
-    CLEAN_REPORT   file for the result, one line of JSON
+    CLEAN_ROOT      where the volume is mounted
+    CLEAN_RECORDED  JSON list: directories that the operator has recorded as its own on the claim
+    CLEAN_KEEP      JSON list: directories in use, never touched
+    CLEAN_DOOMED    JSON list: directories that go first, and in any case
+    CLEAN_SHARE     how much of the volume shall be free afterwards, in percent; 0 removes only what is doomed
+    CLEAN_GRACE     seconds between taking a directory out of use and deleting it
+    CLEAN_REPORT    file for the result, one line of JSON
 
-Only directories that look like a cache key are considered, so weights and what others keep on the volume stay. First
-the doomed ones, then older generations of keys in use, then the one that was not used for the longest time. A directory
-used in the last ten minutes stays even if nobody is known to use it; one that is used although it was taken out of use, by a Pod
-that started meanwhile, is put back.
+A directory is the operator's if it is recorded, and holds the marker that each Pod of the operator writes: a file
+`.vllm-operator-NAME` with the name of the directory. A copy under another name, a directory of a similar name, a link and a
+mount point are not. What is not the operator's is counted and left alone, whatever its name.
+
+First the doomed directories go, then older generations of keys in use, then the one that was not used for the longest time. A
+directory used in the last ten minutes stays even if nobody is known to use it; one that is used although it was taken out of
+use, by a Pod that started meanwhile, is put back. A run that was interrupted is continued by the next one: `.leaving-NAME` is
+whole and is put back, `.deleting-NAME` is not and goes. The marker is deleted last, so that the rest can be recognized.
 """
 
 import json
 import os
 import re
-import shutil
+import signal
+import stat
 import sys
 import time
 
-KEY = re.compile(r"(nvllm-)?(v\d|unknown).*-[0-9a-f]{8}")
-LEAVING = ".leaving-"
+MARKER = ".vllm-operator-"
+LEAVING, DELETING = ".leaving-", ".deleting-"
 RECENT_SECONDS = 600
+MOST = 32
+"""Directories that one run removes; more would not fit into the report."""
+MOST_COUNTED = 200_000
+"""Files that are looked at to tell the size of what is left alone."""
 
 
 def main() -> int:
     """Clean up, and report what was done."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the first process of a container ignores it otherwise
     root = os.environ["CLEAN_ROOT"]
-    keep = set(json.loads(os.environ.get("CLEAN_KEEP", "[]")))
-    doomed = set(json.loads(os.environ.get("CLEAN_DOOMED", "[]"))) - keep
+    recorded, keep, doomed = (set(json.loads(os.environ.get(f"CLEAN_{name}", "[]"))) for name in ("RECORDED", "KEEP", "DOOMED"))
+    doomed -= keep
     share = int(os.environ.get("CLEAN_SHARE", "0"))
     before = free(root)[0]
+    mounts = mounted_below(root)
     removed: list[str] = []
     failed: list[str] = []
-    for name in sorted(os.listdir(root)):
-        if name.startswith(LEAVING):  # an earlier run was interrupted
-            shutil.rmtree(os.path.join(root, name), ignore_errors=True)
-    for name in candidates(root, keep, doomed):
-        if name not in doomed and free(root)[0] * 100 >= free(root)[1] * share:
+    resume(root, recorded, keep, mounts, removed, failed)
+    for name in candidates(root, recorded, keep, doomed, mounts):
+        enough = name not in doomed and free(root)[0] * 100 >= free(root)[1] * share
+        if enough or len(removed) >= MOST:
             break
         (removed if remove(root, name) else failed).append(name)
     now, total = free(root)
-    result = {"removed": removed[:32], "failed": failed[:16], "freedBytes": max(0, now - before), "freeBytes": now, "totalBytes": total}
+    result: dict[str, object] = {
+        "removed": removed,
+        "failed": failed[:16],
+        "freedBytes": max(0, now - before),
+        "freeBytes": now,
+        "totalBytes": total,
+    }
+    result.update(left_alone(root, recorded, keep, mounts))
     print(json.dumps(result))
     if os.environ.get("CLEAN_REPORT"):
         with open(os.environ["CLEAN_REPORT"], "w") as report:
@@ -50,16 +68,31 @@ def main() -> int:
     return 0
 
 
-def candidates(root: str, keep: set[str], doomed: set[str]) -> list[str]:
+def is_ours(root: str, entry: str, name: str, recorded: set[str], mounts: set[str]) -> bool:
+    """Whether an entry of the volume is the directory of this name that the operator has recorded and marked."""
+    if name not in recorded or entry in mounts:
+        return False
+    try:
+        found = os.lstat(os.path.join(root, entry))
+        marker = os.lstat(os.path.join(root, entry, MARKER + name))
+        device = os.lstat(root).st_dev
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_dev == device and stat.S_ISREG(marker.st_mode)
+
+
+def candidates(root: str, recorded: set[str], keep: set[str], doomed: set[str], mounts: set[str]) -> list[str]:
     """Names of what may go, what should go first at the front."""
     lineages = {lineage(name) for name in keep}
     found = []
     for name in os.listdir(root):
-        path = os.path.join(root, name)
-        if not KEY.fullmatch(name) or name in keep or os.path.islink(path) or not os.path.isdir(path):
+        if name in keep or not is_ours(root, name, name, recorded, mounts):
             continue
-        used = last_use(path)
-        if name in doomed or time.time() - used > RECENT_SECONDS:
+        try:
+            used = last_use(os.path.join(root, name))
+        except OSError:
+            continue
+        if used != float("inf") and (name in doomed or time.time() - used > RECENT_SECONDS):
             found.append((name not in doomed, lineage(name) not in lineages, used, name))
     return [entry[-1] for entry in sorted(found)]
 
@@ -70,33 +103,164 @@ def lineage(name: str) -> str:
 
 
 def last_use(path: str) -> float:
-    """When anything below was last read or written."""
-    latest = os.stat(path).st_mtime
-    for folder, _, names in os.walk(path):
-        for name in names:
+    """When anything below was last read or written; infinity where it leads to another file system. What vanishes does not count."""
+    latest, device = 0.0, os.lstat(path).st_dev
+    for folder, folders, names in os.walk(path):
+        for name in ["", *folders, *names]:
             try:
                 found = os.lstat(os.path.join(folder, name))
             except OSError:
                 continue
-            latest = max(latest, found.st_mtime, found.st_atime)
+            if found.st_dev != device:
+                return float("inf")
+            read = found.st_atime if stat.S_ISREG(found.st_mode) else 0.0  # looking into a directory reads it
+            latest = max(latest, found.st_mtime, read)
     return latest
 
 
+def resume(root: str, recorded: set[str], keep: set[str], mounts: set[str], removed: list[str], failed: list[str]) -> None:
+    """Put back, or delete, what an interrupted run has left."""
+    for entry in sorted(os.listdir(root)):
+        prefix = next((each for each in (LEAVING, DELETING) if entry.startswith(each)), None)
+        name = entry[len(prefix) :] if prefix else ""
+        if not prefix or entry in keep or not is_ours(root, entry, name, recorded, mounts):
+            continue
+        path = os.path.join(root, name)
+        try:
+            if prefix == LEAVING and not os.path.lexists(path):
+                os.rename(os.path.join(root, entry), path)
+                continue
+            if prefix == LEAVING:  # a Pod has begun anew; another one may still use this
+                in_the_way = os.path.lexists(os.path.join(root, DELETING + name))
+                if in_the_way or time.time() - last_use(os.path.join(root, entry)) <= RECENT_SECONDS:
+                    continue
+                os.rename(os.path.join(root, entry), os.path.join(root, DELETING + name))
+            delete(root, DELETING + name, name)
+            if not os.path.lexists(path) and name not in removed:
+                removed.append(name)
+        except (OSError, RecursionError) as error:
+            print(f"{entry} cannot be removed: {error}", file=sys.stderr)
+            failed.append(name)
+
+
 def remove(root: str, name: str) -> bool:
-    """Takes a directory out of use at once, deletes it a little later; False if it is in use after all, or cannot be deleted."""
-    path, leaving = os.path.join(root, name), os.path.join(root, LEAVING + name)
+    """Take a directory out of use at once, delete it a little later; False if it is in use after all, or cannot be deleted."""
+    path, leaving, deleting = (os.path.join(root, prefix + name) for prefix in ("", LEAVING, DELETING))
+    if os.path.lexists(leaving) or os.path.lexists(deleting):  # a rename would replace an empty directory, whoever's it is
+        print(f"{name} cannot be removed: {leaving} or {deleting} is in the way", file=sys.stderr)
+        return False
     try:
         before = last_use(path)
         os.rename(path, leaving)
-        time.sleep(float(os.environ.get("CLEAN_GRACE", "10")))
-        if last_use(leaving) > before and not os.path.exists(path):
-            os.rename(leaving, path)
+        try:
+            time.sleep(float(os.environ.get("CLEAN_GRACE", "10")))
+            is_used = last_use(leaving) > before
+        except BaseException:
+            put_back(leaving, path)
+            raise
+        if is_used:
+            put_back(leaving, path)
             return False
-        shutil.rmtree(leaving)
-    except OSError as error:
+        os.rename(leaving, deleting)
+        delete(root, DELETING + name, name)
+    except (OSError, RecursionError) as error:
         print(f"{name} cannot be removed: {error}", file=sys.stderr)
         return False
     return True
+
+
+def put_back(leaving: str, path: str) -> None:
+    """Put a directory back, unless a Pod has begun another one."""
+    if not os.path.lexists(path):
+        os.rename(leaving, path)
+
+
+def delete(root: str, entry: str, name: str) -> None:
+    """Delete a directory, its marker last. Links are not followed, and other file systems not entered."""
+    parent = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        top = os.open(entry, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+        try:
+            device = os.fstat(parent).st_dev
+            empty(top, device, but=MARKER + name)
+            os.unlink(MARKER + name, dir_fd=top)
+            try:
+                os.rmdir(entry, dir_fd=parent)
+            except OSError:  # something has come meanwhile
+                os.close(os.open(MARKER + name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, dir_fd=top))
+                raise
+        finally:
+            os.close(top)
+    finally:
+        os.close(parent)
+
+
+def empty(folder: int, device: int, but: str = "") -> None:
+    """Delete what is in an open directory."""
+    if os.fstat(folder).st_dev != device:
+        raise OSError("another file system is mounted in it")
+    for name in os.listdir(folder):
+        if name == but:
+            continue
+        try:
+            if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+                inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=folder)
+                try:
+                    empty(inner, device)
+                finally:
+                    os.close(inner)
+                os.rmdir(name, dir_fd=folder)
+            else:
+                os.unlink(name, dir_fd=folder)
+        except FileNotFoundError:
+            continue  # somebody else was quicker
+
+
+def mounted_below(root: str) -> set[str]:
+    """First parts of the paths below the root at which something else is mounted."""
+    prefix = os.path.realpath(root).rstrip("/") + "/"
+    found: set[str] = set()
+    try:
+        with open("/proc/self/mountinfo", "rb") as table:
+            for line in table:
+                path = re.sub(rb"\\([0-7]{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4])
+                if os.fsdecode(path).startswith(prefix):
+                    found.add(os.fsdecode(path)[len(prefix) :].partition("/")[0])
+    except OSError:
+        pass
+    return found
+
+
+def left_alone(root: str, recorded: set[str], keep: set[str], mounts: set[str]) -> dict[str, int | None]:
+    """How much is on the volume that is in nobody's known use and yet stays: recorded but not marked, and all else."""
+    unmarked: list[str] = []
+    others: list[str] = []
+    for entry in os.listdir(root):
+        name = re.sub(rf"^({re.escape(LEAVING)}|{re.escape(DELETING)})", "", entry)
+        if entry in keep or entry == "lost+found" or is_ours(root, entry, name, recorded, mounts):
+            continue
+        (unmarked if name in recorded else others).append(os.path.join(root, entry))
+    budget = [MOST_COUNTED]
+    sizes = [size_of(paths, budget) for paths in (unmarked, others)]
+    return {"unmarked": len(unmarked), "unmarkedBytes": sizes[0], "others": len(others), "otherBytes": sizes[1]}
+
+
+def size_of(paths: list[str], budget: list[int]) -> int | None:
+    """Bytes on the disk; None if there are more files than the budget allows to look at."""
+    total = 0
+    for path in paths:
+        files = [path] if os.path.islink(path) or not os.path.isdir(path) else []
+        for folder, _, names in os.walk(path) if not files else ():
+            files.extend(os.path.join(folder, name) for name in names[: budget[0] + 1])
+            if len(files) > budget[0]:
+                return None
+        budget[0] -= len(files)
+        for file in files:
+            try:
+                total += os.lstat(file).st_blocks * 512
+            except OSError:
+                continue
+    return total
 
 
 def free(root: str) -> tuple[int, int]:
