@@ -1,4 +1,4 @@
-"""Write the generated pages of docs/ from the API types and the conditions: `make generate`."""
+"""Generate the reference pages of docs/ from the API types, conditions, signatures and settings: `make generate`."""
 
 import ast
 import sys
@@ -29,17 +29,17 @@ def api_reference() -> str:
         NOTE + "# API reference\n",
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`, "
         f"short name `{crd['spec']['names']['shortNames'][0]}`. {root['description']}\n",
-        "`kubectl explain vllm.spec` says the same. A field that is absent stays absent: the operator decides, and "
-        "`status.plan` says what it decided. The API server fills in `spec.replicas` only.\n",
+        "`kubectl explain vllm.spec` shows the same text. If you omit a field, the operator decides, and "
+        "`status.plan` shows the decision. The API server sets a default only for `spec.replicas`.\n",
     ]
     for part in ("spec", "status"):
         lines += [f"## {part}\n", *_object(root["properties"][part], part)]
     name_rules = "\n".join(f"- {rule['message']}" for rule in root["x-kubernetes-validations"])
-    return "\n".join(lines) + f"\n## Rules of the name\n\n{name_rules}\n"
+    return "\n".join(lines) + f"\n## Validation errors of the name\n\n{name_rules}\n"
 
 
 def _object(schema: Schema, path: str) -> Iterator[str]:
-    """A table of the fields of an object, then the objects in it."""
+    """A table of the fields of an object, then a section for each nested object."""
     required = schema.get("required", [])
     yield "| field | type | meaning |\n|---|---|---|"
     for name, field in schema["properties"].items():
@@ -48,8 +48,8 @@ def _object(schema: Schema, path: str) -> Iterator[str]:
     yield ""
     for name, refused in [("", schema), *schema["properties"].items()]:
         if rules := [] if refused["type"] == "string" or (name and refused["type"] == "object") else _rules(refused):
-            yield f"Refused in `{path}{name and '.'}{name}`, in these words:\n"
-            yield from dict.fromkeys(f"- {rule['message']}" for rule in rules)  # the same for two fields is said once
+            yield f"Validation errors of `{path}{name and '.'}{name}`:\n"
+            yield from dict.fromkeys(f"- {rule['message']}" for rule in rules)  # two fields may share a message
             yield ""
     for name, field in schema["properties"].items():
         inner = field.get("items", field)
@@ -61,7 +61,7 @@ def _object(schema: Schema, path: str) -> Iterator[str]:
 
 
 def _is_open(schema: Schema) -> bool:
-    """Whether all that is in it is as Kubernetes defines it."""
+    """Whether Kubernetes defines all of its fields."""
     return all(field.get("x-kubernetes-preserve-unknown-fields") for field in schema["properties"].values())
 
 
@@ -81,7 +81,7 @@ def _type(schema: Schema) -> str:
 
 
 def _cell(schema: Schema) -> str:
-    """Description and rules of one field, fit for a table."""
+    """Description and rules of one field, for a table cell."""
     texts = [schema["description"]]
     if schema["type"] == "string":
         texts += [_sentence(rule["message"]) for rule in _rules(schema)]
@@ -102,19 +102,19 @@ def conditions_reference() -> str:
     source = Path(str(conditions.__file__)).read_text("utf-8").splitlines()
     lines = [
         NOTE + "# Conditions\n",
-        "`kubectl describe vllm NAME` shows them in this order. `Ready` is the summary: it repeats the reason and the message "
-        "of whatever keeps the deployment from serving as asked. Every condition is set from the first look on, and carries "
-        "the generation of the spec that it is about. `Starting` and `Crashed` normally end as False; for all others True is "
-        "good. Messages say what is the case, then what can be done.\n",
+        "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it gives the reason and the message "
+        "of the problem that keeps the VLLMDeployment from serving as specified. Every condition is set at the first reconciliation, and "
+        "has the generation of the spec that it is about. `Starting` and `Crashed` are normally False; for all others, True is "
+        "the good state. A message states the situation, then what you can do.\n",
         "| condition | True means |\n|---|---|",
     ]
     lines += [f"| `{type}` | {meaning[type]} |" for type in conditions.ORDER]
-    lines.append("\nReasons, by the condition that they belong to:\n\n| condition | reason | meaning |\n|---|---|---|")
+    lines.append("\nReasons, by condition:\n\n| condition | reason | meaning |\n|---|---|---|")
     for line, value, text in _documented(reasons.body):
         lines.append(f"| {_heading(source, line)} | `{value}` | {text} |")
     lines.append(
-        "\n`Crashed`, and with it `Ready`, also has the name of a known crash as its reason, for example `MigUuidNotInteger`; "
-        "`status.lastCrash` then has cause, remedy, reference and the telling lines of the log.\n"
+        "\nThe reason of `Crashed`, and then of `Ready`, can also be the name of a known crash, for example `MigUuidNotInteger`. "
+        "`status.lastCrash` then has the cause, the remedy, the reference and the relevant log lines.\n"
     )
     return "\n".join(lines)
 
@@ -138,20 +138,20 @@ def _heading(source: list[str], line: int) -> str:
 
 
 def signatures_reference() -> str:
-    """Every crash that is known by name, and the remedies that are applied without asking."""
+    """Every known crash, and the remedies that the operator can apply by itself."""
     remedies = load_remedies()
     known = examples(load_signatures())
     lines = [
         NOTE.replace(
             "operator/vllm_operator/api. Edit the types there.", "operator/vllm_operator/catalog/data/signatures.yaml and remedies.yaml."
         )
-        + "# Crashes that are known by name\n",
-        f"{len(known)} of them, most telling first. `vllm-operator signatures NAME` shows one with its patterns. Numbers and names "
-        "are those of a recorded line. What the operator does with a remedy: [remedies](remedies.md).\n",
-        "| name | kind | what happened | what to do | vLLM | GPUs | alone |\n|---|---|---|---|---|---|---|",
+        + "# Known crashes\n",
+        f"These {len(known)} signatures are sorted by priority. `vllm-operator signatures NAME` shows one with its patterns. Numbers and "
+        "names in the texts come from a recorded log line. For what the operator does with a remedy, see [remedies](remedies.md).\n",
+        "| name | kind | cause | remedy | vLLM | GPUs | automatic |\n|---|---|---|---|---|---|---|",
     ]
     for one in known:
-        alone = "yes" if one.signature.id in remedies else ""
+        automatic = "yes" if one.signature.id in remedies else ""
         cells = (
             f"`{one.signature.id}`",
             one.signature.severity.value,
@@ -160,12 +160,12 @@ def signatures_reference() -> str:
             one.signature.versions,
             one.signature.architectures,
         )
-        lines.append("| " + " | ".join(_escaped(cell) for cell in (*cells, alone)) + " |")
+        lines.append("| " + " | ".join(_escaped(cell) for cell in (*cells, automatic)) + " |")
     lines.append(
-        "\n*kind*: `fatal` ends the engine; `degraded` and `benign` are told by `vllm-operator diagnose` and are no crash. "
-        "*alone*: with `spec.remediation.mode: Auto` the operator applies it, within this gate:\n"
+        "\n*kind*: `fatal` ends the engine. `degraded` and `benign` are not crashes; `vllm-operator diagnose` shows them. "
+        "*automatic*: with `spec.remediation.mode: Auto`, the operator applies the remedy by itself, within these limits:\n"
     )
-    lines.append("| name | change | vLLM | GPUs | costs |\n|---|---|---|---|---|")
+    lines.append("| name | change | vLLM | GPUs | cost |\n|---|---|---|---|---|")
     for name, remedy in sorted(remedies.items()):
         changes = ", ".join(
             f"`{change_in_words(change)}`" for one in known if one.signature.id == name for change in remedy.select(one.signature)
@@ -177,7 +177,7 @@ def signatures_reference() -> str:
 
 
 def _escaped(text: str) -> str:
-    """Text in a cell of a table: no column, no tag."""
+    """Text for a table cell, with bars and tags escaped."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
 
 
@@ -195,10 +195,10 @@ def settings_reference() -> str:
     """The settings as a page."""
     lines = [
         NOTE.replace("operator/vllm_operator/api. Edit the types", "operator/vllm_operator/settings.py. Edit the texts") + "# Settings\n",
-        "Environment variables of `vllm-operator run`, read once at its start. A variable that is not a setting, or holds what cannot be "
-        "used, ends it with a message.\n",
-        "In the chart: `settings` takes most of them by the part behind `VLLM_OPERATOR_` in lower case; `namespaces`, `hub.endpoint`, "
-        "`log.format` and `log.level` are values of their own.\n",
+        "`vllm-operator run` reads these environment variables once at its start. If a variable with this prefix is not a setting, or has "
+        "an invalid value, the operator exits with a message.\n",
+        "In the chart, `settings` accepts most of them. The key is the part of the name after `VLLM_OPERATOR_`, in lower case. For "
+        "`namespaces`, `hub.endpoint`, `log.format` and `log.level`, the chart has separate values.\n",
         "| variable | default | meaning |\n|---|---|---|",
     ]
     for name, default, meaning in settings_with_meanings():
