@@ -146,8 +146,9 @@ def signatures_reference() -> str:
             "operator/vllm_operator/api. Edit the types there.", "operator/vllm_operator/catalog/data/signatures.yaml and remedies.yaml."
         )
         + "# Known crashes\n",
-        f"There are {len(known)} signatures, with the most specific ones first. `vllm-operator signatures NAME` shows one with its patterns. Numbers and "
-        "names in the texts come from a recorded log line. For what the operator does with a remedy, see [remedies](remedies.md).\n",
+        f"There are {len(known)} signatures, with the most specific ones first. `vllm-operator signatures NAME` shows one with its "
+        "patterns. Numbers and names in the texts come from a recorded log line. For what the operator does with a remedy, see "
+        "[remedies](remedies.md).\n",
         "| name | kind | cause | remedy | vLLM | GPUs | automatic |\n|---|---|---|---|---|---|---|",
     ]
     for one in known:
