@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_operator.catalog.resources import list_data, read_data
-from vllm_operator.catalog.rules import Component, Kind, load_rules
+from vllm_operator.catalog.rules import Component, RuleKind, load_rules
 from vllm_operator.catalog.versions import load_versions
 
 TARGET = Path(__file__).parent.parent / "docs" / "backends.md"
@@ -28,7 +28,7 @@ workstation Blackwell and GB10 (sm_120, sm_121).
 
 `status.plan.backends` shows the backend of each component, who chose it, why, and the rule with its source.
 """
-TITLES = {Kind.QUIRK: "Quirks", Kind.CHOICE: "Choices", Kind.ENGINE: "Defaults of vLLM"}
+TITLES = {RuleKind.QUIRK: "Quirks", RuleKind.CHOICE: "Choices", RuleKind.ENGINE: "Defaults of vLLM"}
 
 
 def page() -> str:
@@ -38,7 +38,7 @@ def page() -> str:
     parts = [NOTE + INTRODUCTION, *_versions()]
     for component in Component:
         parts += [f"## {component.value}\n", *_invocations(component), *_kernels(component)]
-        for kind in Kind:
+        for kind in RuleKind:
             entries = [raw[rule.id] for rule in rules.rules if rule.component is component and rule.kind is kind]
             parts += _rules(TITLES[kind], entries)
     return "\n".join(parts).rstrip() + "\n"

@@ -44,7 +44,7 @@ from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.tasks import Tasks, describe_end
-from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, place_of
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, qualified_name
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Run the operator until it is told to stop; return the exit status."""
     try:
-        settings = _with_places(Settings.from_environment())
+        settings = _with_qualified_names(Settings.from_environment())
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
@@ -75,12 +75,12 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
 
 
-def _with_places(settings: Settings) -> Settings:
+def _with_qualified_names(settings: Settings) -> Settings:
     """The settings with full names of the ConfigMaps. Raises SettingsError."""
     places: dict[str, Any] = {}
     for field in ("rules_config_map", "signatures_config_map"):
         try:
-            places[field] = place_of(getattr(settings, field))
+            places[field] = qualified_name(getattr(settings, field))
         except ValueError as error:
             raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
     return replace(settings, **places)
@@ -146,7 +146,7 @@ class Operator:
             )
         )
         client.refused = self.supervisor.recheck_access
-        _spare_the_collector()
+        _tune_garbage_collector()
 
     def _make_followers(self, rooms: Rooms) -> Followers:
         settings = self._settings
@@ -247,7 +247,7 @@ class Operator:
         return None
 
 
-def _spare_the_collector() -> None:
+def _tune_garbage_collector() -> None:
     """Let Python's collector of circles look at less; it was a part of the latency that could be measured."""
     # what was loaded so far lives for ever: the collector need not look at it again
     gc.collect()

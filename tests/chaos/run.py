@@ -55,8 +55,8 @@ class Run:
         self._operator = operator
         self._folder = folder
         self._steady = nodes[1]
-        self._foreign = ForeignObjects(client)
-        self._users = Users(client, self._foreign, self.journal, NAMES)
+        self._fields_of_others = ForeignObjects(client)
+        self._users = Users(client, self._fields_of_others, self.journal, NAMES)
         self._pods = Pods(client, Simulator(client))
         self._outages = Outages(client, operator, self.journal, nodes[0], node_kind)
         self.volumes = Volumes(client, self.journal, folder / "volumes")
@@ -83,7 +83,7 @@ class Run:
 
     async def _prepare(self) -> None:
         for manifest in look_alikes(NAMES[0], TAKEN, self._steady):
-            await self._foreign.create(manifest)
+            await self._fields_of_others.create(manifest)
         await self._pods.heal()
         for name in (*NAMES, TAKEN):
             await self._users.apply(name, {})
@@ -122,7 +122,7 @@ class Run:
             await asyncio.sleep(random.choice(PAUSES))
             number += 1
             if number % 10 == 0:
-                self.journal.violate(*await self._foreign.check())
+                self.journal.violate(*await self._fields_of_others.check())
         self.journal.note(f"{number} acts are done")
 
     async def _expire_watches(self) -> None:
@@ -198,8 +198,8 @@ class Run:
         return [{"kind": kind, **item} for item in await self._client.list_all(kind)]
 
     async def _check_foreign(self) -> None:
-        self.journal.violate(*await self._foreign.check(), *self.volumes.changed())
-        plurals = {(f"{kind.lower()}s", name): kind for kind, name in self._foreign.names()}
+        self.journal.violate(*await self._fields_of_others.check(), *self.volumes.changed())
+        plurals = {(f"{kind.lower()}s", name): kind for kind, name in self._fields_of_others.names()}
         for request in self._audit.writes(user=self._account, namespace=self._client.namespace):
             if request.status < 300 and (request.resource, request.name) in plurals and not request.name.startswith(NAMES):
                 self.journal.violate(f"the operator did {request.verb} the user's {request.resource} {request.name}")
@@ -264,7 +264,7 @@ class Run:
     def _is_foreign(self, item: Manifest) -> bool:
         """Whether an object is a user's, or a controller has made it for one of these."""
         owners = [(owner["kind"], owner["name"]) for owner in item["metadata"].get("ownerReferences") or ()]
-        return not self._foreign.names().isdisjoint([(item["kind"], item["metadata"]["name"]), *owners])
+        return not self._fields_of_others.names().isdisjoint([(item["kind"], item["metadata"]["name"]), *owners])
 
     def _may_stay(self, item: Manifest) -> bool:
         """Whether users have wanted an object to outlive its VLLMDeployment."""

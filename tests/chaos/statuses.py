@@ -8,7 +8,7 @@ from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import CRASHED, ORDER, READY, Reason
 from vllm_operator.catalog.signatures import load_signatures
-from vllm_operator.reporting.terminations import load_rules
+from vllm_operator.observation.terminations import load_rules
 
 LONGEST_MESSAGE = 500
 

@@ -8,7 +8,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.ownership import differs
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
-from vllm_operator.planning.remediation.in_force import carried_out
+from vllm_operator.remediation.in_force import carried_out
 from vllm_operator.rendering.manifests import render
 
 COMPARED = ("Deployment", "Service")

@@ -55,7 +55,7 @@ class Users:
 
     def __init__(self, client: PatientCluster, foreign: ForeignObjects, journal: Journal, names: tuple[str, ...]) -> None:
         self._client = client
-        self._foreign = foreign
+        self._fields_of_others = foreign
         self._journal = journal
         self._names = names
         self.orphaned: set[str] = set()
@@ -131,7 +131,7 @@ class Users:
             {"ownerReferences": None},
         )
         edit = random.choice(edits)
-        if (kind, name) in self._foreign.names():
+        if (kind, name) in self._fields_of_others.names():
             return f"{kind} {name} is a user's"
         await self._client.patch(kind, name, {"metadata": edit})
         return f"edit {kind} {name}: {edit}"
@@ -145,7 +145,7 @@ class Users:
     async def _delete_child(self, random: Random) -> str:
         kind, name = self._child(random)
         propagation = random.choice(PROPAGATION)
-        if (kind, name) in self._foreign.names():
+        if (kind, name) in self._fields_of_others.names():
             return f"{kind} {name} is a user's"
         await self._client.delete_with(kind, name, propagation)
         return f"delete {kind} {name} ({propagation})"
@@ -154,15 +154,15 @@ class Users:
         """A user's own claim gets the name that the operator would give to one."""
         name = random.choice(self._names)
         claim_name = f"{name}-cache"
-        if (CLAIM, claim_name) in self._foreign.names():
+        if (CLAIM, claim_name) in self._fields_of_others.names():
             return f"{CLAIM} {claim_name} is a user's already"
         await self._remove("VLLMDeployment", name)
         await self._remove(CLAIM, claim_name)
-        await self._foreign.create(claim(claim_name))
+        await self._fields_of_others.create(claim(claim_name))
         return f"delete VLLMDeployment {name} and create a claim {claim_name} of one's own"
 
     async def _give_claim_back(self, random: Random) -> str:
-        mine = [name for name in self._names if (CLAIM, f"{name}-cache") in self._foreign.names()]
+        mine = [name for name in self._names if (CLAIM, f"{name}-cache") in self._fields_of_others.names()]
         if not mine:
             return "no claim to give back"
         name = random.choice(mine)
@@ -172,12 +172,12 @@ class Users:
     async def give_claim_back(self, name: str) -> None:
         """Deletes a user's own claim, and before it what may use it."""
         await self._remove("VLLMDeployment", name)
-        self._journal.violate(*await self._foreign.remove(CLAIM, f"{name}-cache"))
+        self._journal.violate(*await self._fields_of_others.remove(CLAIM, f"{name}-cache"))
 
     async def settle(self) -> None:
         """Gives claims back, and removes children that an edit of their labels has taken away from the operator."""
         for name in self._names:
-            if (CLAIM, f"{name}-cache") in self._foreign.names():
+            if (CLAIM, f"{name}-cache") in self._fields_of_others.names():
                 await self.give_claim_back(name)
             for kind in CHILDREN:
                 child = await self._client.find(kind, f"{name}-cache" if kind == CLAIM else name)

@@ -18,7 +18,7 @@ from pathlib import Path
 from chaos.client import PatientCluster
 from chaos.journal import Journal
 from support.cluster import Manifest
-from vllm_operator.rendering.addresses import folders_of
+from vllm_operator.caches.address import folders_of
 
 CLEANING = "app.kubernetes.io/component=cleaning"
 FULL = "import os; os.statvfs = lambda path: os.statvfs_result((4096, 4096, 1000, 10, 10, 100, 10, 10, 0, 255))\n"
@@ -74,7 +74,7 @@ class Volume:
             path.write_text(text)
         (folder / "v0.9-link-00000004").symlink_to(outside)
         _age(folder)
-        self._foreign = inventory(folder)
+        self._fields_of_others = inventory(folder)
         self._outside = outside
 
     def add_cache(self, key: str) -> None:
@@ -98,7 +98,7 @@ class Volume:
     def changed(self) -> list[str]:
         """Says which files of others are not as they were."""
         now = inventory(self.folder)
-        return [f"{name} on volume {self.folder.name}" for name, state in self._foreign.items() if now.get(name) != state]
+        return [f"{name} on volume {self.folder.name}" for name, state in self._fields_of_others.items() if now.get(name) != state]
 
 
 class Volumes:

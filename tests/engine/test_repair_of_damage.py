@@ -13,8 +13,8 @@ import pytest
 from support.engine import Node, Start
 from support.fleet import Fleet
 from support.operators import Bench, known_rooms
+from vllm_operator.caches.cleaning_job import cleaning_script
 from vllm_operator.cluster.client import JOB
-from vllm_operator.rendering.cleaning import cleaning_script
 from vllm_operator.startup.state import StartupState
 
 PAID_COLD = 400

@@ -12,11 +12,11 @@ import yaml
 from support import helm
 from support import observations as o
 from support.promtool import ALERTS, Firing, Recording, check_alerts
+from support.reports import report
 from testenv.binaries import find_binary
 from vllm_operator.api.status import CacheStatus, ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting.observation import Observation
-from vllm_operator.reporting.report import report
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 

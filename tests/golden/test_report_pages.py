@@ -10,14 +10,15 @@ import pytest
 from support import observations as o
 from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
+from support.reports import report
 from testenv.replay import SERVING, read_recording
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting.observation import EventDraft, Observation
-from vllm_operator.reporting.report import report
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.status.events import EventDraft
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
@@ -152,8 +153,8 @@ STORIES: dict[str, tuple[Observation, ...]] = {
 def page(story: tuple[Observation, ...]) -> str:
     """Report on each scene with the status of the one before; the last status, and all events."""
     status, events = story[0].resource.status, list[EventDraft]()
-    for scene in story:
-        written = report(replace(scene, resource=scene.resource.model_copy(update={"status": status})))
+    for observed in story:
+        written = report(replace(observed, resource=observed.resource.model_copy(update={"status": status})))
         status = written.status
         events += written.events
     return describe(status, events)

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from support.manifests import CASES, read_case
-from vllm_operator.rendering.addresses import cache_address, template_spec
-from vllm_operator.rendering.cleaning import cleaning_script, render_cleaning
+from vllm_operator.caches.address import cache_address, template_spec
+from vllm_operator.caches.cleaning_job import cleaning_script, render_cleaning
+from vllm_operator.caches.primer import render_primer
 from vllm_operator.rendering.manifests import render
-from vllm_operator.rendering.primer import render_primer
 
 CHOSEN = ("read-write-many", "smallest", "any-user-read-only", "dra-whole-gpus")
 FOLDERS = [folder for folder in CASES if folder.name in CHOSEN]
@@ -37,7 +37,7 @@ def test_primer_and_cleaning_are_as_recorded(folder: Path, golden: Callable[[Pat
     )
     command = job["spec"]["template"]["spec"]["containers"][0]["command"]
     assert command[2] == cleaning_script()
-    command[2] = "(rendering/scripts/clean_caches.py)"
+    command[2] = "(caches/scripts/clean_caches.py)"
     golden(Path(__file__).parent / "upkeep" / f"{folder.name}.yaml", yaml.safe_dump_all([primer, job], sort_keys=False, width=120))
 
 

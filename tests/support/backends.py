@@ -4,11 +4,11 @@ from typing import Any
 
 from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.models import Models, load_models
+from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.situations import Situation
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
-from vllm_operator.planning.engine.situation import describe_situation
+from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.model.facts import resolve_facts
 
@@ -26,14 +26,14 @@ def describe(
     engine: dict[str, Any] | None = None,
     facts: dict[str, Any] | None = None,
     **spec: Any,
-) -> tuple[ResolvedVersion, Situation, BackendsSpec | None]:
+) -> tuple[ResolvedVersion, RuleInput, BackendsSpec | None]:
     """Describe a model on a GPU with a version of vLLM in the terms of the rules; the rest is as in a spec."""
     versions, models, _ = knowledge()
     model = {"uri": uri} if facts is None else {"uri": uri, "facts": facts}
     parsed = VLLMDeploymentSpec.model_validate({"model": model, "engine": {**(engine or {}), "version": version}, **spec})
     resolved = resolve_version(parsed.engine, versions)
     assert isinstance(resolved, ResolvedVersion)
-    return resolved, describe_situation(parsed, resolved, resolve_facts(parsed.model, models), architecture), parsed.backends
+    return resolved, describe_rule_input(parsed, resolved, resolve_facts(parsed.model, models), architecture), parsed.backends
 
 
 def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad: bool = False, **spec: Any) -> BackendDecision:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from vllm_operator.api.status import VLLMDeploymentStatus
-from vllm_operator.reporting.observation import EventDraft
+from vllm_operator.status.events import EventDraft
 
 
 def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, without: Iterable[str] = ("plan",)) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.operators import Bench, controlled_by_deployment, llama
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
-from vllm_operator.reporting import reading
+from vllm_operator.pods import reading
 
 Manifest = dict[str, Any]
 READY = {"type": "Ready", "status": "True"}

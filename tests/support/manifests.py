@@ -7,10 +7,10 @@ import yaml
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
 from vllm_operator.api.status import Plan
+from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage.cache_key import CacheOrigin, CachePlan, plan_cache
 
 CASES = sorted(path.parent for path in (Path(__file__).parent.parent / "golden" / "manifests").glob("*/input.yaml"))
 
@@ -33,11 +33,13 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
         architecture=plan.architecture,
         product=plan.product,
         mig_profile=accelerator.mig.profile if accelerator and accelerator.mig else None,
-        parallel=ParallelShape(
-            tensor=(parallelism and parallelism.tensor) or 1,
-            pipeline=(parallelism and parallelism.pipeline) or 1,
-            data=(parallelism and parallelism.data) or 1,
-            expert=parallelism is not None and parallelism.expert is Toggle.ENABLED,
+        parallel=str(
+            ParallelShape(
+                tensor=(parallelism and parallelism.tensor) or 1,
+                pipeline=(parallelism and parallelism.pipeline) or 1,
+                data=(parallelism and parallelism.data) or 1,
+                expert=parallelism is not None and parallelism.expert is Toggle.ENABLED,
+            )
         ),
         user=run_as_user(resource.spec.pod_template),
         generation=generation,

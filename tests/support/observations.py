@@ -8,9 +8,10 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Outcome, Verdict
-from vllm_operator.reporting.observation import Observation, Report
 from vllm_operator.startup.state import Crash, StartupState
+from vllm_operator.status.report import Report
 
 NOW = datetime(2026, 11, 21, 14, 10, 0, tzinfo=UTC)
 NAMESPACE = "models"

@@ -6,11 +6,11 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any
 
+from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from vllm_operator.api import labels
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.reconciler import Reconciler, Result

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from support.backends import decide, describe, knowledge
-from vllm_operator.catalog.situations import Situation
+from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.planning.engine.backends import BackendDecision
 
 ARCHITECTURES = (
@@ -73,7 +73,7 @@ class Case:
     def decide(self) -> BackendDecision:
         return decide(MODELS[self.model], self.version, self.architecture, **self._spec())
 
-    def situation(self) -> Situation:
+    def situation(self) -> RuleInput:
         return describe(MODELS[self.model], self.version, self.architecture, **self._spec())[1]
 
     def _spec(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from support import observations as o
-from vllm_operator.reporting.observation import Observation
+from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)

@@ -10,9 +10,9 @@ from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api import labels
 from vllm_operator.api.status import Plan
+from vllm_operator.caches.directories import ImageRecord, directory_of, read_records
+from vllm_operator.caches.key import key_with_image
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
-from vllm_operator.planning.storage.cache_key import key_with_image
-from vllm_operator.upkeep.images import ImageRecord, directory_of, read_records
 
 TAG = "vllm/vllm-openai:v0.20.1-cu129"
 ENGINE = {"image": TAG, "version": "0.20.1"}

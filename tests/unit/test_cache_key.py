@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from support.gpus import real_node
 from support.plans import deployment, made
 from vllm_operator.api.spec import Distribution
+from vllm_operator.caches.key import CacheOrigin, CachePlan, key_with_image, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.storage.cache_key import CacheOrigin, CachePlan, key_with_image, plan_cache
 
 CACHES = load_caches()
 BASE: Mapping[str, Any] = {
@@ -23,7 +23,7 @@ BASE: Mapping[str, Any] = {
     "image": "vllm/vllm-openai:v0.20.1",
     "architecture": "sm_90",
     "product": "NVIDIA-H200",
-    "parallel": ParallelShape(tensor=8),
+    "parallel": str(ParallelShape(tensor=8)),
 }
 
 
@@ -41,7 +41,7 @@ def test_a_key_can_be_read_and_does_not_change_between_releases_of_the_operator(
     [
         ({"product": "NVIDIA-H100-80GB-HBM3"}, "v0.20.1-sm90-h100-80gb-hbm3-tp8-"),
         (
-            {"product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "mig_profile": "1g.10gb", "parallel": ParallelShape()},
+            {"product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb", "mig_profile": "1g.10gb", "parallel": str(ParallelShape())},
             "v0.20.1-sm90-h100-80gb-hbm3-1g.10gb-tp1-",
         ),
         ({"product": "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"}, "v0.20.1-sm90-rtx-pro-6000-tp8-"),
@@ -49,7 +49,7 @@ def test_a_key_can_be_read_and_does_not_change_between_releases_of_the_operator(
         ({"product": None, "architecture": None}, "v0.20.1-tp8-"),
         ({"version": None}, "unknown-sm90-h200-tp8-"),
         ({"distribution": Distribution.NVLLM}, "nvllm-v0.20.1-sm90-h200-tp8-"),
-        ({"parallel": ParallelShape(tensor=4, pipeline=2, data=2, expert=True)}, "v0.20.1-sm90-h200-tp4-pp2-dp2-ep-"),
+        ({"parallel": str(ParallelShape(tensor=4, pipeline=2, data=2, expert=True))}, "v0.20.1-sm90-h200-tp4-pp2-dp2-ep-"),
         ({"user": 1000}, "v0.20.1-sm90-h200-tp8-u1000-"),
         ({"generation": 2}, "v0.20.1-sm90-h200-tp8-g2-"),
         ({"version": "0.20.2rc1.dev3+g1a2b3c"}, "v0.20.2rc1.dev3-g1a2b3c-sm90-h200-tp8-"),
@@ -69,8 +69,8 @@ def test_the_readable_part_says_what_a_person_asks_for(changes: dict[str, Any], 
         {"architecture": "sm_100"},
         {"product": "NVIDIA-H100-80GB-HBM3"},
         {"mig_profile": "1g.18gb"},
-        {"parallel": ParallelShape(tensor=4)},
-        {"parallel": ParallelShape(tensor=8, expert=True)},
+        {"parallel": str(ParallelShape(tensor=4))},
+        {"parallel": str(ParallelShape(tensor=8, expert=True))},
         {"user": 0},
         {"generation": 1},
     ],
@@ -124,7 +124,7 @@ def test_a_key_is_always_a_valid_label_value_and_folder(
     version: str | None, image: str, product: str | None, mig_profile: str | None, sizes: tuple[int, int, int], generation: int
 ) -> None:
     key = plan(
-        version=version, image=image, product=product, mig_profile=mig_profile, parallel=ParallelShape(*sizes), generation=generation
+        version=version, image=image, product=product, mig_profile=mig_profile, parallel=str(ParallelShape(*sizes)), generation=generation
     ).key
     assert len(key) <= 63
     assert re.fullmatch(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?", key)

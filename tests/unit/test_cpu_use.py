@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.fake_cluster import FakeCluster
+from support.reports import report
 from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
-from vllm_operator.cluster.fake import FakeCluster
-from vllm_operator.reporting.report import report
 from vllm_operator.runtime.cpu_use import ABSENT_SECONDS, CpuUse
 from vllm_operator.startup.state import Stage, StartupState
 

@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from vllm_operator.cluster.client import EVENT, Conflict, Forbidden, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
-from vllm_operator.cluster.fake import FakeCluster
 
 NOW = datetime(2026, 11, 21, 14, 10, tzinfo=UTC)
 RESOURCE = {"metadata": {"name": "llama", "namespace": "models", "uid": "uid-1"}}

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from vllm_operator.cluster.client import EVENT, Forbidden, Unavailable
-from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, is_puzzling
-from vllm_operator.cluster.fake import FakeCluster
+from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, needs_explanation
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -61,7 +61,7 @@ CREATING = pod(waiting("ContainerCreating"))
     ],
 )
 def test_which_pods_puzzle(manifest: dict[str, Any], want: bool) -> None:
-    assert is_puzzling(manifest) is want
+    assert needs_explanation(manifest) is want
 
 
 def cluster_with_event() -> FakeCluster:

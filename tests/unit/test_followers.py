@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
 from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.runtime.follower import FollowerSettings, is_worth_a_look
 from vllm_operator.runtime.followers import Followers, runs_to_follow
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState

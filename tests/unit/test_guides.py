@@ -1,4 +1,4 @@
-"""A newcomer finds his way: large rooms have a guide, and no module is longer than a person reads at once."""
+"""A newcomer finds the way: packages have a guide, and no module is longer than a person reads at once."""
 
 import importlib
 import pkgutil
@@ -12,12 +12,28 @@ LONGEST = 400
 """Lines, as CONTRIBUTING.md says."""
 
 
-@pytest.mark.parametrize("room", ["catalog", "cluster", "planning", "reporting", "runtime", "startup", "startup.crash", "startup.lines"])
-def test_the_guide_of_a_room_names_all_its_modules(room: str) -> None:
-    package = importlib.import_module(f"vllm_operator.{room}")
+@pytest.mark.parametrize(
+    "package_name",
+    [
+        "catalog",
+        "cluster",
+        "planning",
+        "caches",
+        "observation",
+        "pods",
+        "remediation",
+        "status",
+        "runtime",
+        "startup",
+        "startup.crash",
+        "startup.lines",
+    ],
+)
+def test_the_docstring_of_a_package_names_its_modules(package_name: str) -> None:
+    package = importlib.import_module(f"vllm_operator.{package_name}")
     named = set(re.findall(r"\w+", package.__doc__ or ""))
     missing = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name not in named]
-    assert not missing, f"say in the docstring of vllm_operator.{room} what these are about"
+    assert not missing, f"say in the docstring of vllm_operator.{package_name} what these are about"
 
 
 @pytest.mark.parametrize("folder", ["operator", "hack", "tests"])

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from vllm_operator.cluster.client import NODE, Forbidden, Kind, Manifest, NotFound, Unavailable
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.inventory import InventoryCache
 
 GPU_NODE = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "labels": {"nvidia.com/gpu.present": "true"}}}

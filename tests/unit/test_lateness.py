@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.reports import report
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
-from vllm_operator.reporting.observation import Observation, StartClock
-from vllm_operator.reporting.report import report
+from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
+from vllm_operator.status.lateness import StartClock
 
 X1 = ("vllm-a-x1", 0)
 MODEL = {"uri": "hf://deepseek-ai/DeepSeek-V3"}

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.mirror import Mirror
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)

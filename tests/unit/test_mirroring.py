@@ -5,10 +5,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT, Unavailable
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.mirroring import Mirroring
 

@@ -4,8 +4,10 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, content_of, llama
 from vllm_operator.api import labels
+from vllm_operator.caches.volume_changes import is_created_by_operator
 from vllm_operator.cluster.apply import Applier
 from vllm_operator.cluster.client import (
     AUTOSCALER,
@@ -16,8 +18,6 @@ from vllm_operator.cluster.client import (
     Kind,
     NotFound,
 )
-from vllm_operator.cluster.fake import FakeCluster
-from vllm_operator.upkeep.claims import is_created_by_operator
 
 
 def in_container(change: dict[str, Any]) -> dict[str, Any]:
@@ -231,8 +231,8 @@ async def test_what_is_remembered_of_children_is_bounded(monkeypatch: pytest.Mon
     applier = Applier(Forgetful())
     for number in range(50):
         metadata = {"name": f"llama-{number}", "namespace": "default", "labels": {}}
-        wish = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"unknown": 1, "type": "ClusterIP"}}
-        await applier.apply({"metadata": {"name": "llama", "uid": "1"}}, [wish], [])
+        desired = {"apiVersion": "v1", "kind": "Service", "metadata": metadata, "spec": {"unknown": 1, "type": "ClusterIP"}}
+        await applier.apply({"metadata": {"name": "llama", "uid": "1"}}, [desired], [])
     memories = [value for value in vars(applier).values() if hasattr(value, "__len__")]
     assert memories
     assert max(map(len, memories)) <= 8

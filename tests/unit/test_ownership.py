@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.cluster.ownership import differs, foreign_fields, lost_field, owned_fields, owns_more
+from vllm_operator.cluster.ownership import differs, fields_of_others, lost_field, owned_fields, owns_more
 
 Manifest = dict[str, Any]
 
@@ -24,9 +24,9 @@ def container(**changes: Any) -> Manifest:
     return base | changes
 
 
-def as_served(wish: Manifest) -> Manifest:
+def as_served(desired: Manifest) -> Manifest:
     """As the API server gives it back: defaults filled in, quantities in its own way, empty values left out."""
-    live = copy.deepcopy(wish)
+    live = copy.deepcopy(desired)
     live["env"] = [{key: value for key, value in item.items() if value != ""} for item in live["env"]]
     live["ports"][0]["protocol"] = "TCP"
     live["resources"]["limits"]["memory"] = "1Gi"
@@ -36,8 +36,8 @@ def as_served(wish: Manifest) -> Manifest:
 
 
 def test_what_the_api_server_fills_in_is_no_difference() -> None:
-    wish = container()
-    assert differs(wish, as_served(wish)) is None
+    desired = container()
+    assert differs(desired, as_served(desired)) is None
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_is_changed_in_ours_is_a_difference(change: Manifest, want: tuple[s
 
 def test_thousands_of_variables_are_compared_in_a_moment() -> None:
     env = [{"name": f"A{number}", "value": "x"} for number in range(4000)]
-    wish = {"spec": {"containers": [{"name": "vllm", "env": env}]}}
+    desired = {"spec": {"containers": [{"name": "vllm", "env": env}]}}
     variables: Manifest = {f'k:{{"name":"A{number}"}}': {".": {}, "f:name": {}, "f:value": {}} for number in range(4001)}
     fields = {"f:spec": {"f:containers": {'k:{"name":"vllm"}': {"f:name": {}, "f:env": variables}}}}
     more = [*env, {"name": "A4000", "value": "theirs"}]
@@ -72,13 +72,13 @@ def test_thousands_of_variables_are_compared_in_a_moment() -> None:
         "metadata": {"managedFields": [{"manager": "other", "operation": "Update", "fieldsV1": fields}]},
     }
     began = time.perf_counter()
-    assert owns_more(fields, wish)
-    assert foreign_fields(live, wish, "us") == ("/spec/containers/0/env/4000",)
+    assert owns_more(fields, desired)
+    assert fields_of_others(live, desired, "us") == ("/spec/containers/0/env/4000",)
     assert time.perf_counter() - began < 5
 
 
 @pytest.mark.parametrize(
-    ("wish", "live", "want"),
+    ("desired", "live", "want"),
     [
         ({"limits": {"cpu": "1"}}, {"limits": {"cpu": 1}}, None),
         ({"limits": {"cpu": "0.5"}}, {"limits": {"cpu": "500m"}}, None),
@@ -102,8 +102,8 @@ def test_thousands_of_variables_are_compared_in_a_moment() -> None:
         ({"tolerations": [{"key": "a"}]}, {"tolerations": [{"key": "b"}]}, ("tolerations", "a")),
     ],
 )
-def test_values(wish: Any, live: Any, want: tuple[str, ...] | None) -> None:
-    assert differs(wish, live) == want
+def test_values(desired: Any, live: Any, want: tuple[str, ...] | None) -> None:
+    assert differs(desired, live) == want
 
 
 OURS: dict[str, Any] = {
@@ -184,13 +184,13 @@ def in_container(fields: Manifest) -> Manifest:
     ],
 )
 def test_what_others_have_added(theirs: Manifest, change: Manifest, want: tuple[str, ...]) -> None:
-    assert foreign_fields(live_with(theirs, change), WISH, "vllm-operator") == want
+    assert fields_of_others(live_with(theirs, change), WISH, "vllm-operator") == want
 
 
 def test_what_came_through_a_subresource_or_from_ourselves_is_not_foreign() -> None:
     theirs = in_container({"f:command": {}})
-    assert foreign_fields(live_with(theirs, {"container": {"command": ["sh"]}}, subresource="scale"), WISH, "vllm-operator") == ()
-    assert foreign_fields(live_with(theirs, {"container": {"command": ["sh"]}}, manager="vllm-operator"), WISH, "vllm-operator") == ()
+    assert fields_of_others(live_with(theirs, {"container": {"command": ["sh"]}}, subresource="scale"), WISH, "vllm-operator") == ()
+    assert fields_of_others(live_with(theirs, {"container": {"command": ["sh"]}}, manager="vllm-operator"), WISH, "vllm-operator") == ()
 
 
 def test_a_list_that_somebody_replaced_as_a_whole_is_lost() -> None:
@@ -204,7 +204,7 @@ def test_a_list_that_somebody_replaced_as_a_whole_is_lost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "want"),
+    ("desired", "want"),
     [
         (WISH, False),
         ({"spec": {"replicas": 1}}, True),
@@ -212,10 +212,10 @@ def test_a_list_that_somebody_replaced_as_a_whole_is_lost() -> None:
         ({"spec": {"replicas": 1, "template": {"spec": {"containers": [{"name": "vllm", "args": ["x"], "env": []}]}}}}, True),
     ],
 )
-def test_a_field_of_ours_that_is_not_wished_any_more(wish: Manifest, want: bool) -> None:
+def test_a_field_of_ours_that_is_not_wished_any_more(desired: Manifest, want: bool) -> None:
     fields = owned_fields(live_with({}, {}), "vllm-operator")
     assert fields is not None
-    assert owns_more(fields, wish) is want
+    assert owns_more(fields, desired) is want
 
 
 def test_a_port_is_found_although_the_wish_leaves_out_its_protocol() -> None:

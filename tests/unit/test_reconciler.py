@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import Write
 from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, content_of, llama
@@ -24,7 +25,6 @@ from vllm_operator.cluster.client import (
     Invalid,
     Unavailable,
 )
-from vllm_operator.cluster.fake import Write
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.runtime.queue import WorkQueue

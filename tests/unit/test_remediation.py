@@ -17,11 +17,11 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgu
 from vllm_operator.catalog.remedies import load_remedies
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.planning.remediation.changes import Engine, exact_changes
-from vllm_operator.planning.remediation.command import patch_command, patch_operations
-from vllm_operator.planning.remediation.in_force import carried_out, current, remedied, settled
-from vllm_operator.planning.remediation.remediator import Case, Remediator
-from vllm_operator.planning.standing import digest_of
+from vllm_operator.planning.spec_digest import digest_of
+from vllm_operator.remediation.changes import Engine, exact_changes
+from vllm_operator.remediation.command import patch_command, patch_operations
+from vllm_operator.remediation.in_force import carried_out, current, remedied, settled
+from vllm_operator.remediation.remediator import Case, Remediator
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 DECIDE = Remediator(load_versions(), load_remedies())

@@ -6,7 +6,7 @@ from vllm_operator.catalog.remedies import ANY, Remedy, load_remedies
 from vllm_operator.catalog.signatures import Severity, Signature, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX
-from vllm_operator.planning.remediation.changes import FIELD_FLAGS
+from vllm_operator.remediation.changes import FIELD_FLAGS
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 REMEDIES = load_remedies()

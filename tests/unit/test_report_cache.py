@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from support import observations as o
+from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
-from vllm_operator.reporting.observation import Observation
-from vllm_operator.reporting.report import report
+from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)

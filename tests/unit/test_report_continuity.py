@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.own_knowledge import LICENCE_SIGNATURE
+from support.reports import report
 from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
-from vllm_operator.reporting.knowledge import load_knowledge
-from vllm_operator.reporting.observation import Observation
-from vllm_operator.reporting.report import report
+from vllm_operator.observation.knowledge import load_knowledge
+from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Crash, Progress, Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)

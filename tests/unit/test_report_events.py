@@ -7,11 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
+from support.reports import report
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
+from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.reporting.observation import EventDraft, Observation, Report
-from vllm_operator.reporting.report import report
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.status.events import EventDraft
+from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)
 UID = ("uid-vllm-a-x1", 0)
@@ -32,9 +34,9 @@ def told(events: tuple[EventDraft, ...]) -> list[tuple[str, str]]:
 def play(*scenes: Observation) -> list[Report]:
     """Report on scenes in order, each with the status written before it."""
     written: list[Report] = []
-    for scene in scenes:
-        status = written[-1].status if written else scene.resource.status
-        written.append(report(replace(scene, resource=scene.resource.model_copy(update={"status": status}))))
+    for observed in scenes:
+        status = written[-1].status if written else observed.resource.status
+        written.append(report(replace(observed, resource=observed.resource.model_copy(update={"status": status}))))
     return written
 
 
@@ -111,33 +113,33 @@ def test_a_short_stage_is_not_told() -> None:
 
 def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
     hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
-    scene = o.observe(o.starting_pod(since=-700), states={X1: hung})
-    story = play(scene, replace(scene, now=o.at(60)), replace(scene, now=o.at(600)))
+    observed = o.observe(o.starting_pod(since=-700), states={X1: hung})
+    story = play(observed, replace(observed, now=o.at(60)), replace(observed, now=o.at(600)))
     assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "Stalled")], [], []]
-    moved_on = replace(scene, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
+    moved_on = replace(observed, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
     hung_again = replace(moved_on, now=o.at(10 + 900))
-    later = play(scene, replace(moved_on, now=o.at(20)), hung_again)
+    later = play(observed, replace(moved_on, now=o.at(20)), hung_again)
     assert told(later[2].events) == [("Warning", "Stalled")]
     assert later[2].events[0].key != story[0].events[1].key
 
 
 def test_a_refused_spec_is_told_once_per_generation() -> None:
     refused = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU.")
-    scene = o.observe(outcome=o.outcome(planned=refused, plan=None), deployment=None)
-    story = play(scene, scene)
+    observed = o.observe(outcome=o.outcome(planned=refused, plan=None), deployment=None)
+    story = play(observed, observed)
     assert [told(written.events) for written in story] == [[("Warning", "NoMatchingGPU")], []]
 
 
 def test_a_spec_that_cannot_be_understood_is_told_once_not_twice() -> None:
     invalid = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3.")
     follows = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned.")
-    scene = o.observe(outcome=o.outcome(accepted=invalid, planned=follows, plan=None), deployment=None)
-    assert told(report(scene).events) == [("Warning", "InvalidSpec")]
+    observed = o.observe(outcome=o.outcome(accepted=invalid, planned=follows, plan=None), deployment=None)
+    assert told(report(observed).events) == [("Warning", "InvalidSpec")]
 
 
 def test_a_refused_child_is_told_once_per_error() -> None:
-    scene = o.observe(apply_error="Deployment vllm-a is forbidden: exceeded quota")
-    story = play(scene, scene, replace(scene, apply_error="Service vllm-a is invalid"))
+    observed = o.observe(apply_error="Deployment vllm-a is forbidden: exceeded quota")
+    story = play(observed, observed, replace(observed, apply_error="Service vllm-a is invalid"))
     assert [told(written.events) for written in story] == [
         [("Normal", "Planned"), ("Warning", "ApplyFailed")],
         [],
@@ -146,17 +148,17 @@ def test_a_refused_child_is_told_once_per_error() -> None:
 
 
 def test_refusals_that_differ_in_a_detail_are_counted_in_one_event() -> None:
-    scene = o.observe(apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40000: connection reset by peer")
-    again = replace(scene, apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40001: connection reset by peer")
-    drafts = [event for written in play(scene, again) for event in written.events if event.reason == "ApplyFailed"]
+    observed = o.observe(apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40000: connection reset by peer")
+    again = replace(observed, apply_error="Deployment vllm-a: failed calling webhook: read tcp 10.0.0.1:40001: connection reset by peer")
+    drafts = [event for written in play(observed, again) for event in written.events if event.reason == "ApplyFailed"]
     assert len({event.key for event in drafts}) == 2
     assert {event.series for event in drafts} == {"apply"}
 
 
 def test_another_backend_than_planned_is_told_once() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "TRITON"),))
-    scene = o.observe(o.starting_pod(), states={X1: state})
-    story = play(scene, scene)
+    observed = o.observe(o.starting_pod(), states={X1: state})
+    story = play(observed, observed)
     assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
     planned = next(c for c in story[1].status.conditions if c.type == "Planned")
     assert "MoE TRITON instead of DEEPGEMM" in planned.message
@@ -172,7 +174,7 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
 
 def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_of() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "TRITON_MLA"),))
-    story = play(scene := o.observe(o.starting_pod(), states={X1: state}), scene)
+    story = play(observed := o.observe(o.starting_pod(), states={X1: state}), observed)
     assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
     planned = next(c for c in story[1].status.conditions if c.type == "Planned")
     assert "TRITON_MLA instead of" in planned.message
@@ -180,14 +182,14 @@ def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_
 
 
 def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> None:
-    scene = o.observe(o.starting_pod(), states={X1: StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("AllReduce", "PYNCCL"),))})
-    plan = scene.outcome.plan
+    observed = o.observe(o.starting_pod(), states={X1: StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("AllReduce", "PYNCCL"),))})
+    plan = observed.outcome.plan
     assert plan is not None
     choice = BackendChoice(
         component="AllReduce", backend="CUSTOM", alternatives=["NCCL"], chosen_by=ChosenBy.ENGINE, reason="It needs NVLink."
     )
-    outcome = replace(scene.outcome, plan=plan.model_copy(update={"backends": [choice]}))
-    written = report(replace(scene, outcome=outcome))
+    outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
+    written = report(replace(observed, outcome=outcome))
     assert told(written.events) == [("Normal", "Planned")]
     assert written.status.plan is not None
     assert written.status.plan.backends[0].observed == "PYNCCL"
@@ -199,8 +201,8 @@ def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_
 
 
 def test_a_crash_of_several_pods_at_once_is_one_event() -> None:
-    scene = o.observe(*(o.crashed_pod(f"vllm-a-x{n}") for n in range(4)), replicas=4)
-    assert told(report(scene).events) == [("Normal", "Planned"), ("Warning", "UnknownCrash")]
+    observed = o.observe(*(o.crashed_pod(f"vllm-a-x{n}") for n in range(4)), replicas=4)
+    assert told(report(observed).events) == [("Normal", "Planned"), ("Warning", "UnknownCrash")]
 
 
 def silent(seconds: float, *names: str) -> Observation:
@@ -224,7 +226,7 @@ def test_a_lost_node_is_told_once() -> None:
 
 
 def test_a_long_stage_of_a_pod_that_only_fills_a_cache_is_told_too() -> None:
-    moved = [replace(scene, primers=scene.pods, pods=()) for scene in (compiling(100), capturing(290))]
+    moved = [replace(observed, primers=observed.pods, pods=()) for observed in (compiling(100), capturing(290))]
     assert told(play(*moved)[1].events) == [("Normal", "StageCompleted")]
 
 
@@ -258,8 +260,8 @@ def test_every_long_stage_is_told_exactly_once_whenever_one_looks_and_whatever_i
 ) -> None:
     status, keys = at_this_time(durations, 0).resource.status, list[str]()
     for seconds, is_lost in [(0, False), *sorted(looks), (1200, False)]:
-        scene = at_this_time(durations, seconds)
-        written = report(replace(scene, resource=scene.resource.model_copy(update={"status": status})))
+        observed = at_this_time(durations, seconds)
+        written = report(replace(observed, resource=observed.resource.model_copy(update={"status": status})))
         keys += [event.key for event in written.events if event.reason == "StageCompleted"]
         status = status if is_lost else written.status  # the operator may end between the events and the status
     want = [f"stage-uid-vllm-a-x1-0-{stage}" for stage, seconds in zip(STAGES, durations, strict=True) if seconds > 60]

@@ -5,9 +5,9 @@ from datetime import datetime
 import pytest
 
 from support import observations as o
+from support.reports import report
 from vllm_operator.api.status import StageDuration
-from vllm_operator.reporting.durations import learn
-from vllm_operator.reporting.report import report
+from vllm_operator.observation.starts import learn
 from vllm_operator.startup.state import Progress, Stage, StartupState
 
 X1, X2 = "vllm-a-x1", "vllm-a-x2"

@@ -9,18 +9,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jinja2 import meta
 
+import vllm_operator
 from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.resources import read_data
-from vllm_operator.reporting import wording
-from vllm_operator.reporting.estimates import Estimate
-from vllm_operator.reporting.knowledge import load_knowledge
-from vllm_operator.reporting.messages import compile_messages, load_messages
-from vllm_operator.reporting.pods import read_pod
+from vllm_operator.messages import compile_messages, load_messages
+from vllm_operator.observation.knowledge import load_knowledge
+from vllm_operator.pods.view import read_pod
 from vllm_operator.startup.state import Stage
+from vllm_operator.status.estimates import Estimate
+from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")
-SOURCES = "\n".join(path.read_text() for path in Path(wording.__file__).parent.glob("*.py"))
+SOURCES = "\n".join(path.read_text() for path in Path(vllm_operator.__file__).parent.rglob("*.py"))
 FACTS: dict[str, Any] = {
     "pod": read_pod(o.crashed_pod()),
     "crash": CrashStatus(signature="SomeCrash", cause="It broke.", pod="vllm-a-x1", exit_code=1),

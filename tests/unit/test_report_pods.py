@@ -7,8 +7,8 @@ from hypothesis import given
 
 from support import observations as o
 from support.shapes import OBJECTS
-from vllm_operator.reporting.pod_events import EventLog, killed_by_probe, refine
-from vllm_operator.reporting.pods import Phase, Termination, read_pod
+from vllm_operator.pods.events import EventLog, killed_by_probe, refine
+from vllm_operator.pods.view import Phase, Termination, read_pod
 
 START_ERROR = {
     "terminated": {

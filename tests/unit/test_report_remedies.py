@@ -3,10 +3,12 @@
 from typing import Any
 
 from support import observations as o
+from support.reports import decide_on, report
 from vllm_operator.api.status import RemediationState
-from vllm_operator.reporting.observation import Observation, PodReference, Report
-from vllm_operator.reporting.report import report
+from vllm_operator.observation.observation import Observation
+from vllm_operator.remediation.decision import PodReference
 from vllm_operator.startup.state import Crash, Stage, StartupState
+from vllm_operator.status.report import Report
 
 X1 = ("vllm-a-x1", 0)
 CRASH = Crash(
@@ -46,19 +48,19 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
 
 
 def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None:
-    scene = crashed(AUTO)
-    written = report(scene)
+    observed = crashed(AUTO)
+    written = report(observed)
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
     assert "The operator has applied --max-model-len 5568; a change of the spec undoes it." in message(written, "Crashed")
-    again = report(o.after(scene, written))
+    again = report(o.after(observed, written))
     assert again.status == written.status
     assert again.events == ()
 
 
 def test_an_operator_that_has_lost_the_log_keeps_what_was_decided() -> None:
-    scene = crashed(AUTO)
-    written = report(scene)
-    without_log = report(o.after(scene, written, seconds=20, startups={}))
+    observed = crashed(AUTO)
+    written = report(observed)
+    without_log = report(o.after(observed, written, seconds=20, startups={}))
     assert without_log.status.remediation == written.status.remediation
 
 
@@ -87,35 +89,38 @@ def stalled(**startup: Any) -> Observation:
 def test_a_stall_is_reported_and_left_alone() -> None:
     written = report(stalled())
     assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled")]
-    assert written.restart_pods == ()
+    assert decide_on(stalled()).restart_pods == ()
     assert written.status.remediation is None
 
 
 def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> None:
-    scene = stalled(onStall="Restart")
-    written = report(scene)
-    assert written.restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
+    observed = stalled(onStall="Restart")
+    written = report(observed)
+    assert decide_on(observed).restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
     assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled"), ("Warning", "RestartedStalled")]
     assert "The operator deletes the Pod" in message(written, "Starting")
-    again = report(o.after(scene, written, seconds=1))
-    assert again.restart_pods == written.restart_pods, "an operator that ended before it could delete the Pod goes on"
+    later = o.after(observed, written, seconds=1)
+    again = report(later)
+    assert decide_on(later).restart_pods == decide_on(observed).restart_pods, (
+        "an operator that ended before it could delete the Pod goes on"
+    )
     assert (again.events, again.status) == ((), written.status)
 
 
 def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
-    scene = stalled(onStall="Restart", maxStallRestarts=1)
-    written = report(scene)
+    observed = stalled(onStall="Restart", maxStallRestarts=1)
+    written = report(observed)
     state = StartupState(stage=Stage.READY, stage_since=o.at(-700), last_line_at=o.at(-700), lines=9)
-    second = o.after(scene, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
+    second = o.after(observed, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
     last = report(second)
-    assert last.restart_pods == ()
+    assert decide_on(second).restart_pods == ()
     assert "restarted as many stalled starts" in message(last, "Starting")
     assert last.status.remediation == written.status.remediation
 
 
 def test_a_remedy_that_has_helped_is_named_where_the_crash_is_said_to_be_over() -> None:
-    scene = crashed(AUTO)
-    written = report(scene)
-    serving = report(o.after(scene, written, seconds=60, pods=(o.ready_pod("vllm-a-x2"),), startups={}))
+    observed = crashed(AUTO)
+    written = report(observed)
+    serving = report(o.after(observed, written, seconds=60, pods=(o.ready_pod("vllm-a-x2"),), startups={}))
     said = message(serving, "Crashed")
     assert said.endswith("Another Pod serves now. The operator has applied --max-model-len 5568; a change of the spec undoes it.")

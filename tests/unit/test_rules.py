@@ -6,8 +6,8 @@ import pytest
 
 from vllm_operator.catalog.invocations import canonical, load_invocations
 from vllm_operator.catalog.kernels import Kernels, load_kernels
-from vllm_operator.catalog.rules import Component, Kind, Rule, RuleError, build_rules, find_conflicts, load_rules, parse_rule
-from vllm_operator.catalog.situations import Situation, parse_condition, parse_range
+from vllm_operator.catalog.rule_matching import RuleInput, parse_match, parse_range
+from vllm_operator.catalog.rules import Component, Rule, RuleError, RuleKind, build_rules, find_conflicts, load_rules, parse_rule
 
 
 def rule(**given: Any) -> Rule:
@@ -62,15 +62,15 @@ def test_a_range_that_cannot_be_read_says_how_to_write_one(text: str) -> None:
     ],
 )
 def test_what_is_unknown_satisfies_no_condition(condition: dict[str, Any], facts: dict[str, Any], want: bool) -> None:
-    assert parse_condition(condition).holds(Situation(release=(0, 20, 1), **facts), {}, {}) is want
+    assert parse_match(condition).holds(RuleInput(release=(0, 20, 1), **facts), {}, {}) is want
 
 
 def test_doubt_speaks_for_a_kernel_and_knowledge_against_it() -> None:
-    condition = parse_condition({"versions": ">=0.17", "architectures": "sm_90", "quantizations": "FP8", "experts": ">=1"})
-    assert condition.possible(Situation(release=(0, 20, 1)), {})
-    assert not condition.possible(Situation(release=(0, 16, 0)), {})
-    assert not condition.possible(Situation(release=(0, 20, 1), architecture="sm_80"), {})
-    assert not condition.possible(Situation(release=(0, 20, 1), experts=0), {})
+    condition = parse_match({"versions": ">=0.17", "architectures": "sm_90", "quantizations": "FP8", "experts": ">=1"})
+    assert condition.possible(RuleInput(release=(0, 20, 1)), {})
+    assert not condition.possible(RuleInput(release=(0, 16, 0)), {})
+    assert not condition.possible(RuleInput(release=(0, 20, 1), architecture="sm_80"), {})
+    assert not condition.possible(RuleInput(release=(0, 20, 1), experts=0), {})
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_doubt_speaks_for_a_kernel_and_knowledge_against_it() -> None:
     ],
 )
 def test_conditions_that_exclude_each_other_are_told_apart(one: dict[str, Any], two: dict[str, Any], want: bool) -> None:
-    first, second = parse_condition(one), parse_condition(two)
+    first, second = parse_match(one), parse_match(two)
     assert first.disjoint(second) is want
     assert second.disjoint(first) is want
 
@@ -94,7 +94,7 @@ def test_conditions_that_exclude_each_other_are_told_apart(one: dict[str, Any], 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "wish"}, "rule a: 'wish' is not a valid Kind"),
+        ({"kind": "wish"}, "rule a: 'wish' is not a valid RuleKind"),
         ({"component": "Coffee"}, "rule a: 'Coffee' is not a valid Component"),
         ({"when": {"weather": "fine"}}, "unknown condition weather"),
         ({"when": {"versions": "new"}}, "is not a range"),
@@ -132,7 +132,7 @@ def test_two_rules_of_one_name_are_refused() -> None:
 
 def test_quirks_come_before_choices_and_choices_before_what_the_engine_does() -> None:
     kinds = [one.kind for one in load_rules().rules]
-    assert kinds == sorted(kinds, key=list(Kind).index)
+    assert kinds == sorted(kinds, key=list(RuleKind).index)
 
 
 def test_what_ships_is_explained_in_sentences_with_a_source() -> None:
@@ -153,7 +153,7 @@ def test_the_user_may_spell_a_backend_as_vllm_does() -> None:
 
 def test_what_works_is_known_for_each_component_with_kernels() -> None:
     kernels = load_kernels()
-    situation = Situation(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
+    situation = RuleInput(release=(0, 20, 1), architecture="sm_100", quantization="NVFP4", mixture_of_experts=True, routing="DeepSeekV3")
     assert kernels.working("MoE", situation, {}) == (
         "MARLIN",
         "FLASHINFER_TRTLLM",

@@ -9,8 +9,8 @@ import pytest
 
 from support.backends import decide, describe, knowledge
 from support.product import ARCHITECTURES, GOALS, MODELS, SHAPES
+from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Component, Rule
-from vllm_operator.catalog.situations import Situation
 
 VERSIONS, _, RULES = knowledge()
 
@@ -141,7 +141,7 @@ OF_MODEL = ("attention", "quantization", "family", "routing", "mixture_of_expert
 
 
 @cache
-def plain(kind: str) -> Situation:
+def plain(kind: str) -> RuleInput:
     uri, facts = KINDS[kind]
     return describe(uri, VERSIONS.newest.version, None, facts=facts)[1]
 

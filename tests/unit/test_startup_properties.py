@@ -14,8 +14,8 @@ from vllm_operator.catalog.signatures import load_signature_samples
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.lines.documents import unfolded
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.redaction import present, redact
 from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.text.redaction import present, redact
 
 KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus" / "h200"

@@ -10,8 +10,8 @@ from support.gpus import real_node
 from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api.status import CacheStatus, Plan, PlannedWeights, VLLMDeploymentStatus
+from vllm_operator.caches.volumes import plan_weights
 from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
-from vllm_operator.planning.storage.volumes import plan_weights
 
 GIB = 2**30
 WITH_CACHES = PlannedWeights(place="WithCaches")

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, Unauthorized, Unavailable
 from vllm_operator.cluster.connection import MissingConnectionError
-from vllm_operator.cluster.fake import FakeCluster
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.health import Readiness
 from vllm_operator.runtime.metrics import Metrics

@@ -17,7 +17,7 @@ from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, For
 from vllm_operator.runtime import user_data
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
-from vllm_operator.runtime.user_data import EVENTS_LIMIT, KnownCatalog, UserData, place_of
+from vllm_operator.runtime.user_data import EVENTS_LIMIT, KnownCatalog, UserData, qualified_name
 
 PLACE = ("rules", "operators")
 
@@ -292,6 +292,6 @@ async def test_without_a_name_nothing_is_read() -> None:
 def test_a_name_alone_is_in_the_namespace_of_the_operator(tmp_path: Path) -> None:
     file = tmp_path / "namespace"
     file.write_text("vllm-system\n", "utf-8")
-    assert [place_of(name, file) for name in ("rules", "other/rules", "")] == ["vllm-system/rules", "other/rules", ""]
+    assert [qualified_name(name, file) for name in ("rules", "other/rules", "")] == ["vllm-system/rules", "other/rules", ""]
     with pytest.raises(ValueError, match="NAMESPACE/NAME"):
-        place_of("rules", tmp_path / "none")
+        qualified_name("rules", tmp_path / "none")

@@ -16,14 +16,14 @@ from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
 from vllm_operator.catalog import rule_checks, user_rules
 from vllm_operator.catalog.loader import with_user_rules
+from vllm_operator.catalog.rule_matching import VALUE_LIMIT, RuleInput
 from vllm_operator.catalog.rules import Rules
-from vllm_operator.catalog.situations import VALUE_LIMIT, Situation
 from vllm_operator.catalog.user_rules import add_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
 OURS = knowledge()[2]
-SITUATION = Situation(release=(0, 20, 1))
+SITUATION = RuleInput(release=(0, 20, 1))
 
 
 def moe(rules: Rules) -> tuple[str, str, dict[str, str | None]]:
@@ -64,7 +64,7 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
         ({"because": "x" * 500}, "because must be text of at most 400"),
         ({"priority": 5000}, "priority must be a number from -100 to 100"),
         ({"priority": "high"}, "priority must be a number"),
-        ({"kind": "law"}, "'law' is not a valid Kind"),
+        ({"kind": "law"}, "'law' is not a valid RuleKind"),
         ({"component": "Brakes"}, "'Brakes' is not a valid Component"),
         ({"when": {"architectures": "sm90"}}, "'sm90' is not an architecture"),
         ({"when": {"attention": "Fast"}}, "'Fast' does not exist; known are MHA"),
@@ -113,8 +113,8 @@ def test_more_rules_than_can_be_asked_are_not_read() -> None:
 
 
 def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:
-    wish = {**EXPERTS_RULE, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
-    read = add_user_rules(OURS, [wish], known().versions)
+    desired = {**EXPERTS_RULE, "component": "AllToAll", "backend": "ALLGATHER_REDUCESCATTER", "when": {}}
+    read = add_user_rules(OURS, [desired], known().versions)
     quirk = next(rule for rule in read.rules.rules if rule.id == "all-to-all-fp8-0.11")
     ours = next(rule for rule in read.rules.rules if rule.id == "our-experts-on-b200")
     assert read.rules.rules.index(quirk) < read.rules.rules.index(ours)

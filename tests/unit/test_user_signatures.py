@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from support import observations as o
 from support.operators import Bench
 from support.own_knowledge import LICENCE_SIGNATURE, config_map
+from support.reports import report
 from vllm_operator.__main__ import main
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.catalog.user_signatures import UserSignatures, with_user_signatures
 from vllm_operator.cluster.client import EVENT
-from vllm_operator.reporting.report import report
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.user_data import KnownCrashes, UserData
@@ -184,7 +184,7 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     parser.feed((FAILED + LINE).encode())
     parser.end()
     crashed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
-    written = rooms.report(crashed)
+    written = rooms.report(*rooms.decide(crashed))
     assert written.status.last_crash is not None
     assert written.status.last_crash.signature == "LicenceServerAway"
     assert [(e.reason, "lic-7.example.com did not answer" in e.message) for e in written.events if e.type == "Warning"] == [

@@ -5,7 +5,7 @@ Where to look, by subject (`data/` has the knowledge itself):
     machines      gpus, images
     vLLM          versions, kernels (where a backend works), invocations (how it is asked for), caches
     models        models, facts
-    decisions     rules, situations (what their conditions are held against), priming
+    decisions     rules, rule_matching (when a rule applies), priming
     starts        stages, logged_names; startup is stages and crashes together
     crashes       signatures, remedies, templates (how their texts are filled in)
     of the user   user_texts, user_rules, rule_checks, user_signatures, signature_checks, linear_patterns

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.catalog.resources import read_data
-from vllm_operator.catalog.situations import Condition, Situation, parse_condition
+from vllm_operator.catalog.rule_matching import RuleInput, RuleMatch, parse_match
 from vllm_operator.catalog.versions import VersionTable
 
 
@@ -31,7 +31,7 @@ class Invocation:
     """
 
     component: str
-    when: Condition
+    when: RuleMatch
     flag: str | None = None
     accepts: str | None = None
     lower: bool = False
@@ -56,20 +56,20 @@ class Invocation:
         ours = {theirs: name for name, theirs in self.names.items()}
         return tuple(sorted(ours.get(name, name.upper() if self.lower else name) for name in table.backends.get(self.accepts or "", ())))
 
-    def asked(self, situation: Situation, table: VersionTable) -> tuple[str, str] | None:
+    def asked(self, rule_input: RuleInput, table: VersionTable) -> tuple[str, str] | None:
         """The backend that the user's own flags or variables ask for, and by what; None if they ask for none."""
         if self.flag is not None:
-            value = situation.arguments.get(self.flag)
+            value = rule_input.arguments.get(self.flag)
             if value is None:
                 return None
             match = next((name for name in self.backends(table) if self.spell(name) == value), value)
             return match, f"{self.flag} {value}"
-        if not situation.environment and not situation.arguments:
+        if not rule_input.environment and not rule_input.arguments:
             return None
         used: dict[str, str] = {}
         for setting in self.settings.values():
-            used |= {name: situation.environment[name] for name in setting.environment if name in situation.environment}
-            used |= {name: situation.arguments[name] for name in setting.arguments if name in situation.arguments}
+            used |= {name: rule_input.environment[name] for name in setting.environment if name in rule_input.environment}
+            used |= {name: rule_input.arguments[name] for name in setting.arguments if name in rule_input.arguments}
         if not used:
             return None
         exact = (name for name, setting in self.settings.items() if {**setting.environment, **setting.arguments} == used)
@@ -87,7 +87,7 @@ def canonical(name: str, invocations: tuple[Invocation, ...]) -> str:
 def _invocation(data: Mapping[str, Any]) -> Invocation:
     return Invocation(
         component=data["component"],
-        when=parse_condition(data.get("when", {})),
+        when=parse_match(data.get("when", {})),
         flag=data.get("flag"),
         accepts=data.get("accepts"),
         lower=data.get("spelling") == "lower",

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from vllm_operator.catalog.resources import read_data
-from vllm_operator.catalog.situations import Condition, Situation, parse_condition
+from vllm_operator.catalog.rule_matching import RuleInput, RuleMatch, parse_match
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Kernel:
 
     component: str
     backend: str
-    works: tuple[Condition, ...]
+    works: tuple[RuleMatch, ...]
     source: str
 
 
@@ -31,12 +31,12 @@ class Kernels:
         """The entry of a backend."""
         return next((kernel for kernel in self.entries if (kernel.component, kernel.backend) == (component, backend)), None)
 
-    def working(self, component: str, situation: Situation, chosen: Mapping[str, str]) -> tuple[str, ...]:
+    def working(self, component: str, rule_input: RuleInput, chosen: Mapping[str, str]) -> tuple[str, ...]:
         """The backends of a component that nothing known speaks against."""
         return tuple(
             kernel.backend
             for kernel in self.entries
-            if kernel.component == component and any(condition.possible(situation, chosen) for condition in kernel.works)
+            if kernel.component == component and any(condition.possible(rule_input, chosen) for condition in kernel.works)
         )
 
 
@@ -48,7 +48,7 @@ def load_kernels() -> Kernels:
     """
     return Kernels(
         tuple(
-            Kernel(entry["component"], entry["backend"], tuple(map(parse_condition, entry["works"])), entry["source"])
+            Kernel(entry["component"], entry["backend"], tuple(map(parse_match, entry["works"])), entry["source"])
             for entry in read_data("kernels.yaml")
         )
     )

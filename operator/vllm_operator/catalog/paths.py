@@ -16,3 +16,12 @@ MODEL_ROOT = "/models"
 TOKEN_ROOT = "/etc/vllm-operator/hub"
 """Folder of the token for the model hub, from the user's Secret."""
 TOKEN_FILE = "token"
+
+
+def model_argument(uri: str) -> str:
+    """Return the model as the engine takes it: a name on the hub, or the path where the claim is mounted."""
+    scheme, _, rest = uri.partition("://")
+    if scheme == "hf":
+        return rest
+    path = rest.partition("/")[2].strip("/")
+    return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT

@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api.spec import Allocation, Attention, Distribution, OptimizeFor, Quantization
 from vllm_operator.catalog.linear_patterns import PatternError, compile_linear
-from vllm_operator.catalog.situations import ARCHITECTURES
+from vllm_operator.catalog.rule_matching import ARCHITECTURES
 
 TEXTS = {"because": 400, "source": 400, "refuse": 900, "warn": 900}
 """Longest text of each kind, in characters: they go into the status."""

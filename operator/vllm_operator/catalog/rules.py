@@ -18,11 +18,11 @@ from typing import Any
 from vllm_operator.catalog.invocations import Invocation, load_invocations
 from vllm_operator.catalog.kernels import Kernels, load_kernels
 from vllm_operator.catalog.resources import list_data, read_data
-from vllm_operator.catalog.situations import Condition, parse_condition
+from vllm_operator.catalog.rule_matching import RuleMatch, parse_match
 from vllm_operator.catalog.versions import Release
 
 
-class Kind(StrEnum):
+class RuleKind(StrEnum):
     """What kind of knowledge a rule is."""
 
     QUIRK = "quirk"
@@ -61,8 +61,8 @@ class Rule:
 
     id: str
     component: Component
-    kind: Kind
-    when: Condition
+    kind: RuleKind
+    when: RuleMatch
     because: str
     source: str
     backend: str | None = None
@@ -115,8 +115,8 @@ def parse_rule(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Patt
         rule = Rule(
             id=data["id"],
             component=Component(data["component"]),
-            kind=Kind(data["kind"]),
-            when=parse_condition(data.get("when", {}), compile_pattern),
+            kind=RuleKind(data["kind"]),
+            when=parse_match(data.get("when", {}), compile_pattern),
             because=data["because"],
             source=data["source"],
             backend=data.get("backend"),
@@ -131,7 +131,7 @@ def parse_rule(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Patt
         raise RuleError(f"rule {name}: {error.args[0]} is missing") from error
     except (ValueError, TypeError, AttributeError, re.error) as error:
         raise RuleError(f"rule {name}: {error}") from error
-    if rule.alternatives and rule.kind is not Kind.ENGINE:
+    if rule.alternatives and rule.kind is not RuleKind.ENGINE:
         raise RuleError(f"rule {name}: alternatives are what the engine takes by itself; only a rule of the kind engine has them")
     if not (rule.backend or rule.environment or rule.arguments or rule.refuse or rule.warn):
         raise RuleError(f"rule {name}: nothing follows from it; give backend, environment, arguments, refuse or warn")
@@ -147,7 +147,7 @@ def _check_lengths(data: Mapping[str, Any]) -> None:
 
 def find_conflicts(rules: Iterable[Rule]) -> list[str]:
     """Name pairs of rules whose order is not defined although they may both apply and say different things."""
-    groups: dict[tuple[Component, Kind, int], list[Rule]] = {}
+    groups: dict[tuple[Component, RuleKind, int], list[Rule]] = {}
     for rule in rules:
         if rule.backend:
             groups.setdefault((rule.component, rule.kind, rule.priority), []).append(rule)
@@ -165,7 +165,7 @@ def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernel
     Raises:
         RuleError: Two rules have the same id, or are in conflict.
     """
-    ordered = tuple(sorted(rules, key=lambda rule: (list(Kind).index(rule.kind), -rule.priority)))
+    ordered = tuple(sorted(rules, key=lambda rule: (list(RuleKind).index(rule.kind), -rule.priority)))
     seen: set[str] = set()
     for rule in ordered:
         if rule.id in seen:

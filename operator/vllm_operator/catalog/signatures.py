@@ -76,7 +76,7 @@ class Change:
 class Signature:
     """One kind of crash. `cause` and `remedy` are jinja2 templates over the captures of its patterns.
 
-    `follows_others`: usually another error came first, so it counts only where there is none. `is_foreign`: written by the
+    `follows_others`: usually another error came first, so it counts only where there is none. `is_user_defined`: written by the
     owner of the cluster; its patterns are matched in linear time whatever they are. `explains`: crashes to which a benign one
     contributes, the only ones beside which it is shown; None: it is always shown.
     """
@@ -97,7 +97,7 @@ class Signature:
     auto_safe: bool = False
     references: tuple[str, ...] = ()
     action: RemedyAction | None = None
-    is_foreign: bool = False
+    is_user_defined: bool = False
     explains: tuple[str, ...] | None = None
 
     @property
@@ -140,7 +140,7 @@ def load_signature_samples() -> tuple[Sample, ...]:
     return tuple(Sample(signature, each["text"], each["source"]) for signature, entries in samples.items() for each in entries)
 
 
-def parse_signature(entry: Mapping[str, Any], *, is_foreign: bool = False) -> Signature:
+def parse_signature(entry: Mapping[str, Any], *, is_user_defined: bool = False) -> Signature:
     """Read a signature.
 
     Raises:
@@ -164,7 +164,7 @@ def parse_signature(entry: Mapping[str, Any], *, is_foreign: bool = False) -> Si
             auto_safe=bool(entry["autoSafe"]),
             references=tuple(entry.get("references", ())),
             action=RemedyAction(entry["remedyAction"]) if "remedyAction" in entry else None,
-            is_foreign=is_foreign,
+            is_user_defined=is_user_defined,
             explains=tuple(entry["explains"]) if "explains" in entry else None,
         )
     except (KeyError, TypeError, ValueError) as error:

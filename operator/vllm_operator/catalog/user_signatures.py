@@ -65,7 +65,7 @@ def _read(document: Any, is_taken: bool, versions: Versions) -> tuple[Signature 
     if isinstance(document, Broken):
         return None, document.reason
     wrong = "there is another signature of this name" if is_taken else complaint(document, versions)
-    return (None, wrong) if wrong else (parse_signature({**_DEFAULTS, **document}, is_foreign=True), None)
+    return (None, wrong) if wrong else (parse_signature({**_DEFAULTS, **document}, is_user_defined=True), None)
 
 
 def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserSignatures]:

@@ -16,9 +16,9 @@ import yaml
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import catalog_gpus, catalog_models, catalog_rules, catalog_versions
 from vllm_operator.cli.documents import InputError
-from vllm_operator.cli.own_rules import HELP as RULES_HELP
-from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.tables import table
+from vllm_operator.cli.user_rules import HELP as RULES_HELP
+from vllm_operator.cli.user_rules import catalog_with
 
 FOUND_STATUS, NOT_FOUND_STATUS = 0, 2
 

@@ -21,9 +21,9 @@ from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignatur
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
-from vllm_operator.reporting.pod_events import EventLog, refine
-from vllm_operator.reporting.pods import Phase, PodView, read_pod
+from vllm_operator.observation.knowledge import Knowledge, load_knowledge
+from vllm_operator.pods.events import EventLog, refine
+from vllm_operator.pods.view import Phase, PodView, read_pod
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState

@@ -23,9 +23,9 @@ from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, name_of, read_objects
-from vllm_operator.cli.own_rules import HELP as RULES_HELP
-from vllm_operator.cli.own_rules import catalog_with
 from vllm_operator.cli.plan_page import write_page
+from vllm_operator.cli.user_rules import HELP as RULES_HELP
+from vllm_operator.cli.user_rules import catalog_with
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import ModelFiles

@@ -17,7 +17,7 @@ from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.reporting import reading
+from vllm_operator.pods import reading
 
 FILLED_STATUS, NOT_FILLED_STATUS, BAD_INPUT_STATUS = 0, 1, 2
 LOOK_SECONDS = 2.0

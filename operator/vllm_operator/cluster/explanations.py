@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vllm_operator.cluster.client import CLAIM, EVENT, POD, ClusterClient, ClusterError, Forbidden, Kind, Manifest
-from vllm_operator.reporting import reading
+from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
 
@@ -54,12 +54,12 @@ class Explanations:
 
         Where events cannot be read, those that were read last count. Raises nothing: without events a message says less.
         """
-        puzzling: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if is_puzzling(pod)][:MAX_PODS]
+        unexplained: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
         pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
-        puzzling += [(CLAIM, claim) for claim in pending]
-        if not puzzling:
+        unexplained += [(CLAIM, claim) for claim in pending]
+        if not unexplained:
             return (), None
-        due = [(kind, item) for kind, item in puzzling if self._age(item) >= PATIENCE_SECONDS]
+        due = [(kind, item) for kind, item in unexplained if self._age(item) >= PATIENCE_SECONDS]
         try:
             found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
         except Forbidden:
@@ -99,7 +99,7 @@ class Explanations:
         return abs((self._now() - created).total_seconds())
 
 
-def is_puzzling(pod: Manifest) -> bool:
+def needs_explanation(pod: Manifest) -> bool:
     """Whether the status of a Pod leaves open what an event may tell. Takes any object."""
     if not reading.text(pod, "spec", "nodeName"):
         return False  # the scheduler says why in a condition

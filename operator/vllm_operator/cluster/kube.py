@@ -180,7 +180,7 @@ class KubeClient:
         # The server ends it; a connection that died silently ends here.
         timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
         async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as pieces:
-            yield _happenings(pieces)
+            yield _watch_lines(pieces)
 
     @asynccontextmanager
     async def _stream(
@@ -331,7 +331,7 @@ async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         raise Unavailable(_words(error)) from error
 
 
-async def _happenings(pieces: AsyncIterator[bytes]) -> AsyncIterator[None]:
+async def _watch_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[None]:
     """One item for each line of a watch."""
     rest = b""
     async for piece in pieces:

@@ -26,7 +26,7 @@ from vllm_operator.api import labels as names
 from vllm_operator.cluster import client
 from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
 from vllm_operator.cluster.selectors import children_of, selector_of
-from vllm_operator.rendering.pod_owner import instance_of
+from vllm_operator.pods.owner import instance_of
 
 Place = tuple[str, str]
 """Namespace and name of any object."""
@@ -196,7 +196,7 @@ class Mirror:
             return manifest
         known = self._kept[kind].get(_place(manifest))
         if known is None or known.version < _version(manifest):
-            told = kind == VLLM_DEPLOYMENT and known is not None and known.told and _wish_of(known) == _wish(manifest)
+            told = kind == VLLM_DEPLOYMENT and known is not None and known.told and _user_fields_of(known) == _user_fields(manifest)
             self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), told))
         return manifest
 
@@ -250,14 +250,14 @@ def _is_ours(kind: Kind, manifest: Manifest) -> bool:
     return selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
 
 
-def _wish(manifest: Manifest) -> tuple[Any, ...]:
+def _user_fields(manifest: Manifest) -> tuple[Any, ...]:
     """What a user changes of an object. The spec has a generation."""
     metadata = manifest["metadata"]
     return tuple(metadata.get(field) for field in ("uid", "generation", "labels", "annotations", "deletionTimestamp"))
 
 
-def _wish_of(kept: _Kept) -> tuple[Any, ...] | None:
-    return None if kept.packed is None else _wish(_unpacked(kept.packed))
+def _user_fields_of(kept: _Kept) -> tuple[Any, ...] | None:
+    return None if kept.packed is None else _user_fields(_unpacked(kept.packed))
 
 
 def _packed(kind: Kind, manifest: Manifest) -> bytes:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import labels
+from vllm_operator.api.metadata import primer_name
+from vllm_operator.caches.context import is_primer
 from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
@@ -26,9 +28,7 @@ from vllm_operator.cluster.client import (
     NotFound,
 )
 from vllm_operator.cluster.selectors import children_of
-from vllm_operator.rendering.pod_owner import instance_of
-from vllm_operator.rendering.primer import primer_name
-from vllm_operator.upkeep.situation import is_primer
+from vllm_operator.pods.owner import instance_of
 
 
 @dataclass(frozen=True, slots=True)

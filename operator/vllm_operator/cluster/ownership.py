@@ -6,7 +6,7 @@ Server-side apply records in `metadata.managedFields` who owns which field. Thre
   because somebody else changed the object;
 * our entry names a field that is not wished any more (`owns_more`): it must be given up, by applying;
 * another manager has added something inside of what is ours, such as an environment variable in our
-  container (`foreign_fields`): applying does not remove it, a JSON patch does.
+  container (`fields_of_others`): applying does not remove it, a JSON patch does.
 
 Fields that the API server filled in by itself are in nobody's way: they contradict no wish.
 """
@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.cluster.client import Manifest
-from vllm_operator.planning.quantities import read_quantity
+from vllm_operator.pods.quantities import read_quantity
 
 Path = tuple[str, ...]
 
@@ -29,49 +29,49 @@ STAYS = ("f:metadata",)
 QUANTITIES = frozenset({"limits", "requests", "capacity", "sizeLimit"})
 
 
-def differs(wish: Any, live: Any, path: Path = ()) -> Path | None:
+def differs(desired: Any, live: Any, path: Path = ()) -> Path | None:
     """Return the path of the first wished field that the live object lacks or contradicts; None if there is none.
 
     The API server leaves out empty values and writes quantities in its own way (`1024Mi` becomes `1Gi`):
     neither is a difference.
     """
-    if isinstance(wish, dict):
-        return _map_differs(wish, live, path)
-    if isinstance(wish, list | tuple):
-        return _list_differs(wish, live, path)
-    if wish == live and isinstance(wish, bool) == isinstance(live, bool):
+    if isinstance(desired, dict):
+        return _map_differs(desired, live, path)
+    if isinstance(desired, list | tuple):
+        return _list_differs(desired, live, path)
+    if desired == live and isinstance(desired, bool) == isinstance(live, bool):
         return None
-    if _empty(wish) and _empty(live):
+    if _empty(desired) and _empty(live):
         return None
-    if QUANTITIES.intersection(path) and _same_quantity(wish, live):
+    if QUANTITIES.intersection(path) and _same_quantity(desired, live):
         return None
     return path
 
 
-def _map_differs(wish: Mapping[str, Any], live: Any, path: Path) -> Path | None:
+def _map_differs(desired: Mapping[str, Any], live: Any, path: Path) -> Path | None:
     if not isinstance(live, dict):
-        return None if _empty(wish) and live is None else path
-    if path[-1:] in ATOMIC_MAPS and "matchLabels" not in wish and set(live) - set(wish):
+        return None if _empty(desired) and live is None else path
+    if path[-1:] in ATOMIC_MAPS and "matchLabels" not in desired and set(live) - set(desired):
         return path
-    for key, value in wish.items():
+    for key, value in desired.items():
         found = differs(value, live.get(key), (*path, key))
         if found is not None:
             return found
     return None
 
 
-def _list_differs(wish: Sequence[Any], live: Any, path: Path) -> Path | None:
+def _list_differs(desired: Sequence[Any], live: Any, path: Path) -> Path | None:
     live = live if isinstance(live, list | tuple) else []
-    key = _list_key(wish, live)
+    key = _list_key(desired, live)
     if key is None:
-        if len(wish) != len(live):
+        if len(desired) != len(live):
             return path
-        pairs = zip(wish, live, strict=True)
+        pairs = zip(desired, live, strict=True)
         return next((found for index, (a, b) in enumerate(pairs) if (found := differs(a, b, (*path, str(index)))) is not None), None)
     by_key: dict[Any, list[Any]] = {}
     for item in live:
         by_key.setdefault(item.get(key), []).append(item)
-    for item in wish:
+    for item in desired:
         # ports of two protocols have the same number
         candidates = by_key.get(item[key], [])
         differences = [differs(item, candidate, (*path, str(item[key]))) for candidate in candidates]
@@ -91,8 +91,8 @@ def _empty(value: Any) -> bool:
     return value is None or value in ("", 0, False) or (isinstance(value, Mapping | Sequence) and not value)
 
 
-def _same_quantity(wish: Any, live: Any) -> bool:
-    left, right = read_quantity(wish), read_quantity(live)
+def _same_quantity(desired: Any, live: Any) -> bool:
+    left, right = read_quantity(desired), read_quantity(live)
     return left is not None and left == right
 
 
@@ -105,9 +105,9 @@ def owned_fields(live: Manifest, manager: str) -> Mapping[str, Any] | None:
     return None
 
 
-def owns_more(fields: Mapping[str, Any], wish: Any) -> bool:
+def owns_more(fields: Mapping[str, Any], desired: Any) -> bool:
     """Whether these owned fields name something that is not wished."""
-    steps = _Steps(wish)
+    steps = _Steps(desired)
     for name, inner in fields.items():
         if name == ".":
             continue
@@ -117,23 +117,23 @@ def owns_more(fields: Mapping[str, Any], wish: Any) -> bool:
     return False
 
 
-def foreign_fields(live: Manifest, wish: Manifest, manager: str, *, within: str = "spec") -> tuple[str, ...]:
+def fields_of_others(live: Manifest, desired: Manifest, manager: str, *, within: str = "spec") -> tuple[str, ...]:
     """JSON pointers of what other managers have added inside of `within` and is not wished, in order of removal.
 
     Left alone: metadata at any depth, and what came through a subresource (`scale`, `status`).
     """
     pointers: dict[str, None] = {}
     for theirs in _other_entries(live, manager, within):
-        for pointer in _foreign(theirs, wish.get(within), live.get(within), f"/{within}"):
+        for pointer in _fields_of_others(theirs, desired.get(within), live.get(within), f"/{within}"):
             pointers[pointer] = None
     # entries of a list are removed from its end, so that the places of the others do not move
     return tuple(sorted(pointers, key=_removal_order, reverse=True))
 
 
-def lost_field(live: Manifest, wish: Manifest, manager: str, *, within: str = "spec") -> bool:
+def lost_field(live: Manifest, desired: Manifest, manager: str, *, within: str = "spec") -> bool:
     """Whether another manager has taken over a wished field, as happens to a list that is replaced as a whole."""
     ours = (owned_fields(live, manager) or {}).get(f"f:{within}", {})
-    return any(_lost(theirs, ours, wish.get(within)) for theirs in _other_entries(live, manager, within))
+    return any(_lost(theirs, ours, desired.get(within)) for theirs in _other_entries(live, manager, within))
 
 
 def _other_entries(live: Manifest, manager: str, within: str) -> Iterator[Mapping[str, Any]]:
@@ -143,8 +143,8 @@ def _other_entries(live: Manifest, manager: str, within: str) -> Iterator[Mappin
             yield theirs
 
 
-def _foreign(theirs: Mapping[str, Any], wish: Any, live: Any, pointer: str) -> Iterator[str]:
-    in_live, in_wish = _Steps(live), _Steps(wish)
+def _fields_of_others(theirs: Mapping[str, Any], desired: Any, live: Any, pointer: str) -> Iterator[str]:
+    in_live, in_wish = _Steps(live), _Steps(desired)
     for name, inner in theirs.items():
         if name == "." or name in STAYS:
             continue
@@ -158,11 +158,11 @@ def _foreign(theirs: Mapping[str, Any], wish: Any, live: Any, pointer: str) -> I
         if not wished:
             yield place
         else:
-            yield from _foreign(inner, wanted, value, place)
+            yield from _fields_of_others(inner, wanted, value, place)
 
 
-def _lost(theirs: Mapping[str, Any], ours: Mapping[str, Any], wish: Any) -> bool:
-    steps = _Steps(wish)
+def _lost(theirs: Mapping[str, Any], ours: Mapping[str, Any], desired: Any) -> bool:
+    steps = _Steps(desired)
     for name, inner in theirs.items():
         if name == "." or name in STAYS:
             continue

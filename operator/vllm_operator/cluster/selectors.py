@@ -1,7 +1,7 @@
 """The labels by which objects of the operator are listed and watched.
 
 Pods are selected by a label that their Deployment selects them by too: `spec.podTemplate` and tools that label Pods cannot take
-it away. It is common, so whose a Pod is follows from `vllm_operator.rendering.pod_owner`.
+it away. It is common, so whose a Pod is follows from `vllm_operator.pods.owner`.
 """
 
 from vllm_operator.api import labels

@@ -1,7 +1,6 @@
 """From what is asked for and what there is to a plan, every choice with its reason. Pure.
 
-the steps       planner; standing and pinning keep a plan, differences and summary say it, outcome is the answer
-what there is   inventory (GPUs), model, foreign (how what others wrote is read), quantities
-the choices     engine, placement, storage, pod_template (what a user may add), pod_fields (which fields there are)
-afterwards      remediation (what to do about a crash)
+the steps       planner; spec_digest and pinning keep a plan, differences compares two, outcome is the answer
+what there is   inventory (GPUs), model
+the choices     engine, placement, pod_template (what a user may add), pod_fields (which fields there are)
 """

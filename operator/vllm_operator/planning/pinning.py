@@ -9,14 +9,13 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan
+from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import resolve_shape
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage.cache_key import CacheOrigin, plan_cache
-from vllm_operator.planning.summary import summarize
 
 LINES_IN_MESSAGE = 4
 """Differences named in the condition; all are in `Outcome.drift`."""
@@ -56,7 +55,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         architecture=pinned.architecture,
         product=pinned.product,
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
-        parallel=shape.parallel,
+        parallel=str(shape.parallel),
         user=run_as_user(resource.spec.pod_template),
         arguments=parts.get("arguments"),
         generation=generation,

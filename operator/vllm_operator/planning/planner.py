@@ -14,28 +14,28 @@ from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATI
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
+from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.planning.engine.arguments import engine_arguments, model_argument
+from vllm_operator.catalog.paths import model_argument
+from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.deadline import plan_patience
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
+from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
-from vllm_operator.planning.engine.situation import describe_situation
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
 from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
 from vllm_operator.planning.pinning import keep_plan, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
-from vllm_operator.planning.standing import digest_of, is_in_force
-from vllm_operator.planning.storage.cache_key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
-from vllm_operator.planning.storage.volumes import about_unknown_size, plan_weights
-from vllm_operator.planning.summary import summarize
+from vllm_operator.planning.spec_digest import digest_of, is_in_force
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Bounds of a plan in the status."""
@@ -136,7 +136,7 @@ class _Planner:
     def _remembered(self) -> Facts | None:
         """What the plan in the status knows of the model, where it is about the same files."""
         pinned, model = self.pinned, self.resource.spec.model
-        if pinned is None or pinned.model != model_argument(model):
+        if pinned is None or pinned.model != model_argument(model.uri):
             return None
         return recall_facts(pinned) if self.in_force or model.revision is None else None
 
@@ -182,7 +182,7 @@ class _Planner:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
         sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        situation = describe_situation(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
+        situation = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
         return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
 
     def _assemble(self, premises: _Premises, target: Target, decision: BackendDecision) -> Plan:
@@ -213,7 +213,7 @@ class _Planner:
             spec_digest=self.digest,
             catalog_version=self.catalog.version,
             replan_token=resource.metadata.annotations.get(REPLAN_ANNOTATION),
-            model=model_argument(resource.spec.model),
+            model=model_argument(resource.spec.model.uri),
             image=target.fit.option.image,
             engine_version=version.version,
             distribution=version.distribution,
@@ -249,7 +249,7 @@ class _Planner:
             architecture=target.architecture,
             product=target.pool.product,
             mig_profile=target.pool.mig_profile,
-            parallel=premises.shape.parallel,
+            parallel=str(premises.shape.parallel),
             user=run_as_user(self.resource.spec.pod_template),
             arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,

@@ -13,9 +13,9 @@ from typing import Any
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.planning.foreign import mapping, read_text, sequence
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_template import SELECTOR_LABELS
+from vllm_operator.pods.reading import mapping, read_text, sequence
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
 """Where an API server describes Deployments, and with them Pod templates. Every account may read it (system:discovery)."""

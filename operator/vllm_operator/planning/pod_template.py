@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL, NAME_LABEL
-from vllm_operator.planning.foreign import mapping, sequence
+from vllm_operator.pods.reading import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
 """Labels by which the Deployment, the Service and the operator find the Pods: they keep the values that are rendered."""

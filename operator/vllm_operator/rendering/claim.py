@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from vllm_operator.api.metadata import Role, metadata_of
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
 from vllm_operator.api.status import Plan
 from vllm_operator.api.storage import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
-from vllm_operator.planning.storage.volumes import cache_claim_name, storage_of, weights_claim_name, weights_storage
-from vllm_operator.rendering.metadata import Component, metadata_of
+from vllm_operator.caches.volumes import cache_claim_name, storage_of, weights_claim_name, weights_storage
 
 
 def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
@@ -17,9 +17,9 @@ def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     finds there what it holds.
     """
     weights = weights_storage(resource.spec, plan.weights)
-    wanted: list[tuple[StorageSpec | None, str, Component]] = [(resource.spec.cache, cache_claim_name(resource), Component.CACHE)]
+    wanted: list[tuple[StorageSpec | None, str, Role]] = [(resource.spec.cache, cache_claim_name(resource), Role.CACHE)]
     if weights is not None:
-        wanted.append((weights, weights_claim_name(resource), Component.WEIGHTS))
+        wanted.append((weights, weights_claim_name(resource), Role.WEIGHTS))
     return [
         _claim(resource, spec or StorageSpec(), name, component)
         for spec, name, component in wanted
@@ -39,11 +39,11 @@ def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
     return spec
 
 
-def _claim(resource: VLLMDeployment, wish: StorageSpec, name: str, component: Component) -> dict[str, Any]:
-    owned = wish.on_delete is OnDelete.DELETE
+def _claim(resource: VLLMDeployment, desired: StorageSpec, name: str, component: Role) -> dict[str, Any]:
+    owned = desired.on_delete is OnDelete.DELETE
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
         "metadata": metadata_of(resource, name, component, owned=owned),
-        "spec": claim_spec(wish.volume),
+        "spec": claim_spec(desired.volume),
     }

@@ -5,16 +5,17 @@ server's module, `vllm serve`, or `vllm` alone); so the command is always given.
 plan come first, the user's after them; where both say something about the same, only the user's is passed.
 """
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
+from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
+from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.overrides import subject_of, subjects_of
-from vllm_operator.rendering.probes import render_probes
 from vllm_operator.rendering.resource_claim import uses_claims
 from vllm_operator.rendering.volumes import render_mounts
 
@@ -100,3 +101,25 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
         return [flag]
     # Anything that starts with a dash would be taken for the next flag.
     return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
+
+
+HEALTH_PATH = "/health"
+STARTUP_PERIOD_SECONDS = 5
+"""Also how late a warm start of half a minute may be noticed."""
+
+
+def render_probes(spec: VLLMDeploymentSpec, port: str) -> dict[str, Any]:
+    """Render the three probes of the engine container; `port` is the name of its port."""
+    get = {"path": HEALTH_PATH, "port": port}
+    return {
+        "startupProbe": {
+            "httpGet": dict(get),
+            "periodSeconds": STARTUP_PERIOD_SECONDS,
+            "timeoutSeconds": 5,
+            "failureThreshold": math.ceil(deadline_seconds(spec) / STARTUP_PERIOD_SECONDS),
+        },
+        "readinessProbe": {"httpGet": dict(get), "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 3},
+        # An engine that fails exits by itself. This is for one that hangs, and must not end one that is only
+        # busy: it takes ten minutes without a single answer.
+        "livenessProbe": {"httpGet": dict(get), "periodSeconds": 30, "timeoutSeconds": 30, "failureThreshold": 20},
+    }

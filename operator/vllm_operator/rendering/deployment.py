@@ -2,12 +2,12 @@
 
 from typing import Any
 
+from vllm_operator.api.metadata import metadata_of, selector_of
 from vllm_operator.api.operation import RolloutSpec, RolloutStrategy
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.planning.engine.deadline import deadline_seconds
-from vllm_operator.rendering.metadata import metadata_of, selector_of
 from vllm_operator.rendering.pod import render_pod_template
 
 IMAGE_PULL_SECONDS = 3600

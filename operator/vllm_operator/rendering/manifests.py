@@ -9,8 +9,8 @@ from typing import Any
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.planning.placement.visible_devices import translate
-from vllm_operator.rendering.addresses import claims_of, template_spec
 from vllm_operator.rendering.claim import render_claims
 from vllm_operator.rendering.deployment import render_deployment
 from vllm_operator.rendering.resource_claim import render_resource_claim_template

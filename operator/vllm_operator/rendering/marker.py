@@ -1,6 +1,6 @@
 """The init container that marks the directory of the caches as the operator's.
 
-The Job that makes room deletes only what is marked (`rendering/scripts/clean_caches.py`). The marker is an empty file whose name
+The Job that makes room deletes only what is marked (`caches/scripts/clean_caches.py`). The marker is an empty file whose name
 holds the name of the directory: a copy under another name is not marked. Each start touches it, which tells when the directory was
 last used, also on a file system that does not record when files are read. That it cannot be written stops no start.
 """
@@ -11,8 +11,8 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.status import Plan
+from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
-from vllm_operator.rendering.addresses import cache_address, is_read_only
 
 MARKER_CONTAINER = "mark-cache"
 MARKER_PREFIX = ".vllm-operator-"

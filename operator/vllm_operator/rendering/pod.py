@@ -2,11 +2,11 @@
 
 from typing import Any
 
+from vllm_operator.api.metadata import Role, labels_of
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import NodeRequirement, Plan
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.marker import with_marker
-from vllm_operator.rendering.metadata import Component, labels_of
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_claims
 from vllm_operator.rendering.volumes import render_volumes
@@ -26,7 +26,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     Raises:
         PodTemplateError: The user's template cannot be merged.
     """
-    rendered = {"metadata": {"labels": labels_of(resource, Component.ENGINE)}, "spec": _pod_spec(resource, plan)}
+    rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     return with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
 
 

@@ -10,8 +10,8 @@ The labels by which Pods are selected keep their values.
 from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.planning.foreign import mapping
 from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, SELECTOR_LABELS, MergeRules, check_pod_template, identify
+from vllm_operator.pods.reading import mapping
 
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
 """A probe or a hook has exactly one of these."""

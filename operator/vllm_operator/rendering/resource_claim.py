@@ -9,11 +9,11 @@ import json
 import re
 from typing import Any
 
+from vllm_operator.api.metadata import metadata_of
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.gpus import capability_of
-from vllm_operator.rendering.metadata import metadata_of
 
 DRIVER = "gpu.nvidia.com"
 REQUEST = "gpu"

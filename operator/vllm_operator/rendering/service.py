@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from vllm_operator.api.metadata import metadata_of, selector_of
 from vllm_operator.api.operation import ServiceSpec, ServiceType
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.rendering.container import PORT, PORT_NAME
-from vllm_operator.rendering.metadata import metadata_of, selector_of
 
 
 def render_service(resource: VLLMDeployment) -> dict[str, Any]:

@@ -9,9 +9,7 @@ from typing import Any
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.api.storage import Storage, StorageSpec
-from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
-from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.planning.storage.volumes import (
+from vllm_operator.caches.volumes import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,
     WEIGHTS_VOLUME,
@@ -20,6 +18,8 @@ from vllm_operator.planning.storage.volumes import (
     weights_claim_name,
     weights_storage,
 )
+from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.rendering.claim import claim_spec
 
 MODEL_VOLUME = "model"

@@ -11,10 +11,10 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import POD_METRICS, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.observe import is_ready
-from vllm_operator.planning.foreign import mapping, sequence
-from vllm_operator.planning.quantities import read_cores
-from vllm_operator.reporting.patience import DEFAULT_STALL_SECONDS, last_sign
-from vllm_operator.reporting.pods import Phase, read_pod
+from vllm_operator.observation.stalls import DEFAULT_STALL_SECONDS, last_sign
+from vllm_operator.pods.quantities import read_cores
+from vllm_operator.pods.reading import mapping, sequence
+from vllm_operator.pods.view import Phase, read_pod
 from vllm_operator.startup.state import StartupState
 
 ABSENT_SECONDS = 300.0

@@ -10,14 +10,39 @@ import logging
 import random
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Protocol
 
 from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
-from vllm_operator.runtime.slots import Slots
 from vllm_operator.startup.state import StartupState
+
+
+class Slots:
+    """So many at a time; whoever holds a place can see that others wait, and give it up for a turn."""
+
+    def __init__(self, number: int) -> None:
+        self._semaphore = asyncio.Semaphore(number)
+        self.waiting = 0
+        self.taken = 0
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Wait for a place and hold it."""
+        self.waiting += 1
+        try:
+            await self._semaphore.acquire()
+        finally:
+            self.waiting -= 1
+        self.taken += 1
+        try:
+            yield
+        finally:
+            self.taken -= 1
+            self._semaphore.release()
+
 
 log = logging.getLogger(__name__)
 

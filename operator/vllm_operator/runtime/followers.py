@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
-from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, container_status
-from vllm_operator.runtime.slots import Slots
+from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, Slots, container_status
 from vllm_operator.startup.state import Stage, StartupState
 
 log = logging.getLogger(__name__)

@@ -21,13 +21,13 @@ class Readiness:
 
     missing: dict[str, str] = field(default_factory=dict)
 
-    def lack(self, name: str, message: str) -> None:
+    def set_missing(self, name: str, message: str) -> None:
         """Something is missing. Said in the log when it is new."""
         if self.missing.get(name) != message:
             log.warning("%s", message)
         self.missing[name] = message
 
-    def have(self, name: str) -> None:
+    def clear_missing(self, name: str) -> None:
         """Something is there. Said in the log when it was missing."""
         if self.missing.pop(name, None) is not None:
             log.info("%s: there now", name)

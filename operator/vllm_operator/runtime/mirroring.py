@@ -35,7 +35,7 @@ class Mirroring:
         self._namespaces = tuple(namespaces)
         self._seconds = seconds
         self._settle = settle_seconds
-        self._doubt = asyncio.Event()
+        self._recheck = asyncio.Event()
 
     async def load(self, kinds: Sequence[Kind]) -> None:
         """List all objects of these kinds, and add all keys. Raises ClusterError."""
@@ -50,7 +50,7 @@ class Mirroring:
     def notice(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
         """Take an event of a watch: ADDED, MODIFIED, DELETED, or None where it comes from a list."""
         if type is None:
-            self._doubt.set()
+            self._recheck.set()
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             self._add(key)
 
@@ -60,11 +60,11 @@ class Mirroring:
             while True:
                 try:
                     async with asyncio.timeout(self._seconds):
-                        await self._doubt.wait()
+                        await self._recheck.wait()
                 except TimeoutError:
                     pass
                 await asyncio.sleep(self._settle)
-                self._doubt.clear()
+                self._recheck.clear()
                 await self._compare(kinds)
         finally:
             self._mirror.drop()
@@ -74,4 +74,4 @@ class Mirroring:
             await self._mirror.load(kinds, self._namespaces, changed=self._add)
         except ClusterError as error:
             log.debug("not all could be listed anew: %s", error)
-            self._doubt.set()
+            self._recheck.set()

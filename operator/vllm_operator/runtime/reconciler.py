@@ -21,6 +21,8 @@ from vllm_operator.api import labels
 from vllm_operator.api.conditions import PLANNED, READY, Reason, find_condition, set_condition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.caches.activity import CacheActivity
+from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.cluster.apply import Applied, Applier, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
@@ -41,19 +43,19 @@ from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, is_of_earlier, observe
 from vllm_operator.cluster.schema import PodSchemas
+from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
-from vllm_operator.planning.standing import is_in_force
-from vllm_operator.planning.storage.care import CacheCare
-from vllm_operator.reporting.observation import Observation, Report
-from vllm_operator.runtime.caretaker import Caretaker, Tended
+from vllm_operator.planning.spec_digest import is_in_force
+from vllm_operator.remediation.decision import Decision
+from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.cpu_use import CpuUse
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.rooms import Rooms
 from vllm_operator.startup.state import StartupState
-from vllm_operator.upkeep.situation import is_primer, is_replica
+from vllm_operator.status.report import Report
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ class Reconciler:
         self._metrics = metrics
         self._configs = configs
         self._now = now
-        self._caretaker = Caretaker(client, rooms, count=metrics.wrote, now=now)
+        self._caches = CacheReconciler(client, rooms, count=metrics.wrote, now=now)
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
         self._explanations = Explanations(client, now=now)
@@ -142,18 +144,19 @@ class Reconciler:
         if answer is None:
             return Result("waiting", HUB_SECONDS)  # it is looked at again as soon as the hub has answered
         outcome, replan = await self._plan(resource, snapshot.pods, answer)
-        tended = await self._caretaker.tend(resource, snapshot, outcome, replan)
-        applied = await self._applier.apply(snapshot.resource, tended.manifests, tended.live)
-        for child in tended.kept:
-            held = tended.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
-            applied.children.append(await self._applier.scale(child, tended.held_replicas or 0) if held else child)
+        cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
+        applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
+        for child in cache_outcome.kept:
+            held = cache_outcome.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
+            applied.children.append(await self._applier.scale(child, cache_outcome.held_replicas or 0) if held else child)
         self._logs.sync(key, snapshot.pods, _starting(resource))
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
-        observation, look_again = await self._observation(resource, snapshot, applied, tended)
-        report = self._rooms.report(observation)
+        observation, look_again = await self._observation(resource, snapshot, applied, cache_outcome)
+        observed, crashes, decision = self._rooms.decide(observation)
+        report = self._rooms.report(observed, crashes, decision)
         await self._tell(resource, snapshot, report)
-        await self._restart(resource, report)
+        await self._restart(resource, decision)
         if report.status.remediation != resource.status.remediation:
             return Result("waiting", ACT_SECONDS)
         return _result(report, applied, look_again)
@@ -189,12 +192,12 @@ class Reconciler:
         return plan(None), plan
 
     async def _observation(
-        self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, tended: Tended
+        self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, cache_outcome: CacheOutcome
     ) -> tuple[Observation, float | None]:
         """All that the report is made from, and in how many seconds there may be more to know."""
         claims = {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
-        claim = claims.get(tended.claim_name or "", tended.claim)
-        weights = claims.get(tended.weights_claim_name or "", tended.weights_claim)
+        claim = claims.get(cache_outcome.claim_name or "", cache_outcome.claim)
+        weights = claims.get(cache_outcome.weights_claim_name or "", cache_outcome.weights_claim)
         events, look_again = await self._explanations.read(snapshot.pods, (claim, weights))
         states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
         now = self._now()
@@ -202,21 +205,21 @@ class Reconciler:
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.resource)
         observation = Observation(
             resource=resource,
-            outcome=tended.outcome,
+            outcome=cache_outcome.outcome,
             now=now,
             deployment=_child(applied, DEPLOYMENT, resource) or (None if of_earlier else deployment),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),
             claim=claim,
-            claim_name=tended.claim_name,
+            claim_name=cache_outcome.claim_name,
             weights_claim=weights,
-            weights_claim_name=tended.weights_claim_name,
+            weights_claim_name=cache_outcome.weights_claim_name,
             pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
             startups=states,
             cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
-            taints=await self._taints(tended.outcome.plan, snapshot.pods),
-            care=_with_refused_claims(tended.care, applied, (claim, weights)),
+            taints=await self._taints(cache_outcome.outcome.plan, snapshot.pods),
+            activity=_with_refused_claims(cache_outcome.activity, applied, (claim, weights)),
             not_kept=tuple(applied.not_kept),
             apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
         )
@@ -244,9 +247,9 @@ class Reconciler:
         if report.status != resource.status:
             await self._write_status(snapshot.resource, report.status)
 
-    async def _restart(self, resource: VLLMDeployment, report: Report) -> None:
+    async def _restart(self, resource: VLLMDeployment, decision: Decision) -> None:
         """Delete Pods whose start has stalled. It was noted in the status: an operator that ends here goes on with it."""
-        for pod in report.restart_pods:
+        for pod in decision.restart_pods:
             try:
                 await self._client.delete(POD, pod.name, resource.metadata.namespace, uid=pod.uid)
             except Forbidden as error:
@@ -299,9 +302,9 @@ def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
     return any(claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"]) for claim in claims)
 
 
-def _with_refused_claims(care: CacheCare, applied: Applied, claims: Sequence[Manifest | None]) -> CacheCare:
+def _with_refused_claims(activity: CacheActivity, applied: Applied, claims: Sequence[Manifest | None]) -> CacheActivity:
     notes = [_about_refused_claim(refusal) for refusal in applied.refusals if _is_only_size(refusal, claims)]
-    return replace(care, claim_note=" ".join(notes)) if notes else care
+    return replace(activity, claim_note=" ".join(notes)) if notes else activity
 
 
 def _about_refused_claim(refusal: Refusal) -> str:

@@ -7,26 +7,30 @@ from functools import partial
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
+from vllm_operator.caches.actions import PATIENCE_SECONDS, CacheActions, plan_cache_actions
+from vllm_operator.caches.activity import Cleaning, CleaningState
+from vllm_operator.caches.cleaning import describe_blocked_cleaning
+from vllm_operator.caches.context import CacheContext
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import Manifest
 from vllm_operator.cluster.hub import HubAnswer
+from vllm_operator.observation.crashes import Crashes, find_crashes
+from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
-from vllm_operator.planning.remediation.in_force import carried_out
-from vllm_operator.planning.storage.care import Cleaning, CleaningState
+from vllm_operator.remediation.decision import Decision, decide
+from vllm_operator.remediation.in_force import carried_out
+from vllm_operator.remediation.remediator import load_remediator
 from vllm_operator.rendering.manifests import render
-from vllm_operator.reporting.observation import Observation, Report
-from vllm_operator.reporting.report import report
 from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.upkeep.cleaning import hindered
-from vllm_operator.upkeep.situation import Situation
-from vllm_operator.upkeep.tending import PATIENCE_SECONDS, Upkeep, tend
+from vllm_operator.status.report import Report, report
 
 MAX_OUTCOMES = 512
 """Objects whose latest outcome is remembered: those that something is happening to. Each takes up to 60 KiB."""
@@ -43,12 +47,14 @@ class Rooms:
     with a generation of the caches, or that of its status."""
     render: Callable[[VLLMDeployment, Plan], list[Manifest]]
     """From a plan to manifests."""
-    tend: Callable[[Situation, Sequence[Manifest]], Upkeep]
+    plan_cache_actions: Callable[[CacheContext, Sequence[Manifest]], CacheActions]
     """From the state of the caches and all manifests to those that are to be applied now."""
-    hindered: Callable[[Situation, CleaningState, str], Cleaning | None]
+    describe_blocked_cleaning: Callable[[CacheContext, CleaningState, str], Cleaning | None]
     """What is to be said of a Job that could not be started."""
-    report: Callable[[Observation], Report]
-    """From what is observed to status and events."""
+    decide: Callable[[Observation], tuple[ObservedState, Crashes, Decision]]
+    """From what is observed to what is done about it."""
+    report: Callable[[ObservedState, Crashes, Decision], Report]
+    """From what is observed and decided to status and events."""
     make_parser: Callable[[], Parser]
     """A reader for one log."""
 
@@ -64,19 +70,27 @@ def load_rooms(
         priming_patience_seconds: How long a primer may wait for a GPU.
     """
     known, crashes = known or KnownCatalog.of(load_catalog()), crashes or KnownCrashes.of(load_startup())
+    remediator = load_remediator()
+
+    def decide_now(observation: Observation) -> tuple[ObservedState, Crashes, Decision]:
+        observed = ObservedState.read(observation, crashes.reporting)
+        found = find_crashes(observed)
+        return observed, found, decide(observed, found, remediator)
+
     return Rooms(
         read_inventory=partial(read_inventory, gpus=known.shipped.gpus),
         plan=Planner(known),
         render=_render,
-        tend=partial(
-            tend,
+        plan_cache_actions=partial(
+            plan_cache_actions,
             rules=known.shipped.priming,
             full=crashes.reporting.cleaning,
             read_only=crashes.reporting.remounting,
             patience_seconds=priming_patience_seconds,
         ),
-        hindered=lambda situation, state, why: hindered(situation, crashes.reporting.cleaning, state, why),
-        report=lambda observation: report(observation, knowledge=crashes.reporting),
+        describe_blocked_cleaning=lambda context, state, why: describe_blocked_cleaning(context, crashes.reporting.cleaning, state, why),
+        decide=decide_now,
+        report=report,
         make_parser=lambda: ProgressClock(StartupParser(crashes.startup), crashes.shipped.stages.heartbeats),
     )
 

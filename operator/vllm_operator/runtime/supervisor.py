@@ -80,7 +80,7 @@ class Supervisor:
         self._retry = retry_seconds
         self._check = check_seconds
         self._denied: frozenset[Permission] = frozenset()
-        self._in_doubt = asyncio.Event()
+        self._recheck_due = asyncio.Event()
         for name in ("API server", "CRD", "first list"):
             parts.readiness.missing[name] = f"{name}: not looked at yet"
 
@@ -96,7 +96,7 @@ class Supervisor:
 
     def recheck_access(self) -> None:
         """The API server has refused something: look at the credentials and the permissions again, now."""
-        self._in_doubt.set()
+        self._recheck_due.set()
 
     async def _watch(self) -> None:
         """Watch until the watches end or what may be watched changes."""
@@ -122,7 +122,7 @@ class Supervisor:
     async def _pause(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Wait until it is time to look again: a task has ended, the API server has refused something, or time has passed."""
         await asyncio.wait(tasks, timeout=self._retry, return_when=asyncio.FIRST_COMPLETED)  # it may refuse again and again
-        doubt = asyncio.create_task(self._in_doubt.wait(), name="access in doubt")
+        doubt = asyncio.create_task(self._recheck_due.wait(), name="access in doubt")
         seconds = self._retry if self._parts.readiness.missing else self._check
         try:
             await asyncio.wait({*tasks, doubt}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -142,7 +142,7 @@ class Supervisor:
         """
         try:
             await self._check_crd()
-            if self._in_doubt.is_set() or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
+            if self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
                 await self._check_permissions()
         except (ClusterError, _Missing):
             # Watches survive an outage. That the CRD is gone they do not notice by themselves.
@@ -159,23 +159,23 @@ class Supervisor:
             except _Missing:
                 pass
             except ClusterError as error:
-                self._parts.readiness.lack(name, f"{name}: {error}")
+                self._parts.readiness.set_missing(name, f"{name}: {error}")
             else:
-                self._parts.readiness.have(name)
+                self._parts.readiness.clear_missing(name)
                 return
             await asyncio.sleep(self._retry)
 
     async def _check_permissions(self) -> None:
         asked = (*REQUIRED, *OPTIONAL)
         answers = await self._reach(asyncio.gather(*(self._may(permission) for permission in asked)))
-        self._in_doubt.clear()
+        self._recheck_due.clear()
         self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
         for permission in REQUIRED:
             name = f"{PERMISSION} {permission}"
             if permission in self._denied:
-                self._parts.readiness.lack(name, f"The operator's account may not {permission}: {permission.effect}")
+                self._parts.readiness.set_missing(name, f"The operator's account may not {permission}: {permission.effect}")
             else:
-                self._parts.readiness.have(name)
+                self._parts.readiness.clear_missing(name)
 
     async def _reach(self, call: Awaitable[Answer]) -> Answer:
         """Ask the API server, and keep in mind whether it answers and whether it accepts the credentials."""
@@ -183,18 +183,18 @@ class Supervisor:
         try:
             answer = await call
         except Unauthorized as error:
-            readiness.have("API server")
-            readiness.lack("credentials", str(error))
+            readiness.clear_missing("API server")
+            readiness.set_missing("credentials", str(error))
             raise
         except Unavailable as error:
-            readiness.lack("API server", f"The API server {self._parts.host} cannot be reached: {error}")
+            readiness.set_missing("API server", f"The API server {self._parts.host} cannot be reached: {error}")
             raise
         except ClusterError:
-            readiness.have("API server")
-            readiness.have("credentials")
+            readiness.clear_missing("API server")
+            readiness.clear_missing("credentials")
             raise
-        readiness.have("API server")
-        readiness.have("credentials")
+        readiness.clear_missing("API server")
+        readiness.clear_missing("credentials")
         return answer
 
     async def _may(self, permission: Permission) -> bool:
@@ -228,11 +228,13 @@ class Supervisor:
             await self._reach(self._parts.client.find(VLLM_DEPLOYMENT, namespace, fields={"metadata.name": "does-not-exist"}))
         except NotFound:
             name = f"{labels.PLURAL}.{labels.GROUP}"
-            self._parts.readiness.lack("CRD", f"The CRD {name} is not in the cluster: kubectl apply -f crds/ (or install the Helm chart)")
+            self._parts.readiness.set_missing(
+                "CRD", f"The CRD {name} is not in the cluster: kubectl apply -f crds/ (or install the Helm chart)"
+            )
             raise _Missing from None
         except Forbidden:
             pass  # named as a permission
-        self._parts.readiness.have("CRD")
+        self._parts.readiness.clear_missing("CRD")
 
     async def _prepare(self) -> None:
         if self._parts.prepare is not None:

@@ -17,7 +17,7 @@ from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
-from vllm_operator.reporting.knowledge import Knowledge, load_knowledge
+from vllm_operator.observation.knowledge import Knowledge, load_knowledge
 from vllm_operator.runtime.metrics import Metrics
 
 log = logging.getLogger(__name__)
@@ -261,7 +261,7 @@ def _rest(problems: list[str], what: str) -> list[str]:
     return [f"{more} more {what} or texts are ignored; the operator's log names them."] if more > 0 else []
 
 
-def place_of(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
+def qualified_name(config_map: str, namespace_file: Path = NAMESPACE_FILE) -> str:
     """Complete a name to `namespace/name`: without a namespace it is the operator's own.
 
     Raises:

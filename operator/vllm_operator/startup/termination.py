@@ -10,8 +10,8 @@ from vllm_operator.catalog.templates import fill_in
 from vllm_operator.startup.crash.evidence import UNKNOWN
 from vllm_operator.startup.crash.findings import TERMINATED
 from vllm_operator.startup.parser import StartupParser
-from vllm_operator.startup.redaction import present
 from vllm_operator.startup.state import Crash
+from vllm_operator.text.redaction import present
 
 _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}

@@ -2,7 +2,6 @@
 
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.api.status import PlannedArgument
-from vllm_operator.catalog.paths import MODEL_ROOT
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.engine.version import ResolvedVersion
 
@@ -24,15 +23,6 @@ def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: Paral
     if parallel.expert:
         args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
     return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
-
-
-def model_argument(model: ModelSpec) -> str:
-    """Return the model as the engine takes it: a name on the hub, or the path where the claim is mounted."""
-    scheme, _, rest = model.uri.partition("://")
-    if scheme == "hf":
-        return rest
-    path = rest.partition("/")[2].strip("/")
-    return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT
 
 
 def served_name(model: ModelSpec) -> str | None:

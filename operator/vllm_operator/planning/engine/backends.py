@@ -14,8 +14,8 @@ from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.spec import Attention, BackendsSpec
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.invocations import Invocation, Setting, canonical
-from vllm_operator.catalog.rules import Component, Kind, Rule, Rules
-from vllm_operator.catalog.situations import Situation
+from vllm_operator.catalog.rule_matching import RuleInput
+from vllm_operator.catalog.rules import Component, Rule, RuleKind, Rules
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.outcome import Verdict
@@ -42,38 +42,38 @@ class BackendDecision:
 
 def choose_backends(
     version: ResolvedVersion,
-    situation: Situation,
+    rule_input: RuleInput,
     rules: Rules,
     backends: BackendsSpec | None = None,
     *,
     allow_known_bad: bool = False,
 ) -> BackendDecision:
-    """Choose a backend for every component that the situation says something about.
+    """Choose a backend for every component that the rule_input says something about.
 
     Args:
         version: The vLLM version.
-        situation: Model, GPU, parallelism and what the user set on the engine; see `describe_situation`.
+        rule_input: Model, GPU, parallelism and what the user set on the engine; see `describe_rule_input`.
         rules: All rules.
         backends: What the user forces.
         allow_known_bad: Whether the user insists on combinations that are known to fail; they are then noted.
     """
-    forced = forced_backends(backends, situation)
+    forced = forced_backends(backends, rule_input)
     if version.table is None:
         return _without_table(version, forced)
-    choosing = _Choosing(version, version.table, situation, rules.of(version.table.release), forced)
+    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), forced)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
 
 
-def forced_backends(backends: BackendsSpec | None, situation: Situation) -> dict[Component, str]:
+def forced_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dict[Component, str]:
     """The fields of `spec.backends` by component; Auto and absent fields are left out."""
     if backends is None:
         return {}
     attention = {Attention.MLA: Component.MLA_DECODE, Attention.SPARSE_MLA: Component.SPARSE_ATTENTION}
     named = {
-        attention.get(Attention(situation.attention), Component.ATTENTION)
-        if situation.attention
+        attention.get(Attention(rule_input.attention), Component.ATTENTION)
+        if rule_input.attention
         else Component.ATTENTION: backends.attention,
         Component.MLA_PREFILL: backends.mla_prefill,
         Component.GEMM: backends.gemm,
@@ -106,7 +106,7 @@ class _Choosing:
 
     version: ResolvedVersion
     table: VersionTable
-    situation: Situation
+    rule_input: RuleInput
     rules: Rules
     forced: Mapping[Component, str]
     chosen: dict[str, str] = field(default_factory=dict)
@@ -127,14 +127,14 @@ class _Choosing:
             self._force(component, canonical(self.forced[component], ways), ways)
             return
         for way in ways:
-            if asked := way.asked(self.situation, self.table):
+            if asked := way.asked(self.rule_input, self.table):
                 self._user(component, asked[0], f"set by {asked[1]} in spec.engine", ways)
                 return
         applying = [rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)]
-        engine = next((rule for rule in applying if rule.kind is Kind.ENGINE), None)
+        engine = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         for rule in applying:
             assert rule.backend is not None  # `applying` holds only such rules
-            if rule.kind is Kind.ENGINE or (engine and rule.backend == engine.backend):
+            if rule.kind is RuleKind.ENGINE or (engine and rule.backend == engine.backend):
                 self._choice(component, rule.backend, ChosenBy.ENGINE, rule)
                 return
             setting = self._setting(rule.backend, ways)
@@ -166,10 +166,10 @@ class _Choosing:
         )
 
     def _holds(self, rule: Rule) -> bool:
-        return rule.when.holds(self.situation, self.chosen, self.by_user)
+        return rule.when.holds(self.rule_input, self.chosen, self.by_user)
 
     def _holds_way(self, way: Invocation) -> bool:
-        return way.when.holds(self.situation, self.chosen, self.by_user)
+        return way.when.holds(self.rule_input, self.chosen, self.by_user)
 
     def _setting(self, backend: str, ways: tuple[Invocation, ...]) -> Setting | None:
         return next((setting for way in ways if (setting := way.setting(backend, self.table)) is not None), None)
@@ -178,7 +178,7 @@ class _Choosing:
         setting = self._setting(backend, ways)
         if setting is None:
             offered = sorted({name for way in ways for name in way.backends(self.table)} - {"AUTO"})
-            working = self.rules.kernels.working(component, self.situation, self.chosen)
+            working = self.rules.kernels.working(component, self.rule_input, self.chosen)
             fitting = [name for name in offered if name in working] or offered
             known = f"it takes {', '.join(fitting)}{' here' if fitting != offered else ''}" if offered else "it has no way to choose one"
             self.refusals.append(
@@ -199,17 +199,17 @@ class _Choosing:
         rule = next((rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)), None)
         if rule is None:
             return ""
-        who = "vLLM" if rule.kind is Kind.ENGINE else "the operator"
+        who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
         return f" Without that {who} would take {'the same' if rule.backend == backend else rule.backend}."
 
     def _check_kernel(self, component: Component, backend: str, ways: tuple[Invocation, ...]) -> None:
         """Note that a backend of the user's choice does not work here, as far as that is known."""
         if self.rules.kernels.find(component, backend) is None:
             return
-        working = self.rules.kernels.working(component, self.situation, self.chosen)
+        working = self.rules.kernels.working(component, self.rule_input, self.chosen)
         if backend in working:
             return
-        facts = (f"vLLM {self.version.version}", self.situation.architecture, self.situation.quantization)
+        facts = (f"vLLM {self.version.version}", self.rule_input.architecture, self.rule_input.quantization)
         offered = sorted(name for name in working if self._setting(name, ways) is not None)
         instead = f"What can be asked for here: {', '.join(offered)}; or leave it at Auto." if offered else "Leave it at Auto."
         where = ", ".join(fact for fact in facts if fact)
@@ -244,17 +244,17 @@ class _Choosing:
             self.notes.append(self._fill(rule.warn))
 
     def _fill(self, text: str) -> str:
-        return text.replace("{version}", self.version.version).replace("{architecture}", self.situation.architecture or "this GPU")
+        return text.replace("{version}", self.version.version).replace("{architecture}", self.rule_input.architecture or "this GPU")
 
     def _set(self, setting: Setting, reason: str) -> None:
         for name, value in setting.environment.items():
-            if name in self.situation.environment:
-                self._beaten(name, value, self.situation.environment[name], reason)
+            if name in self.rule_input.environment:
+                self._beaten(name, value, self.rule_input.environment[name], reason)
             else:
                 self.env[name] = PlannedVariable(name=name, value=value, reason=reason[:1024])
         for name, value in setting.arguments.items():
-            if name in self.situation.arguments:
-                self._beaten(name, value, self.situation.arguments[name], reason)
+            if name in self.rule_input.arguments:
+                self._beaten(name, value, self.rule_input.arguments[name], reason)
             else:
                 self.args[name] = PlannedArgument(name=name, value=value or None, reason=reason[:1024])
 

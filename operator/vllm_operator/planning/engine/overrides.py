@@ -10,7 +10,7 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedArgument, PlannedVariable
 from vllm_operator.catalog.versions import VersionTable, normalize_flag
-from vllm_operator.planning.foreign import mapping, read_text, sequence
+from vllm_operator.pods.reading import mapping, read_text, sequence
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 NAME_LIMIT = 128

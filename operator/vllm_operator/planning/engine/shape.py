@@ -26,10 +26,6 @@ class ParallelShape:
         return "-".join([*sizes, "ep"] if self.expert else sizes)
 
 
-SINGLE = ParallelShape()
-"""One GPU."""
-
-
 @dataclass(frozen=True, slots=True)
 class Shape:
     """The parallel sizes and the number of GPUs (or slices) of one replica."""

@@ -1,7 +1,7 @@
 """What the labels of a node tell about its GPUs.
 
 The chain: labels of GPU Feature Discovery (GFD), labels and instance types of clouds, a label that the owner of the
-node sets, nothing. A missing label means "not told", never "no". The compute capability alone says what a GPU is.
+node sets, nothing. A missing label means "not gpu_labels", never "no". The compute capability alone says what a GPU is.
 """
 
 import re
@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.catalog.gpus import GPUs, LabelTable, Version, architecture_of
-from vllm_operator.planning.foreign import read_integer, read_version
 from vllm_operator.planning.inventory.pools import Source
+from vllm_operator.pods.reading import read_integer, read_version
 
 PREFIX = "nvidia.com/"
 PRODUCT = f"{PREFIX}gpu.product"
@@ -29,10 +29,10 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class NodeGPULabels:
     """What labels tell of the GPUs of one node; fields as in `Pool`.
 
-    `count` and `replicas` are None where not told. `product_label` is the value of gpu.product as it stands.
+    `count` and `replicas` are None where not gpu_labels. `product_label` is the value of gpu.product as it stands.
     """
 
     source: Source = Source.UNKNOWN
@@ -52,8 +52,8 @@ class Told:
     upgrade_label: str | None = None
 
 
-def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> Told:
-    """Follow the chain; what cannot be understood is passed to `note` and treated as not told."""
+def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULabels:
+    """Follow the chain; what cannot be understood is passed to `note` and treated as not gpu_labels."""
     discovered = _read_gfd(labels, note)
     if discovered.architecture is not None:
         return discovered
@@ -71,13 +71,13 @@ def split_product(product: str) -> tuple[str, str | None, bool]:
     return base, profile or None, shared
 
 
-def _read_gfd(labels: Mapping[str, str], note: Note) -> Told:
+def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeGPULabels:
     product_label = labels.get(PRODUCT) or None
     product, profile, shared = split_product(product_label) if product_label else (None, None, False)
     replicas = _integer(labels, f"{PREFIX}gpu.replicas", note)
     sharing = labels.get(f"{PREFIX}gpu.sharing-strategy", "none")
     architecture = _gfd_architecture(labels, note)
-    return Told(
+    return NodeGPULabels(
         source=Source.GFD if architecture else Source.UNKNOWN,
         architecture=architecture,
         product=product,
@@ -106,13 +106,13 @@ def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
 
 
 def _gfd_identity(labels: Mapping[str, str], product_label: str | None) -> tuple[tuple[str, str], ...]:
-    """Labels that pick these nodes: the product, or the capability where no product is told."""
+    """Labels that pick these nodes: the product, or the capability where no product is gpu_labels."""
     if product_label:
         return ((PRODUCT, product_label),)
     return ((MAJOR, labels[MAJOR]), (MINOR, labels[MINOR]))
 
 
-def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: Told, gpus: GPUs, note: Note) -> Told:
+def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: NodeGPULabels, gpus: GPUs, note: Note) -> NodeGPULabels:
     product = gpus.product(name)
     if product is None:
         return rest
@@ -137,7 +137,7 @@ def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: T
     )
 
 
-def _read_user(labels: Mapping[str, str], rest: Told, note: Note) -> Told:
+def _read_user(labels: Mapping[str, str], rest: NodeGPULabels, note: Note) -> NodeGPULabels:
     value = labels.get(ARCHITECTURE_LABEL)
     if value is None:
         return rest

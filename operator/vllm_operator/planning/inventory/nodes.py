@@ -1,7 +1,7 @@
 """The GPUs of a cluster: nodes and ResourceSlices in, pools out.
 
 Nothing here raises on what a node says: labels are written by many tools and by hand. A value that cannot be read
-is noted and treated as not told. What a GPU is, ResourceSlices tell best, then labels (see `node_labels`). How many
+is noted and treated as not gpu_labels. What a GPU is, ResourceSlices tell best, then labels (see `node_labels`). How many
 there are and under which name they can be asked for, `status.allocatable` tells.
 """
 
@@ -11,8 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.foreign import mapping, read_integer, read_text, sequence
-from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, Told, read_labels
+from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, NodeGPULabels, read_labels
 from vllm_operator.planning.inventory.pools import (
     GPU_DEVICE_CLASS,
     GPU_RESOURCE,
@@ -25,14 +24,15 @@ from vllm_operator.planning.inventory.pools import (
 )
 from vllm_operator.planning.inventory.resource_slices import Device, read_slices
 from vllm_operator.planning.inventory.taints import Taint, read_taints
-from vllm_operator.planning.quantities import read_count
+from vllm_operator.pods.quantities import read_count
+from vllm_operator.pods.reading import mapping, read_integer, read_text, sequence
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
 LABEL_LENGTH = 63
 """Longest value of a label, and longest name of a resource behind its prefix."""
 NOTES_LIMIT = 32
-"""Notes kept; a cluster with more broken labels than this has been told enough."""
+"""Notes kept; a cluster with more broken labels than this has been gpu_labels enough."""
 
 
 def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], gpus: GPUs) -> Inventory:
@@ -93,23 +93,25 @@ class _Node:
         self.notes.add(f"Node {self.name}: {what}")
 
     def pools(self) -> list[Pool]:
-        told = read_labels(self.labels, self.gpus, self.note)
-        resources = self._resources(told)
-        if not (resources or self.devices or self._has_gpu(told)):
+        gpu_labels = read_labels(self.labels, self.gpus, self.note)
+        resources = self._resources(gpu_labels)
+        if not (resources or self.devices or self._has_gpu(gpu_labels)):
             return []
-        problems = self._problems(told)
-        claimable = self._claimable(told, problems)
+        problems = self._problems(gpu_labels)
+        claimable = self._claimable(gpu_labels, problems)
         if not resources and claimable:
             return claimable
-        told = self._with_devices(told)
+        gpu_labels = self._with_devices(gpu_labels)
         if not resources:
-            return [self._pool(told, GPU_RESOURCE, 0, problems or ("no GPU is offered: is the device plugin running?",))]
-        return claimable + [pool for name, amount in sorted(resources.items()) for pool in self._offered(told, name, amount, problems)]
+            return [self._pool(gpu_labels, GPU_RESOURCE, 0, problems or ("no GPU is offered: is the device plugin running?",))]
+        return claimable + [
+            pool for name, amount in sorted(resources.items()) for pool in self._offered(gpu_labels, name, amount, problems)
+        ]
 
-    def _resources(self, told: Told) -> dict[str, int]:
+    def _resources(self, gpu_labels: NodeGPULabels) -> dict[str, int]:
         """GPU resources with at least one device; from labels where the node's status is not given."""
         if self.allocatable is None:
-            offered = (told.count or 0) * (1 if told.replicas is None else told.replicas)
+            offered = (gpu_labels.count or 0) * (1 if gpu_labels.replicas is None else gpu_labels.replicas)
             return {GPU_RESOURCE: offered} if offered else {}
         found: dict[str, int] = {}
         for name, amount in self.allocatable.items():
@@ -121,13 +123,13 @@ class _Node:
                     found[name] = number
         return found
 
-    def _has_gpu(self, told: Told) -> bool:
+    def _has_gpu(self, gpu_labels: NodeGPULabels) -> bool:
         present = any(self.labels.get(label) == "true" for label in self.gpus.presence_labels)
-        return present or told.product is not None or told.source is not Source.UNKNOWN
+        return present or gpu_labels.product is not None or gpu_labels.source is not Source.UNKNOWN
 
-    def _problems(self, told: Told) -> tuple[str, ...]:
+    def _problems(self, gpu_labels: NodeGPULabels) -> tuple[str, ...]:
         problems = []
-        if (told.product_label or "").endswith(INVALID):
+        if (gpu_labels.product_label or "").endswith(INVALID):
             problems.append("its MIG layout is not uniform, so no slice is offered")
         state = self.labels.get(MIG_STATE, "success")
         if state == "failed":
@@ -145,54 +147,56 @@ class _Node:
             problems.append("it is not ready")
         return tuple(problems)
 
-    def _offered(self, told: Told, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
+    def _offered(self, gpu_labels: NodeGPULabels, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
         """Pools of one extended resource."""
         if resource.startswith(MIG_RESOURCE_PREFIX):
-            return [self._pool(self._told_of_slice(told, resource), resource, amount, problems)]
+            return [self._pool(self._told_of_slice(gpu_labels, resource), resource, amount, problems)]
         if resource == SHARED_GPU_RESOURCE:
-            return [self._pool(replace(told, shared=True), resource, amount, problems)]
-        labelled = None if told.count is None else told.count * max(told.replicas or 0, 1)
-        if told.source is Source.CLOUD and labelled is not None and labelled < amount:
-            return [self._pool(replace(told, shared=True), resource, amount, problems)]
-        if told.source is Source.GFD and labelled is not None and labelled < amount:
+            return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
+        labelled = None if gpu_labels.count is None else gpu_labels.count * max(gpu_labels.replicas or 0, 1)
+        if gpu_labels.source is Source.CLOUD and labelled is not None and labelled < amount:
+            return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
+        if gpu_labels.source is Source.GFD and labelled is not None and labelled < amount:
             # GFD writes one product, whichever it meets last, for a node with several kinds of GPU.
             self.note(f"its labels describe {labelled} of {amount} GPUs; they are not relied on")
-            blank = Told(mig_strategy=told.mig_strategy, host=told.host, driver=told.driver, cuda=told.cuda)
-            return [self._pool(replace(blank, upgrade_label=told.upgrade_label), resource, amount, problems)]
-        return [self._pool(told, resource, amount, problems)]
+            blank = NodeGPULabels(
+                mig_strategy=gpu_labels.mig_strategy, host=gpu_labels.host, driver=gpu_labels.driver, cuda=gpu_labels.cuda
+            )
+            return [self._pool(replace(blank, upgrade_label=gpu_labels.upgrade_label), resource, amount, problems)]
+        return [self._pool(gpu_labels, resource, amount, problems)]
 
-    def _told_of_slice(self, told: Told, resource: str) -> Told:
-        """What is told of a slice under the strategy `mixed`: its memory has a label of its own."""
+    def _told_of_slice(self, gpu_labels: NodeGPULabels, resource: str) -> NodeGPULabels:
+        """What is gpu_labels of a slice under the strategy `mixed`: its memory has a label of its own."""
         profile = resource.removeprefix(MIG_RESOURCE_PREFIX)
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
         replicas = read_integer(self.labels.get(f"{prefix}replicas")) or 1
-        return replace(told, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1)
+        return replace(gpu_labels, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1)
 
-    def _with_devices(self, told: Told) -> Told:
-        """What the device plugin offers is told better by a ResourceSlice, if all devices of the node are alike."""
+    def _with_devices(self, gpu_labels: NodeGPULabels) -> NodeGPULabels:
+        """What the device plugin offers is gpu_labels better by a ResourceSlice, if all devices of the node are alike."""
         alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
         if len(alike) != 1:
-            return told
+            return gpu_labels
         architecture, product, memory, driver, cuda = next(iter(alike))
         if architecture is None:
-            return told
+            return gpu_labels
         return replace(
-            told,
+            gpu_labels,
             source=Source.RESOURCE_SLICE,
             architecture=architecture,
-            product=told.product or product,
-            memory_mebibytes=told.memory_mebibytes if told.mig_profile else memory,
-            driver=driver or told.driver,
-            cuda=cuda or told.cuda,
+            product=gpu_labels.product or product,
+            memory_mebibytes=gpu_labels.memory_mebibytes if gpu_labels.mig_profile else memory,
+            driver=driver or gpu_labels.driver,
+            cuda=cuda or gpu_labels.cuda,
         )
 
-    def _claimable(self, told: Told, problems: tuple[str, ...]) -> list[Pool]:
+    def _claimable(self, gpu_labels: NodeGPULabels, problems: tuple[str, ...]) -> list[Pool]:
         """Pools of devices that can be asked for with a ResourceClaim."""
         kinds = Counter(replace(device, uuid=None, parent_uuid=None) for device in self.devices)
         return [
             replace(
-                self._pool(told, MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS, amount, problems),
+                self._pool(gpu_labels, MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS, amount, problems),
                 claims=True,
                 architecture=kind.architecture,
                 product=kind.product,
@@ -209,23 +213,23 @@ class _Node:
             for kind, amount in kinds.items()
         ]
 
-    def _pool(self, told: Told, resource: str, count: int, problems: tuple[str, ...]) -> Pool:
+    def _pool(self, gpu_labels: NodeGPULabels, resource: str, count: int, problems: tuple[str, ...]) -> Pool:
         return Pool(
-            architecture=told.architecture,
-            product=told.product,
-            memory_mebibytes=told.memory_mebibytes,
+            architecture=gpu_labels.architecture,
+            product=gpu_labels.product,
+            memory_mebibytes=gpu_labels.memory_mebibytes,
             count=count,
             resource=resource,
             claims=False,
-            mig_profile=told.mig_profile,
-            mig_strategy=told.mig_strategy,
-            shared=told.shared,
-            host=self.labels.get("kubernetes.io/arch") or told.host,
-            driver=told.driver,
-            cuda=told.cuda,
-            source=told.source,
-            labels=told.labels,
-            upgrade_label=told.upgrade_label,
+            mig_profile=gpu_labels.mig_profile,
+            mig_strategy=gpu_labels.mig_strategy,
+            shared=gpu_labels.shared,
+            host=self.labels.get("kubernetes.io/arch") or gpu_labels.host,
+            driver=gpu_labels.driver,
+            cuda=gpu_labels.cuda,
+            source=gpu_labels.source,
+            labels=gpu_labels.labels,
+            upgrade_label=gpu_labels.upgrade_label,
             problems=problems,
             uuids=(),
             nodes=(self.name,),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.planning.foreign import mapping, read_text, sequence
+from vllm_operator.pods.reading import mapping, read_text, sequence
 
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 _MOST_TAINTS = 16

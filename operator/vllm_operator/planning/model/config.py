@@ -10,7 +10,7 @@ from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.catalog.facts import BLOCK, Facts
-from vllm_operator.planning.foreign import mapping, read_integer
+from vllm_operator.pods.reading import mapping, read_integer
 
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_interval", "linear_key_head_dim", "mamba_num_heads")

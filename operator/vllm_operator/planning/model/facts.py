@@ -13,7 +13,7 @@ from vllm_operator.api.spec import ModelFacts, ModelSpec
 from vllm_operator.catalog.facts import FACTS, NO_FACTS, Facts
 from vllm_operator.catalog.models import ModelFamily, Models
 from vllm_operator.planning.model.config import read_config
-from vllm_operator.planning.quantities import read_bytes
+from vllm_operator.pods.quantities import read_bytes
 
 FROM_SPEC = "spec.model.facts"
 FROM_CONFIG = "config.json"

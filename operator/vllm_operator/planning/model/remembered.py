@@ -10,8 +10,8 @@ from typing import Any
 from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.api.status import ModelFact, Plan
 from vllm_operator.catalog.facts import FACTS, Facts
-from vllm_operator.planning.foreign import read_integer
 from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_WEIGHTS, ModelFiles, ResolvedFacts
+from vllm_operator.pods.reading import read_integer
 
 VALUE_LIMIT = 128
 

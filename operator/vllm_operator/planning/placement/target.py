@@ -27,7 +27,7 @@ from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
-from vllm_operator.planning.quantities import MEBIBYTE
+from vllm_operator.pods.quantities import MEBIBYTE
 
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE

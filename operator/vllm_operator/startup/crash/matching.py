@@ -63,7 +63,7 @@ class _Pattern:
     pattern: LinePattern
 
     def search(self, text: str, context: Callable[[], Iterable[str]]) -> re.Match[str] | None:
-        prepare = compile_linear if self.signature.is_foreign else _compiled
+        prepare = compile_linear if self.signature.is_user_defined else _compiled
         found = prepare(self.pattern.regex).search(text)
         if found is None or self.pattern.context is None:
             return found

@@ -14,7 +14,11 @@ from collections import deque
 from dataclasses import replace
 
 from vllm_operator.catalog.signatures import Severity, Signature
-from vllm_operator.startup.crash.bystanders import (
+from vllm_operator.startup.crash.evidence import DEVICE, FIELD, LINE_LIMIT, PANIC, PYDANTIC, QUOTING, TITLE, Evidence, best, to_crash
+from vllm_operator.startup.crash.findings import TERMINATED, Findings
+from vllm_operator.startup.crash.matching import Recognizer
+from vllm_operator.startup.crash.tracebacks import BEGINNING, GROUPED, NATIVE_FRAME, Part, Tracebacks
+from vllm_operator.startup.crash.unrelated import (
     ASIDE,
     BYSTANDERS,
     CLIENTS,
@@ -24,11 +28,6 @@ from vllm_operator.startup.crash.bystanders import (
     is_source,
     without_names,
 )
-from vllm_operator.startup.crash.evidence import LINE_LIMIT, Evidence, best, to_crash
-from vllm_operator.startup.crash.findings import TERMINATED, Findings
-from vllm_operator.startup.crash.matching import Recognizer
-from vllm_operator.startup.crash.messages import DEVICE, FIELD, PANIC, PYDANTIC, QUOTING, TITLE
-from vllm_operator.startup.crash.tracebacks import BEGINNING, GROUPED, NATIVE_FRAME, Part, Tracebacks
 from vllm_operator.startup.lines.framing import WARNING, plain
 from vllm_operator.startup.state import Crash
 

@@ -1,0 +1,86 @@
+"""Messages for people, as templates kept with the data.
+
+Every sentence that the operator writes into a condition or an event is a template in
+`catalog/data/messages.yaml`; code chooses one and hands it the facts. A template that names a fact that it
+is not given fails: the tests render every one of them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from vllm_operator.catalog.resources import read_data
+from vllm_operator.pods.view import Phase
+from vllm_operator.startup.state import Stage
+from vllm_operator.text import wording
+
+
+@dataclass(frozen=True, slots=True)
+class Messages:
+    """The compiled templates, and the words for the stages of a start and for phases of a Pod."""
+
+    templates: Mapping[str, jinja2.Template]
+    stages: Mapping[Stage, str]
+    phases: Mapping[Phase, str]
+
+    def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
+        """Render a message: one line, free of control characters, at most `limit` characters.
+
+        Raises:
+            KeyError: There is no such message.
+            jinja2.UndefinedError: The message names a fact that is not given.
+        """
+        return wording.clean(self.templates[name].render(**facts), limit)
+
+    def fit(self, name: str, *, shrink: tuple[str, ...], limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
+        """Render a message; where it is too long, shorten the facts in `shrink`, the longest first, not its end."""
+        shrunk = dict(facts)
+        for _ in range(8):
+            excess = len(wording.clean(self.templates[name].render(**shrunk), 16 * limit)) - limit
+            longest = max(shrink, key=lambda key: len(shrunk[key] or ""))
+            if excess <= 0 or len(shrunk[longest] or "") < 60:
+                break
+            shrunk[longest] = wording.shorten(shrunk[longest], max(40, len(shrunk[longest]) - excess))
+        return self.say(name, limit=limit, **shrunk)
+
+    def stage(self, stage: str) -> str:
+        """Say a stage in words."""
+        return self.stages[Stage(stage)] if stage in Stage.__members__.values() else stage
+
+
+@cache
+def load_messages() -> Messages:
+    """Read and compile the messages that ship with the package."""
+    return compile_messages(read_data("messages.yaml"))
+
+
+def compile_messages(data: Mapping[str, Any]) -> Messages:
+    """Compile messages.
+
+    Raises:
+        jinja2.TemplateSyntaxError: A template is malformed.
+        ValueError: A stage or phase is unknown, or a stage has no words.
+    """
+    # plain text, so nothing is escaped; sandboxed, so that a template can do no more than put words together
+    environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    environment.filters |= {
+        "duration": wording.duration,
+        "clock": wording.clock,
+        "time": wording.time_of_day,
+        "minute": wording.minute,
+        "count": wording.count,
+        "quote": lambda text, limit=200: wording.clean(text, limit),
+        "sentence": wording.sentence,
+        "scheduler": wording.without_preemption,
+        "pull": wording.without_pull,
+        "refusal": wording.without_pod_name,
+    }
+    stages = {Stage(name): words for name, words in data["stages"].items()}
+    if missing := set(Stage) - set(stages):
+        raise ValueError(f"stages without words: {sorted(missing)}")
+    phases = {Phase(name): words for name, words in data["phases"].items()}
+    return Messages({name: environment.from_string(text) for name, text in data["messages"].items()}, stages, phases)

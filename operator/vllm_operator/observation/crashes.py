@@ -1,0 +1,255 @@
+"""Crashes: which there were, which is still in force, and how it is named.
+
+A crash is known by its Pod and the restarts before it. `status.lastCrash` holds the latest one and is the
+memory of it: a crash that is there has been reported, and a restarted operator that has no log of it any more
+keeps what is there. It is written once the log has been read, or `SETTLING_SECONDS` after the end, whichever
+comes first, so that the one event of a crash names its cause.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import CrashStatus
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.terminations import match_container, match_pod
+from vllm_operator.pods import reading
+from vllm_operator.pods.events import killed_by_probe
+from vllm_operator.pods.view import Phase, PodView, Termination
+from vllm_operator.startup.crash.evidence import REFUSED_REMEDY, UNKNOWN
+from vllm_operator.startup.state import Crash, Stage, StartupState
+from vllm_operator.startup.termination import diagnose_termination
+from vllm_operator.text import wording
+
+SETTLING_SECONDS = 10
+"""How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
+CLOCK_SKEW = timedelta(minutes=1)
+"""How far the clock of a node may be ahead. A later time says nothing about what came first."""
+_ENDS_BY_A_PROBE = (None, 0, 137, 143)
+"""Exit codes that an event may explain: it comes some seconds later."""
+_STRONG = 2
+_OWNERS = 3
+_OVER = (Phase.TERMINATING,)
+_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A crash. `settles_at` is None once its cause is known, or cannot be expected to become known.
+
+    `captures` is what the telling line said; `during_start`: the log shows that the run had not become ready.
+    """
+
+    view: PodView
+    run: int
+    time: datetime | None
+    in_force: bool
+    settles_at: datetime | None
+    status: CrashStatus
+    captures: tuple[tuple[str, str], ...] = ()
+    during_start: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Whether it is time to name it."""
+        return self.settles_at is None
+
+
+@dataclass(frozen=True, slots=True)
+class Crashes:
+    """All crashes that the present Pods show, latest first, and what goes into `status.lastCrash`."""
+
+    findings: tuple[Finding, ...]
+    last: CrashStatus | None
+    is_new: bool
+
+    @property
+    def most_informative(self) -> Finding | None:
+        """The one of those in force that tells most: a known cause more than an unknown one; then the latest."""
+        settled = [finding for finding in self.in_force if finding.settled]
+        return max(settled, key=_rank_of, default=None)
+
+    @property
+    def being_read(self) -> Finding | None:
+        """The latest one that is not named yet and that a later start has made good already."""
+        return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
+
+    @property
+    def in_force(self) -> tuple[Finding, ...]:
+        """Those that no later start has made good."""
+        return tuple(finding for finding in self.findings if finding.in_force)
+
+
+def find_crashes(observed: ObservedState) -> Crashes:
+    """Find the crashes in a scene."""
+    horizon = observed.observation.now + CLOCK_SKEW
+    findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
+    previous = observed.observation.previous.last_crash
+    latest = next((f for f in findings if f.settled), None)
+    if latest is None or _is_older(latest.status, previous, horizon):
+        return Crashes(tuple(findings), previous, is_new=False)
+    return Crashes(tuple(findings), latest.status, is_new=not _is_same(latest.status, previous))
+
+
+def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetime) -> bool:
+    if previous is None or _is_same(found, previous):
+        return False
+    return _credible(reading.moment(found.time), horizon) < _credible(reading.moment(previous.time), horizon)
+
+
+def _credible(time: datetime | None, horizon: datetime) -> str:
+    """A time by which crashes can be put in order; empty, and so first, where none is known or the clock was wrong."""
+    return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
+
+
+def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
+    return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
+
+
+def _told_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
+    """What the status says of the same crash already."""
+    previous = observed.observation.previous.last_crash
+    return previous if _is_same(found, previous) else None
+
+
+def _findings(observed: ObservedState) -> Iterator[Finding]:
+    missing = observed.serving < observed.observation.wanted
+    for view in (*observed.pods, *observed.primers):
+        if view.phase is Phase.FAILED:
+            yield _failed(observed, view, in_force=missing)
+        elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.observation.now:
+            yield _hung(observed, view)
+        elif view.termination is not None and view.phase not in (*_OVER, Phase.CONTAINER_FAILED):
+            yield _crashed(observed, view, view.termination)
+
+
+def _failed(observed: ObservedState, view: PodView, *, in_force: bool) -> Finding:
+    time = view.termination.finished_at if view.termination else view.created_at
+    code = view.termination.exit_code if view.termination else None
+    status = _status(observed, view, match_pod(observed.knowledge.terminations, view), run=view.restarts, code=code, time=time)
+    return Finding(view=view, run=view.restarts, time=time, in_force=in_force, settles_at=None, status=status)
+
+
+def _hung(observed: ObservedState, view: PodView) -> Finding:
+    """A crash that the log shows and that has not ended the container."""
+    state = observed.state(view)
+    assert state is not None
+    status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
+    return Finding(
+        view=view,
+        run=view.restarts,
+        time=state.last_line_at,
+        in_force=True,
+        settles_at=None,
+        status=_better(observed, _told_before(observed, status), status),
+        captures=state.crash.captures if state.crash is not None else (),
+        during_start=state.stage is not Stage.READY,
+    )
+
+
+def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Finding:
+    state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
+    crash = _diagnose(observed, view, ended, state)
+    found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
+    previous = _told_before(observed, found)
+    finished = ended.finished_at
+    if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
+        finished = None  # a clock that is wrong does not say how long to wait
+    settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
+    is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
+    has_settled = is_read or (settles_at is not None and settles_at <= observed.observation.now)
+    status = _better(observed, previous, found)
+    return Finding(
+        view=view,
+        run=ended.run,
+        time=ended.finished_at,
+        in_force=view.phase not in _HAS_SERVED,
+        settles_at=None if previous is not None or has_settled or _weight(observed, found) >= _STRONG else settles_at,
+        status=status,
+        captures=crash.captures if crash is not None and crash.signature == status.signature else (),
+        during_start=state is not None and state.stage is not Stage.READY,
+    )
+
+
+def _status(
+    observed: ObservedState, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None
+) -> CrashStatus:
+    cause = wording.clean(crash.cause, 1000) if crash is not None else observed.messages.say("crash.unexplained")
+    if crash is None or crash.signature == UNKNOWN:
+        is_refused = crash is not None and crash.remedy == REFUSED_REMEDY
+        remedy = REFUSED_REMEDY if is_refused else observed.messages.say("crash.unknown_remedy", pod=view)
+    else:
+        remedy = wording.clean(crash.remedy or "", 1000)
+    return CrashStatus(
+        signature=wording.clean(crash.signature, 128) if crash is not None else UNKNOWN,
+        cause=cause,
+        remedy=remedy or None,
+        reference=wording.clean(crash.reference, 500) if crash is not None and crash.reference else None,
+        pod=view.name,
+        exit_code=code,
+        restarts=run,
+        time=reading.stamp(time),
+        excerpt=_excerpt(crash) if crash is not None else None,
+    )
+
+
+def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
+    """Of two descriptions of one crash the one that says more; what was written stays where they say the same.
+
+    The owner of the cluster may have changed the words of his own.
+    """
+    if previous is None:
+        return found
+    before, now = _weight(observed, previous), _weight(observed, found)
+    ended_meanwhile = previous.exit_code is None and found.exit_code is not None
+    return found if now > before or (now == before and (ended_meanwhile or now == _OWNERS)) else previous
+
+
+def _weight(observed: ObservedState, crash: CrashStatus) -> int:
+    """How much a description says: 0 nothing, 1 little, 2 the cause, 3 the cause as the owner of the cluster names it."""
+    if crash.signature == UNKNOWN:
+        return 0
+    known = observed.knowledge.signatures.get(crash.signature)
+    return 1 if crash.signature in observed.knowledge.weak else _OWNERS if known is not None and known.is_user_defined else _STRONG
+
+
+def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:
+    """Name the end of a run: by its log and exit code, else by what the kubelet said."""
+    found = diagnose_termination(
+        observed.knowledge.startup,
+        exit_code=ended.exit_code,
+        signal=ended.signal,
+        reason=ended.reason,
+        message=ended.message,
+        log_crash=state.crash if state is not None else None,
+        stage=state.stage if state is not None else "",
+    )
+    if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
+        return found
+    return match_container(observed.knowledge.terminations, view, ended, killed_by_probe(view, observed.log) or "") or found
+
+
+def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
+    """When a start whose log shows a crash counts as crashed although its container runs on; None if it does not."""
+    state = observed.state(view)
+    if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
+        return None
+    now = observed.observation.now
+    return state.last_line_at + timedelta(seconds=SETTLING_SECONDS) if state.last_line_at <= now + CLOCK_SKEW else now
+
+
+def _excerpt(crash: Crash) -> str | None:
+    lines = [(line, wording.clean(line, 400)) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
+    indented = [" " * min(8, len(line) - len(line.lstrip(" "))) + text for line, text in lines if text]
+    return "\n".join(indented)[-2000:].strip("\n") or None
+
+
+def reason(signature: str) -> str:
+    """The signature as a reason of a condition."""
+    word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
+    return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
+
+
+def _rank_of(finding: Finding) -> tuple[bool, str, str]:
+    return (reason(finding.status.signature) != Reason.UNKNOWN_CRASH, finding.status.time or "", finding.view.name)

@@ -1,0 +1,91 @@
+"""Putting what is known of model, GPU, parallelism and engine into the terms that rules are written in."""
+
+import re
+
+from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
+from vllm_operator.catalog.rule_matching import RuleInput
+from vllm_operator.planning.engine.overrides import read_overrides
+from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.model.facts import ResolvedFacts
+from vllm_operator.pods.reading import read_integer
+
+GIGABYTE = 10**9
+WIDTH_OF_EXCHANGE = 128
+"""DeepEP quantizes tokens in blocks of this many numbers."""
+DEEPSEEK_HEADS = (128, 64, 128)
+
+
+def describe_rule_input(
+    spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
+) -> RuleInput:
+    """Describe a deployment in the terms of the rules.
+
+    Args:
+        spec: What the user asks for.
+        version: The vLLM version.
+        facts: What is known of the model.
+        architecture: Architecture of the GPU that the plan is for, such as sm_90; None if it is not known.
+        mig_profile: Profile of the MIG slices that the plan is for; the one in the spec if absent.
+    """
+    parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
+    environment, arguments = read_overrides(spec).known_values()
+    data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
+    profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
+    tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")
+    expert = parallelism.expert is Toggle.ENABLED or "--enable-expert-parallel" in arguments
+    return RuleInput(
+        release=version.table.release if version.table else (0, 0, 0),
+        architecture=architecture,
+        attention=facts.attention,
+        quantization=facts.quantization,
+        family=facts.family,
+        routing=facts.routing,
+        mixture_of_experts=None if facts.experts is None else facts.experts > 0,
+        experts=facts.experts,
+        routing_groups=facts.routing_groups,
+        heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
+        weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
+        slice_gigabytes=_slice_gigabytes(profile),
+        deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
+        uneven_blocks=_uneven_blocks(facts, 1 if expert else tensor * data),
+        uneven_heads=_uneven(facts.attention_heads, tensor),
+        uneven_width=_uneven(facts.hidden_size, WIDTH_OF_EXCHANGE),
+        uneven_experts=_uneven(facts.experts, tensor * data) if expert else False,
+        optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
+        distribution=version.distribution,
+        allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
+        mig=bool(profile or (accelerator and accelerator.mig)),
+        tensor=tensor,
+        pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
+        data=data,
+        # without expert parallelism vLLM cuts an expert over the GPUs of all data-parallel ranks, too
+        expert_tensor=1 if expert else tensor * data,
+        expert_parallel=expert,
+        exchanges_tokens=expert and data > 1,
+        environment=environment,
+        arguments=arguments,
+    )
+
+
+def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
+    """A parallel size: a flag of the user beats the field, 1 if neither is given."""
+    for flag in flags:
+        if size := read_integer(arguments.get(flag)):
+            return size
+    return given or 1
+
+
+def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
+    """Whether a rank's part of an expert is no multiple of the block that shares a scale."""
+    size, block = facts.moe_intermediate_size, facts.block_shape
+    return None if size is None or block is None else size % (ranks * block[0]) != 0
+
+
+def _uneven(number: int | None, ranks: int) -> bool | None:
+    """Whether a number cannot be shared out evenly; None if it is not known."""
+    return None if number is None else number % ranks != 0
+
+
+def _slice_gigabytes(profile: str | None) -> float | None:
+    match = re.search(r"\.(\d+)gb", profile or "")
+    return float(match[1]) if match else None

@@ -1,1 +1,0 @@
-"""What to do about a crash: suggest a change of the spec, apply one, give up, or stop."""

@@ -1,0 +1,91 @@
+"""What was decided about crashes, read back from the status: what is in force, and what is rendered because of it.
+
+What was applied lies on top of the pinned plan and is gone with the next generation of the spec.
+"""
+
+from collections.abc import Iterable
+
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import (
+    ChangeAction,
+    ChangeKind,
+    Plan,
+    PlannedArgument,
+    PlannedVariable,
+    RemediationState,
+    RemediationStatus,
+    RemedyChange,
+)
+from vllm_operator.planning.spec_digest import planned_generation
+
+
+def current(resource: VLLMDeployment) -> RemediationStatus | None:
+    """What was decided for the present spec; None if nothing was. Scaling undoes no remedy, and starts what was stopped."""
+    status = resource.status.remediation
+    if status is None:
+        return None
+    stopped = status.state is RemediationState.STOPPED
+    generation = resource.metadata.generation if stopped else planned_generation(resource)
+    return status if status.observed_generation == generation else None
+
+
+def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
+    """The resource and the plan as they are rendered: remedies on top of the plan, no replica where it was stopped."""
+    decided = current(resource)
+    if decided is None:
+        return resource, plan
+    if decided.state is RemediationState.STOPPED:
+        resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"replicas": 0})})
+    return resource, remedied(plan, decided)
+
+
+def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
+    """The plan with the remedies in force. What the user sets himself still beats it: rendering sees to that."""
+    env = {variable.name: variable for variable in plan.env}
+    args = {argument.name: argument for argument in plan.args}
+    for remedy in decided.applied:
+        for change in remedy.changes:
+            if change.action is ChangeAction.REMOVE:
+                (args if change.kind is ChangeKind.ARGUMENT else env).pop(change.name, None)
+            elif change.kind is ChangeKind.ARGUMENT:
+                args[change.name] = PlannedArgument(name=change.name, value=change.value, reason=remedy.reason)
+            else:
+                env[change.name] = PlannedVariable(name=change.name, value=change.value or "", reason=remedy.reason)
+    return plan.model_copy(update={"env": list(env.values()), "args": list(args.values())}) if decided.applied else plan
+
+
+def settled(resource: VLLMDeployment) -> RemediationStatus | None:
+    """What remains of what was decided while nothing is wrong: what is in force, without suggestions."""
+    decided = current(resource)
+    if decided is None or not (decided.applied or decided.stalled_pods or decided.state is RemediationState.STOPPED):
+        return None
+    if decided.state in (RemediationState.STOPPED, RemediationState.GAVE_UP):
+        return decided
+    cleared = {"command": None, "signature": None, "pod": None, "restarts": None, "message": _in_force(decided)}
+    return decided.model_copy(update={**cleared, "state": RemediationState.APPLIED if decided.applied else None})
+
+
+def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
+    """Note Pods that are restarted because their start stalled."""
+    if not pods:
+        return status
+    base = status or RemediationStatus(observed_generation=planned_generation(resource))
+    return base.model_copy(update={"stalled_pods": [*base.stalled_pods, *pods]})
+
+
+def in_words(changes: Iterable[RemedyChange]) -> str:
+    """Say changes: `--max-model-len 5600`, `without --moe-backend`, `NCCL_NVLS_ENABLE=0`."""
+    return ", ".join(map(_in_words, changes))
+
+
+def _in_words(change: RemedyChange) -> str:
+    if change.action is ChangeAction.REMOVE:
+        return f"without {change.name}"
+    if change.value is None:
+        return change.name
+    return f"{change.name}{'=' if change.kind is ChangeKind.VARIABLE else ' '}{change.value}"
+
+
+def _in_force(decided: RemediationStatus) -> str | None:
+    changes = [change for remedy in decided.applied for change in remedy.changes]
+    return f"In force: {in_words(changes)}. To keep it, write it into the spec; a change of the spec undoes it." if changes else None

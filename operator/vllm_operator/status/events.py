@@ -1,0 +1,242 @@
+"""Events: what has changed since the status was last written.
+
+Nothing is remembered here. An event is due where the new status differs from the previous one in a way that
+people want to hear of. Its key names the occurrence, so that one that is reported twice, because the operator
+ended between the event and the status, has the same key both times. What repeats itself (a crash loop, a long
+stage of each restart) is a series: one event whose count rises and whose message is the latest.
+"""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
+from vllm_operator.observation.crashes import Crashes
+from vllm_operator.observation.crashes import reason as reason_of
+from vllm_operator.observation.starts import Start, completed_stages, last_start
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.pods import reading
+from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.remediation.in_force import current, in_words
+from vllm_operator.startup.state import Stage
+from vllm_operator.status.planned import mismatches
+from vllm_operator.status.summary import crash_text
+from vllm_operator.status.volume_claims import CLAIM_PROBLEMS
+
+NORMAL = "Normal"
+WARNING = "Warning"
+LONG_STAGE_SECONDS = 60
+"""A stage that lasted longer is worth an event."""
+_STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventDraft:
+    """An event to be recorded on the VLLMDeployment.
+
+    `type` is Normal or Warning. `key` names the occurrence: it is the same whenever the same one is reported
+    again, and then nothing is recorded. `series` is the same for occurrences that repeat each other, such as
+    the crashes of one Pod by one cause: they are counted in one event. Empty: this happens once.
+    """
+
+    type: str
+    reason: str
+    message: str
+    key: str
+    series: str = ""
+
+
+def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes) -> tuple[EventDraft, ...]:
+    """Draft the events that lead from the previous status to this one, in the order of the story."""
+    return (
+        *_planning(observed, status),
+        *_apply_error(observed, status),
+        *_claim(observed, status),
+        *_long_stages(observed),
+        *_stuck(observed, status),
+        *_pod_refused(observed, status),
+        *_crash(observed, status, crashes),
+        *_caches(observed, status),
+        *_remediation(observed, status),
+        *_started(observed, status),
+    )
+
+
+def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    previous, generation = observed.observation.previous, observed.observation.resource.metadata.generation
+    for type in (ACCEPTED, PLANNED):
+        condition, before = _both(observed, status, type)
+        follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
+        if condition is None or condition.status is ConditionStatus.TRUE or follows or _told(condition, before):
+            continue
+        yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
+    yield from _ignored(observed, status)
+    plan, before_plan = status.plan if observed.observation.outcome.plan else None, previous.plan
+    if plan is None:
+        return
+    identity = (plan.observed_generation, plan.replan_token, plan.cache_key)
+    if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):
+        message = observed.messages.say("event.planned", text=observed.observation.outcome.planned.message)
+        yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
+    names = observed.knowledge.logged_names
+    differences = mismatches(plan, names)
+    if differences and differences != mismatches(before_plan, names):
+        message = observed.messages.say("planned.mismatch", differences="; ".join(differences))
+        yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
+
+
+def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """What of the spec has no effect: a slip, mostly, that shows nowhere else."""
+    now, before = _both(observed, status, ACCEPTED)
+    if now is not None and now.reason == Reason.FIELDS_IGNORED and (before is None or before.message != now.message):
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"ignored-{_digest(now.message)}")
+
+
+def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
+    """A condition as it is going to be written, and as it was written last."""
+    return find_condition(status.conditions, type), find_condition(observed.observation.previous.conditions, type)
+
+
+def _told(condition: Condition, before: Condition | None) -> bool:
+    """Whether a refusal was told already: the same reason for the same generation."""
+    return before is not None and (before.reason, before.observed_generation) == (condition.reason, condition.observed_generation)
+
+
+def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(observed, status, READY)
+    if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
+        # a message may name a port or an amount that is another one at each try
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}", series="apply")
+
+
+def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
+    """The long stages that the Pod which led the start has left since."""
+    before = observed.observation.previous.startup
+    if before is None or not before.pods or before.stage not in list(Stage):
+        return
+    lead = before.pods[0]
+    view = next((v for v in (*observed.pods, *observed.primers) if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
+    if view is None or view.phase not in (Phase.STARTING, Phase.READY):
+        return
+    for stage, begun, ended in _left(observed, view, Stage(before.stage), reading.moment(before.stage_since)):
+        seconds = (ended - begun).total_seconds()
+        if seconds > LONG_STAGE_SECONDS:
+            message = observed.messages.say("event.stage", pod=view, what=observed.messages.stage(stage), seconds=seconds)
+            key, series = f"stage-{view.uid}-{view.restarts}-{stage}", f"stage-{view.uid}-{stage}"
+            yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
+
+
+def _left(observed: ObservedState, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
+    """The stages that a Pod has left since it was in `stage`. Waiting for a node has a warning of its own."""
+    state, order = observed.state(view), list(Stage)
+    has_pulled = view.phase is Phase.READY or order.index(observed.stage(view)) > order.index(Stage.IMAGE_PULL)
+    if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
+        yield (stage, since, view.started_at)
+    if state is not None:
+        present = order.index(state.stage)
+        yield from (left for left in completed_stages(state) if order.index(stage) <= order.index(left[0]) < present)
+
+
+def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(observed, status, STARTING)
+    if now is None or now.reason not in _STUCK or not observed.unhealthy:
+        return
+    worst = observed.unhealthy[0]
+    if before is not None and before.reason == now.reason and worst.name in before.message:
+        return
+    series = f"{now.reason}-{worst.uid}"
+    yield EventDraft(
+        type=WARNING, reason=now.reason, message=now.message, key=f"{series}-{worst.restarts}-{observed.stage(worst)}", series=series
+    )
+
+
+def _pod_refused(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(observed, status, STARTING)
+    if now is not None and now.reason == Reason.POD_REFUSED and (before is None or before.message != now.message):
+        yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"refused-{_digest(now.message)}", series="refused")
+
+
+def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(observed, status, CACHE_WARM)
+    if now is None or now.reason not in CLAIM_PROBLEMS or (before is not None and before.reason == now.reason):
+        return
+    uid = reading.text(observed.observation.claim, "metadata", "uid") or observed.observation.claim_name
+    yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"{now.reason}-{uid}")
+
+
+def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """Caches that one Pod begins to fill, that were not filled ahead, or that are left behind."""
+    now, before = _both(observed, status, CACHE_WARM)
+    if now is None or status.cache is None:
+        return
+    if now.reason in (Reason.PRIMING, Reason.QUARANTINED) and (before is None or before.reason != now.reason):
+        kind = WARNING if now.reason == Reason.QUARANTINED else NORMAL
+        yield EventDraft(
+            type=kind, reason=now.reason, message=now.message, key=f"{now.reason}-{status.cache.key}-{status.cache.generation}"
+        )
+    skipped = status.cache.priming_skipped
+    if skipped and (observed.observation.previous.cache is None or observed.observation.previous.cache.priming_skipped != skipped):
+        yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
+
+
+def _crash(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:
+    if not crashes.is_new or crashes.last is None:
+        return
+    crash = crashes.last
+    uid = next((view.uid for view in observed.pods if view.name == crash.pod), crash.pod)
+    message = crash_text(observed, crash, status.remediation)
+    word = reason_of(crash.signature)
+    yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
+
+
+def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    """What the operator did by itself."""
+    now, before = status.remediation, observed.observation.previous.remediation
+    generation = observed.observation.resource.metadata.generation
+    kept = current(observed.observation.resource)
+    applied, earlier = (len(s.applied) if s else 0 for s in (now, kept))
+    if now is not None and applied > earlier:
+        yield EventDraft(type=NORMAL, reason="RemedyApplied", message=now.message or "", key=f"remedy-{generation}-{applied}")
+    if before is not None and before.applied and kept is None:
+        message = observed.messages.say("event.undone", changes="; ".join(in_words(remedy.changes) for remedy in before.applied))
+        yield EventDraft(type=NORMAL, reason="RemediesUndone", message=message, key=f"undone-{generation}")
+    for state, reason in ((RemediationState.GAVE_UP, "RemedyGaveUp"), (RemediationState.STOPPED, "Stopped")):
+        if now is not None and now.state is state and (before is None or before.state is not state):
+            yield EventDraft(type=WARNING, reason=reason, message=now.message or "", key=f"{reason}-{generation}")
+    for pod in now.stalled_pods if now is not None else ():
+        if kept is None or pod not in kept.stalled_pods:
+            message = observed.messages.say("event.stall_restart", stalled=pod)
+            yield EventDraft(type=WARNING, reason="RestartedStalled", message=message, key=f"stall-{pod}")
+
+
+def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+    now, before = _both(observed, status, STARTING)
+    ready = sorted((view for view in observed.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
+    if now is None or now.reason != Reason.STARTED or not ready or (before is not None and before.reason == now.reason):
+        return
+    start, last = last_start(observed), ready[-1]
+    message = observed.messages.say(
+        "event.started",
+        serving=observed.serving,
+        wanted=observed.observation.wanted,
+        seconds=_seconds(start, last, before),
+        caches="" if start is None else "warm" if start.is_warm else "cold",
+    )
+    yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
+    warm, was = _both(observed, status, CACHE_WARM)
+    if warm is not None and warm.status is ConditionStatus.TRUE and (was is None or was.status is not ConditionStatus.TRUE):
+        yield EventDraft(type=NORMAL, reason="CacheWarm", message=warm.message, key=f"warm-{last.uid}-{last.restarts}")
+
+
+def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:
+    """How long a start took: by its log, else from the start of the container until the Pod became ready for the first time."""
+    if start is not None and start.seconds is not None:
+        return start.seconds
+    again = before is not None and before.reason == Reason.NOT_RESPONDING
+    return None if again or view.started_at is None or view.ready_at is None else (view.ready_at - view.started_at).total_seconds()
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.sha256("\0".join(map(str, parts)).encode()).hexdigest()[:16]

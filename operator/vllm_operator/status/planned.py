@@ -1,0 +1,111 @@
+"""Accepted and Planned, and the plan with what the engine's log says about it."""
+
+from collections.abc import Mapping, Sequence, Set
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.metadata import selector_of
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan
+from vllm_operator.catalog.logged_names import LoggedNames
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.pod_fields import find_kept_labels
+from vllm_operator.text import wording
+
+EXPECTED = " (which vLLM was expected to take by itself)"
+VERDICT_LIMIT = 1024
+"""Characters of a verdict of planning, at most: it may list what GPUs there are."""
+_WORTH_READING = 60
+"""A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
+
+
+def accepted(observed: ObservedState) -> Verdict:
+    """Whether the spec can be understood, as planning says, and what of it has no effect."""
+    observation = observed.observation
+    verdict = _bounded(observation.outcome.accepted)
+    kept = find_kept_labels(observation.resource.spec.pod_template, selector_of(observation.resource))
+    if verdict.status is not ConditionStatus.TRUE or not (observation.not_kept or kept):
+        return verdict
+    text = observed.messages.say("accepted.ignored", fields=observation.not_kept, kept=kept)
+    return Verdict(ConditionStatus.TRUE, Reason.FIELDS_IGNORED, text)
+
+
+def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
+    """Whether a GPU and backends were chosen, as planning says, and what the engine chose instead."""
+    verdict = _bounded(observed.observation.outcome.planned)
+    differences = mismatches(plan, observed.knowledge.logged_names) if observed.observation.outcome.plan is not None else ()
+    if not differences:
+        return verdict
+    note = observed.messages.say("planned.mismatch", differences="; ".join(differences))
+    room = wording.MESSAGE_LIMIT - len(note) - 1
+    text = wording.whole_sentences(wording.sentence(verdict.message), room, at_least=_WORTH_READING) if room >= _WORTH_READING else ""
+    return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
+
+
+def observed_plan(observed: ObservedState) -> Plan | None:
+    """The plan with the backends that the logs name.
+
+    Without a plan the previous one stays as long as its Deployment does: it is what still runs.
+    """
+    observation = observed.observation
+    previous = observation.previous.plan
+    if observation.outcome.plan is None:
+        return previous if observation.deployment is not None else None
+    plan = observation.outcome.plan
+    remembered, logged = _remembered(plan, previous), _logged(observed)
+    names = {choice.component for choice in plan.backends}
+    backends = [
+        _observed(choice, _seen(choice, names, logged) or remembered.get(choice.component, ()), observed.knowledge.logged_names)
+        for choice in plan.backends
+    ]
+    return plan.model_copy(update={"backends": backends})
+
+
+def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:
+    """Where the log names another backend than the plan, in words: what was asked for, or what vLLM was known to take by itself."""
+    return tuple(
+        f"{choice.component} {choice.observed} instead of {choice.backend}{EXPECTED if choice.chosen_by is ChosenBy.ENGINE else ''}"
+        for choice in (plan.backends if plan is not None else ())
+        if choice.observed and not _is_meant(choice, choice.observed, names)
+    )
+
+
+def _is_meant(choice: BackendChoice, logged: str, names: LoggedNames) -> bool:
+    """Whether the log names the backend of the plan, or one that vLLM may take in its place."""
+    return any(names.agree(choice.component, logged, backend) for backend in (choice.backend, *(choice.alternatives or ())))
+
+
+def _bounded(verdict: Verdict) -> Verdict:
+    return Verdict(verdict.status, verdict.reason, wording.clean(verdict.message, VERDICT_LIMIT))
+
+
+def _remembered(plan: Plan, previous: Plan | None) -> Mapping[str, Sequence[str]]:
+    """What was seen before, where the same plan is in force."""
+    if previous is None or previous.cache_key != plan.cache_key or previous.observed_generation != plan.observed_generation:
+        return {}
+    chosen = {choice.component: choice.backend for choice in plan.backends}
+    return {c.component: (c.observed,) for c in previous.backends if c.observed and chosen.get(c.component) == c.backend}
+
+
+def _logged(observed: ObservedState) -> Mapping[str, Sequence[str]]:
+    """All that the logs of the present runs name, the last Pod by name last."""
+    states = [state for view in sorted(observed.pods, key=lambda v: v.name) if (state := observed.state(view)) is not None]
+    named: dict[str, list[str]] = {}
+    for state in states:
+        for component, backend in state.observed_backends:
+            named.setdefault(component, []).append(backend)
+    return named
+
+
+def _seen(choice: BackendChoice, planned: Set[str], logged: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    """What the logs name for a component. Old ones call the kernel of an MLA model its attention backend."""
+    if choice.component in logged:
+        return logged[choice.component]
+    return logged.get("Attention", ()) if choice.component in ("MLADecode", "SparseAttention") and "Attention" not in planned else ()
+
+
+def _observed(choice: BackendChoice, backends: Sequence[str], names: LoggedNames) -> BackendChoice:
+    """Of several that the log names, the planned one is what was observed: a model may have layers of other kinds beside."""
+    if not backends:
+        return choice
+    seen = next((backend for backend in backends if _is_meant(choice, backend, names)), backends[-1])
+    return choice.model_copy(update={"observed": wording.clean(seen, 128)})

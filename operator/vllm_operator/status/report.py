@@ -1,0 +1,125 @@
+"""From an observation to what is written: status, events, and when to look again.
+
+The order is the order of dependence: the plan, the cache and the start as numbers first, then the conditions
+that speak of them, then the summary, then the events, which are the difference to the previous status.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
+from vllm_operator.observation import rollout
+from vllm_operator.observation.crashes import Crashes, crash_settles
+from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.pods import reading
+from vllm_operator.remediation.decision import Decision
+from vllm_operator.status import caches, planned, starting, startup, summary, volume_claims
+from vllm_operator.status.conditions import set_conditions
+from vllm_operator.status.events import EventDraft, draft_events
+from vllm_operator.status.lateness import StartClock, start_clock
+
+_SOON = 1.0
+"""Seconds. What is due within less is looked at after this long."""
+NODES_SECONDS = 30
+"""When a VLLMDeployment without a GPU looks at the nodes again: no watch tells of them, and new ones take minutes to come."""
+REFUSED_SECONDS = (5.0, 60.0)
+"""After how long at least and at most it is tried again to apply what was refused: a quota may be raised, a webhook be back."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What to write, and when to look again.
+
+    `start`: the start that is under way; None if none is in progress.
+    `requeue_after_seconds`: after how long time alone may change the report; None if only an observed change can.
+    """
+
+    status: VLLMDeploymentStatus
+    events: tuple[EventDraft, ...] = ()
+    start: StartClock | None = None
+    requeue_after_seconds: float | None = None
+
+
+def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Report:
+    """Report on one VLLMDeployment.
+
+    Equal arguments give equal reports. With the status of that report as its previous status, the same observation gives
+    that status again and no events.
+    """
+    block = startup.startup_status(observed)
+    status = _status(observed, crashes, decision, block)
+    return Report(
+        status=status,
+        events=draft_events(observed, status, crashes),
+        start=start_clock(observed),
+        requeue_after_seconds=_requeue_after(observed, crashes, block),
+    )
+
+
+def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block: StartupStatus | None) -> VLLMDeploymentStatus:
+    observation = observed.observation
+    plan = planned.observed_plan(observed)
+    damage = decision.cache_damage
+    cached = caches.cache_status(observed, plan, damage)
+    remediation = decision.remediation
+    judged = {
+        ACCEPTED: planned.accepted(observed),
+        PLANNED: planned.planned(observed, plan),
+        CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
+        STARTING: starting.starting(observed, block, remediation),
+        CRASHED: summary.crashed(observed, crashes, remediation),
+        AVAILABLE: summary.available(observed),
+    }
+    judged[READY] = summary.ready(observed, judged)
+    generation = observation.resource.metadata.generation
+    return VLLMDeploymentStatus(
+        observed_generation=generation,
+        replicas=rollout.replicas(observed),
+        ready_replicas=observed.serving,
+        selector=rollout.selector(observed),
+        conditions=set_conditions(observation.previous.conditions, judged, generation=generation, now=reading.stamp(observation.now) or ""),
+        plan=plan,
+        cache=cached,
+        startup=block,
+        last_crash=crashes.last,
+        remediation=remediation,
+    )
+
+
+def _requeue_after(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> float | None:
+    now = observed.observation.now
+    due = [when for when in _deadlines(observed, crashes, block) if when is not None and when > now]
+    return max(_SOON, (min(due) - now).total_seconds()) if due else None
+
+
+def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
+    """When time alone changes something."""
+    outcome = observed.observation.outcome
+    if outcome.plan is None and outcome.planned.reason in (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING):
+        yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
+    if observed.observation.apply_error:
+        yield _next_try(observed.observation)
+    yield startup.held_until(observed, block)
+    recheck = observed.observation.activity.recheck_seconds
+    yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
+    yield volume_claims.binding_deadline(observed)
+    yield from (finding.settles_at for finding in crashes.findings)
+    for view in observed.starting:
+        yield startup.silence_begins(observed, view)
+        yield crash_settles(observed, view)
+        stall_check = observed.stall_check(view)
+        if stall_check is not None:
+            yield stall_check.deadline
+            yield stall_check.look_at
+
+
+def _next_try(observation: Observation) -> datetime:
+    """When to apply again what was refused, which no watch tells: the longer nothing serves, the later."""
+    ready = find_condition(observation.previous.conditions, READY)
+    since = reading.moment(ready.last_transition_time) if ready is not None else None
+    waited = (observation.now - since).total_seconds() if since is not None else 0.0
+    least, most = REFUSED_SECONDS
+    return observation.now + timedelta(seconds=min(most, max(least, waited / 2)))

@@ -1,0 +1,130 @@
+"""Starting: whether Pods are on their way, and what the one that is worst off is doing."""
+
+from typing import Any
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
+from vllm_operator.caches.activity import PrimingStep
+from vllm_operator.observation import rollout
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.pods.view import Phase, PodView
+from vllm_operator.remediation.decision import stall_restarts_left
+from vllm_operator.remediation.in_force import current
+from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.startup import describe
+from vllm_operator.status.taints import obstacle
+
+_VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
+    Phase.CRASHED: (FALSE, Reason.START_FAILED),
+    Phase.FAILED: (FALSE, Reason.START_FAILED),
+    Phase.CONTAINER_FAILED: (FALSE, Reason.CONTAINER_CONFIG_FAILED),
+    Phase.UNSCHEDULABLE: (FALSE, Reason.UNSCHEDULABLE),
+    Phase.IMAGE_PULL_FAILED: (FALSE, Reason.IMAGE_PULL_FAILED),
+    Phase.NODE_LOST: (FALSE, Reason.NODE_LOST),
+    Phase.WAITING_FOR_VOLUME: (TRUE, Reason.WAITING_FOR_VOLUME),
+    Phase.IMAGE_PULLING: (TRUE, Reason.PULLING_IMAGE),
+    Phase.SCHEDULING: (TRUE, Reason.PROGRESSING),
+    Phase.CREATING: (TRUE, Reason.PROGRESSING),
+    Phase.STARTING: (TRUE, Reason.PROGRESSING),
+    Phase.NOT_RESPONDING: (FALSE, Reason.NOT_RESPONDING),
+}
+
+
+def starting(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
+    """Judge the start; `block` and `remediation` are those of the status that is going to be written."""
+    observation, say = observed.observation, observed.messages.say
+    if observed.unhealthy:
+        return _of_pods(observed, block)
+    if observation.wanted == 0:
+        return Verdict(FALSE, Reason.SCALED_TO_ZERO, say("starting.scaled_to_zero"))
+    if remediation is not None and remediation.state is RemediationState.STOPPED:
+        return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
+    if observed.serving >= observation.wanted:
+        return _all_serve(observed)
+    if observation.activity.step is PrimingStep.ELSEWHERE:
+        return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.activity.holder))
+    if failure := rollout.creation_failure(observed):
+        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure))
+    if observed.serving > 0:
+        return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
+    if observed.pods:
+        return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pods[0]))
+    name = "starting.not_planned" if observation.outcome.plan is None else "starting.no_pod"
+    return Verdict(FALSE, Reason.NOT_STARTED, say(name))
+
+
+def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
+    """Say in a sentence or two what one Pod does and what can be done."""
+    stall_check = observed.stall_check(view)
+    text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
+    if stall_check is not None and stall_check.stalled:
+        text = describe(observed, view, briefly=True)
+        left, noted = stall_restarts_left(observed), current(observed.observation.resource)
+        done = "restarting" if left or (noted and view.name in noted.stalled_pods) else "left" if left == 0 else ""
+        return observed.messages.fit(
+            "pod.Stalled",
+            shrink=("text",),
+            pod=view,
+            text=text,
+            since=stall_check.since,
+            limit_seconds=stall_check.limit,
+            is_idle=stall_check.is_idle,
+            done=done,
+        )
+    name = "Progressing" if view.phase is Phase.STARTING else view.phase
+    facts = _place(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
+    return observed.messages.say(f"pod.{name}", pod=view, text=text, **facts)
+
+
+def _place(observed: ObservedState, view: PodView) -> dict[str, Any]:
+    """What could be changed for a Pod that no node takes."""
+    observation, outcome = observed.observation, observed.observation.outcome
+    gpu, today = outcome.plan and outcome.plan.product, outcome.today and outcome.today.plan
+    return {
+        "obstacle": obstacle(observed, view),
+        "serving": observed.serving if observed.serving < observation.wanted else 0,  # while Pods are replaced, one may be too many
+        "gpu": gpu,
+        "gpu_today": today.product if gpu and today and today.product != gpu else None,
+    }
+
+
+def partly(observed: ObservedState, text: str) -> str:
+    """Say first how many replicas serve, where some do."""
+    observation = observed.observation
+    if observed.serving == 0 or observation.wanted <= 1:
+        return text
+    return observed.messages.fit("pods.partly", shrink=("text",), serving=observed.serving, wanted=observation.wanted, text=text)
+
+
+def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
+    worst = observed.unhealthy[0]
+    text = pod_text(observed, worst, block)
+    others = len(observed.unhealthy) - 1
+    if others:
+        text = observed.messages.fit("pods.others", shrink=("text",), text=text, others=others)
+    waiting = _waiting(observed)
+    if waiting:
+        text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
+    status, reason = (FALSE, Reason.STALLED) if observed.stalled(worst) else _VERDICTS[worst.phase]
+    return Verdict(status, reason, partly(observed, text))
+
+
+def _waiting(observed: ObservedState) -> int:
+    """How many replicas start only when the first one has filled the cache."""
+    observation = observed.observation
+    living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
+    return max(0, observation.wanted - living) if observation.activity.step is PrimingStep.FIRST_POD else 0
+
+
+def _all_serve(observed: ObservedState) -> Verdict:
+    observation, say = observed.observation, observed.messages.say
+    if observation.activity.held and observation.activity.foreign_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.foreign_claims))
+    if observation.activity.held:
+        return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
+    if not rollout.is_rolled_out(observed) and observation.outcome.plan is not None:
+        updated = rollout.updated_replicas(observed) or 0
+        paused = rollout.paused(observed)
+        return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=paused))
+    return Verdict(FALSE, Reason.STARTED, say("starting.started", wanted=observation.wanted))

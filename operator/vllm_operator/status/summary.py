@@ -1,0 +1,142 @@
+"""Crashed, Available, and Ready: the summary that repeats what keeps the deployment from serving as asked."""
+
+from typing import Any
+
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
+from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
+from vllm_operator.observation.crashes import Crashes, Finding, reason
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.pods import reading
+from vllm_operator.pods.view import Phase
+from vllm_operator.remediation.in_force import in_words
+from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.starting import partly
+from vllm_operator.status.volume_claims import CLAIM_PROBLEMS
+from vllm_operator.text import wording
+
+
+def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict:
+    """Whether a Pod crashed and no later start has made it good, and what was the cause."""
+    if crashes.in_force:
+        return _in_force(observed, crashes, remediation)
+    if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
+        return Verdict(TRUE, reason(crashes.last.signature), crash_text(observed, crashes.last, remediation))
+    if crashes.being_read is not None:
+        return _made_good_at_once(observed, crashes.being_read)
+    if crashes.last is None:
+        return Verdict(FALSE, Reason.NO_CRASH, observed.messages.say("crash.none"))
+    facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
+    if observed.serving == 0:
+        return Verdict(FALSE, Reason.NO_CRASH, observed.messages.fit("crash.former", shrink=("cause",), **facts))
+    facts["same"] = any(view.name == crashes.last.pod for view in observed.pods)
+    facts["done"] = _what_helped(observed, crashes.last, remediation)
+    return Verdict(FALSE, Reason.RECOVERED, observed.messages.fit("crash.recovered", shrink=("cause",), **facts))
+
+
+def crash_text(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
+    """Say what crashed, why, what was done, and what to do, in at most 500 characters."""
+    about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
+    decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
+    times = (crash.restarts or 0) + 1
+    facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
+    facts |= {"crash": crash, "times": times, "others": others, "done": _done(observed, decided, crash)}
+    if decided is not None and decided.state is RemediationState.APPLIED:
+        facts["remedy"] = ""  # it is being tried
+    # what helps goes before the reference, which status.lastCrash has too
+    for less in ({}, {"reference": ""}):
+        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_suggested(decided))
+        if len(text) <= wording.MESSAGE_LIMIT:
+            return text
+    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
+
+
+def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
+    """The remedy for a crash that is in force, in words; empty where none is."""
+    if remediation is None or all(remedy.signature != crash.signature for remedy in remediation.applied):
+        return ""
+    return _done(observed, remediation, crash) if remediation.state is RemediationState.APPLIED else ""
+
+
+def _done(observed: ObservedState, decided: RemediationStatus | None, crash: CrashStatus) -> str:
+    """What the operator did about it, in words; empty where it only suggests something."""
+    if decided is None or decided.state in (None, RemediationState.SUGGESTED):
+        return ""
+    tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
+    changes = in_words(tried.changes) if tried is not None else ""
+    return observed.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
+
+
+def _suggested(decided: RemediationStatus | None) -> str:
+    """What the suggested command changes; empty without a command."""
+    if decided is None or not decided.command:
+        return ""
+    return (decided.message or "").removeprefix(f"{RemediationState.SUGGESTED}: ").removesuffix(".")
+
+
+def available(observed: ObservedState) -> Verdict:
+    """Whether at least one replica serves."""
+    wanted, serving = observed.observation.wanted, observed.serving
+    if serving:
+        return Verdict(TRUE, Reason.SERVING, observed.messages.say("available.serving", serving=serving, wanted=wanted))
+    if wanted == 0:
+        return Verdict(FALSE, Reason.SCALED_TO_ZERO, observed.messages.say("starting.scaled_to_zero"))
+    return Verdict(FALSE, Reason.NOT_SERVING, observed.messages.say("available.none"))
+
+
+def ready(observed: ObservedState, judged: dict[str, Verdict]) -> Verdict:
+    """Whether the spec as it stands is served by all replicas; if not, the first thing that stands against it."""
+    observation, say = observed.observation, observed.messages.say
+    for type in (ACCEPTED, PLANNED):
+        if observation.outcome.plan is None and judged[type].status is not TRUE:
+            return Verdict(FALSE, judged[type].reason, judged[type].message)
+    if observation.apply_error:
+        return Verdict(FALSE, Reason.APPLY_FAILED, say("ready.apply_failed", error=observation.apply_error))
+    if judged[STARTING].reason == Reason.STARTED:
+        text = say("ready.serving", wanted=observation.wanted, model=_served_name(observed), address=_address(observed))
+        return Verdict(TRUE, Reason.SERVING, text)
+    if judged[STARTING].reason == Reason.SCALED_TO_ZERO:
+        return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
+    return _not_ready(observed, judged)
+
+
+def _not_ready(observed: ObservedState, judged: dict[str, Verdict]) -> Verdict:
+    if judged[CRASHED].status is TRUE:
+        return Verdict(FALSE, judged[CRASHED].reason, judged[CRASHED].message)
+    if judged[CACHE_WARM].reason in CLAIM_PROBLEMS:
+        return Verdict(FALSE, judged[CACHE_WARM].reason, judged[CACHE_WARM].message)
+    verdict = judged[STARTING]
+    merely_starting = verdict.status is TRUE and observed.serving > 0
+    return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
+
+
+def _in_force(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
+    chosen = crashes.most_informative
+    if chosen is None:
+        text = _being_read(observed, crashes.in_force[0])
+        return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(observed, text))
+    others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
+    return Verdict(TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, chosen.status, remediation, others=others)))
+
+
+def _made_good_at_once(observed: ObservedState, finding: Finding) -> Verdict:
+    """A crash whose restart was quicker than the look at its log."""
+    serves = finding.view.phase is Phase.READY
+    return Verdict(FALSE, Reason.RECOVERED if serves else Reason.CRASH_UNDER_EXAMINATION, _being_read(observed, finding, serves=serves))
+
+
+def _being_read(observed: ObservedState, finding: Finding, *, serves: bool = False) -> str:
+    return observed.messages.say("crash.unsettled", pod=finding.view, code=finding.status.exit_code, serves=serves)
+
+
+def _served_name(observed: ObservedState) -> str:
+    model = observed.observation.resource.spec.model
+    return model.served_name or model.uri.split("://", 1)[-1]
+
+
+def _address(observed: ObservedState) -> str:
+    """Where the Service answers inside the cluster; empty if there is none."""
+    service = observed.observation.service
+    name = reading.text(service, "metadata", "name")
+    port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)
+    return f"http://{name}.{observed.observation.resource.metadata.namespace}:{port}/v1" if name and port else ""

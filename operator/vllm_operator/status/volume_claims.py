@@ -1,0 +1,100 @@
+"""The claims of caches and weights: missing, not bound and why, bound."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.storage import StorageSpec
+from vllm_operator.observation.state import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.pods import reading
+from vllm_operator.pods.reading import Manifest
+from vllm_operator.status.conditions import FALSE, UNKNOWN
+
+CLAIM_PROBLEMS = (
+    Reason.CLAIM_MISSING,
+    Reason.CLAIM_NOT_BOUND,
+    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_READ_ONLY,
+    Reason.CLAIM_TERMINATING,
+)
+"""Reasons for which no Pod can start."""
+BINDING_SECONDS = 15
+"""How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
+_TELLING = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
+_NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
+
+
+def claim_verdict(observed: ObservedState) -> Verdict | None:
+    """What stands against using the claims of caches and weights; None if they are bound."""
+    observation = observed.observation
+    spec = observation.resource.spec
+    of_caches = _Claim("cache", observation.claim_name, observation.claim, spec.cache)
+    of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
+    verdicts = [_verdict(observed, claim) for claim in (of_caches, of_weights)]
+    troubles = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
+    troubles.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # nothing else is done before that
+    return next((verdict for verdict in (*troubles, *verdicts) if verdict is not None), None)
+
+
+def binding_deadline(observed: ObservedState) -> datetime | None:
+    """When an unbound claim that nothing is said about is called not bound; None if that is not to be waited for."""
+    verdict = claim_verdict(observed)
+    if verdict is None or verdict.status is not UNKNOWN:
+        return None
+    claims = (observed.observation.claim, observed.observation.weights_claim)
+    waiting = [claim for claim in claims if claim is not None and not _is_bound(claim)]
+    times = [reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting]
+    return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """A claim that is expected; `field` is the one of the spec that it follows from."""
+
+    field: str
+    name: str | None
+    live: Manifest | None
+    spec: StorageSpec | None
+
+
+def _is_bound(claim: Manifest) -> bool:
+    return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
+
+
+def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
+    if claim.name is None:
+        return None
+    say = observed.messages.say
+    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": observed.observation.resource.metadata.namespace}
+    if claim.live is None:
+        if claim.spec is not None and claim.spec.claim_name:
+            return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
+    activity = observed.observation.activity
+    if claim.name in activity.foreign_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
+    if reading.text(claim.live, "metadata", "deletionTimestamp"):
+        is_named = claim.spec is not None and claim.spec.claim_name is not None
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, say("cache.terminating", is_named=is_named, **facts))
+    if reading.text(claim.live, "status", "phase") == "Lost":
+        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
+    if reading.access_modes(claim.live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
+    return None if _is_bound(claim.live) else _unbound(observed, claim.live, claim.field)
+
+
+def _unbound(observed: ObservedState, claim: Manifest, field: str) -> Verdict:
+    name = reading.text(claim, "metadata", "name")
+    uid = reading.text(claim, "metadata", "uid")
+    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_TELLING)
+    facts: dict[str, Any] = {"claim": name, "field": field, "storage_class": reading.text(claim, "spec", "storageClassName")}
+    if event is not None and event.reason in _NORMAL:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.waiting_for_consumer", **facts))
+    created = reading.moment(claim, "metadata", "creationTimestamp")
+    is_new = created is not None and observed.observation.now - created < timedelta(seconds=BINDING_SECONDS)
+    if event is None and is_new:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.binding", **facts))
+    why = event.message if event is not None else "no volume has been provisioned for it"
+    return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, observed.messages.say("cache.not_bound", why=why, **facts))
