@@ -199,7 +199,8 @@ def settings_reference() -> str:
         "`vllm-operator run` reads these environment variables once at its start. If a variable with this prefix is not a setting, or has "
         "an invalid value, the operator exits with a message.\n",
         "In the chart, `settings` accepts most of them. The key is the part of the name after `VLLM_OPERATOR_`, in lower case. For "
-        "`namespaces`, `hub.endpoint`, `log.format` and `log.level`, the chart has separate values.\n",
+        "`namespaces`, `hub.endpoint`, `log.format` and `log.level`, the chart has separate values. "
+        "`leaderElection.enabled` sets `LEASE` and `IDENTITY`.\n",
         "| variable | default | meaning |\n|---|---|---|",
     ]
     for name, default, meaning in settings_with_meanings():

@@ -101,6 +101,7 @@ class Operator:
             "VLLM_OPERATOR_HTTP_PORT": "0",
             "VLLM_OPERATOR_HUB_ENDPOINT": "",
             "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
+            "VLLM_OPERATOR_IDENTITY": "bench",
         }
         self.port = 0
 

@@ -1,9 +1,12 @@
 """The operator as a process: reads the settings, puts the parts together, starts and stops them in order.
 
-    probes and metrics -> workers -> supervisor (API server, permissions, CRD, first list, watches)
+    probes and metrics -> leadership (the Lease) -> workers -> supervisor (API server, permissions, CRD, first list, watches)
 
-It ends with 0 after SIGTERM or SIGINT, with 1 if it cannot listen on its port or a part dies, with 2 if it is
-told something that it cannot use. What may come by itself (the API server, the CRD, a permission) is waited for.
+Without the Lease it stands by: it reads the Lease and nothing else, and writes nothing.
+
+It ends with 0 after SIGTERM or SIGINT, with 1 if it cannot listen on its port, a part dies, or another operator has taken
+the Lease over, with 2 if it is told something that it cannot use. What may come by itself (the API server, the CRD, a
+permission) is waited for.
 """
 
 import argparse
@@ -12,7 +15,9 @@ import contextlib
 import gc
 import logging
 import signal
+import socket
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -27,7 +32,8 @@ from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster import deep_json
 from vllm_operator.cluster.client import Key, Kind, Manifest
-from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
+from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
@@ -35,6 +41,7 @@ from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
+from vllm_operator.runtime.leadership import Leadership
 from vllm_operator.runtime.log_output import configure
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
@@ -53,6 +60,10 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
 """Everything must have stopped within this; the kubelet waits 30 s, a person at a terminal does not."""
+
+
+RELEASE_SECONDS = 1.0
+"""For giving the Lease back; else the next operator waits until it expires."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,6 +94,10 @@ def _with_qualified_names(settings: Settings) -> Settings:
             places[field] = qualified_name(getattr(settings, field))
         except ValueError as error:
             raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
+    try:
+        places["lease"] = qualified_name(settings.lease)
+    except ValueError:  # no Pod
+        places["lease"] = f"{context_namespace(configuration_paths())}/{settings.lease}"
     return replace(settings, **places)
 
 
@@ -96,7 +111,8 @@ async def serve(settings: Settings) -> int:
     except MissingConnectionError as error:
         log.error("%s", error)
         return 2
-    client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration)
+    fence = Fence() if settings.lease else None
+    client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration, fence=fence)
     log.info("vllm-operator %s, API server %s", __version__, configuration.host)
     operator = Operator(settings, client)
     try:
@@ -113,6 +129,7 @@ class Operator:
         self._client = client
         self.metrics = Metrics()
         self.readiness = Readiness()
+        self.leadership = self._make_leadership()
         self.queue: WorkQueue[Key] = WorkQueue(
             base_seconds=settings.retry_base_seconds,
             limit_seconds=settings.retry_limit_seconds,
@@ -147,6 +164,15 @@ class Operator:
         )
         client.refused = self.supervisor.recheck_access
         _tune_garbage_collector()
+
+    def _make_leadership(self) -> Leadership | None:
+        """None where there is no leader election."""
+        fence = self._client.fence
+        if fence is None:
+            return None
+        self.metrics.observe_leader(fence.is_open)
+        identity = self._settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
+        return Leadership(self._client, fence, self.readiness, lease=self._settings.lease, identity=identity)
 
     def _make_followers(self, rooms: Rooms) -> Followers:
         settings = self._settings
@@ -201,20 +227,34 @@ class Operator:
         log.info("probes and metrics on port %d", health.port)
         tasks = Tasks()
         tasks.start("stop", stop.wait())
-        tasks.start("workers", self.workers.run())
-        tasks.start("supervisor", self.supervisor.run())
+        if self.leadership is not None:
+            tasks.start("leadership", self.leadership.run())
+        tasks.start("workers", self._lead(self.workers.run))
+        tasks.start("supervisor", self._lead(self.supervisor.run))
         for data in self.user_data:
             if data.is_wanted:
-                tasks.start("user data", data.run())
+                tasks.start("user data", self._lead(data.run))
         ended = await tasks.first_end()
         if not stop.is_set():
             failure = None if ended.cancelled() else ended.exception()
             log.error("the task %r %s; the operator ends, to be started again", ended.get_name(), describe_end(ended), exc_info=failure)
         log.info("stopping")
+        if self._client.fence is not None:
+            self._client.fence.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
                 await asyncio.gather(tasks.stop(), self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
+        if self.leadership is not None:  # last: whoever takes over must be the only one that writes
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(RELEASE_SECONDS):
+                    await self.leadership.release()
         return 0 if stop.is_set() else 1
+
+    async def _lead(self, run: Callable[[], Awaitable[None]]) -> None:
+        """Run this once this process leads: whoever stands by costs nothing."""
+        if self.leadership is not None:
+            await self.leadership.begun.wait()
+        await run()
 
     async def _close_configs(self) -> None:
         if self.configs is not None:

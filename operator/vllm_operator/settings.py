@@ -73,6 +73,13 @@ class Settings:
     one, none if empty."""
     signatures_config_map: str = ""
     """Name of a ConfigMap with crash signatures of the cluster's owner; as for the rules."""
+    lease: str = "vllm-operator"
+    """The Lease that an operator holds while it writes, so that two of them never do: a name in the operator's own namespace
+    (outside of a Pod in that of the kubeconfig's context), or `namespace/name`. Operators that serve the same objects must
+    use the same one. Without a name there is no leader election: then nothing keeps two operators apart."""
+    identity: str = ""
+    """What this process is called in the Lease. A later process of the same identity takes the Lease over at once, so it
+    must be sure that the earlier one has ended, as containers of one Pod are. By default the host's name and a random part."""
     log_streams: int = 200
     """Container logs followed at the same time. Each costs a connection here, at the API server and at the
     kubelet; further ones take turns."""

@@ -121,7 +121,8 @@ def writes_of(cluster: Cluster) -> list[Manifest]:
     for line in cluster.environment.control_plane.audit_log.read_text().splitlines():
         if cluster.namespace in line and "vllm-operator/" in line:
             entry = json.loads(line)
-            if entry.get("verb") in ("create", "update", "patch", "delete") and entry.get("stage") == "ResponseComplete":
+            is_write = entry.get("verb") in ("create", "update", "patch", "delete") and entry["objectRef"]["resource"] != "leases"
+            if is_write and entry.get("stage") == "ResponseComplete":
                 found.append(entry)
     return found
 

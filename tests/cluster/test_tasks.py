@@ -17,6 +17,7 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import RUNNING
 from vllm_operator.app import Operator
 from vllm_operator.cluster.connection import load_configuration
+from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.settings import Settings
@@ -27,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-ENDS = ("stop", "supervisor", "user data", "worker", "workers")
+ENDS = ("leadership", "stop", "supervisor", "user data", "worker", "workers")
 """Their end is the operator's end: it exits with 1 and is started again."""
 RESTARTED = ("log", "mirror", "piece of a log", "watches")
 """They are started again, and that is counted. The log's task owns the one that waits for its next piece."""
@@ -84,10 +85,16 @@ async def running(cluster: Cluster, sim: Simulator) -> AsyncIterator[Running]:
     await sim.script(path="ok", pull="0", load="hold")
     await cluster.create(config_map("rules", cluster.namespace, ATTENTION_RULE))
     before, threads = asyncio.all_tasks(), set(threading.enumerate())
-    client = KubeClient(await load_configuration({"KUBECONFIG": str(cluster.kubeconfig)}))
+    client = KubeClient(await load_configuration({"KUBECONFIG": str(cluster.kubeconfig)}), fence=Fence())
     rules = f"{cluster.namespace}/rules"
     settings = Settings(
-        namespaces=(cluster.namespace,), hub_endpoint="", http_host="127.0.0.1", http_port=0, rules_config_map=rules, workers=2
+        namespaces=(cluster.namespace,),
+        lease=f"{cluster.namespace}/tasks",
+        hub_endpoint="",
+        http_host="127.0.0.1",
+        http_port=0,
+        rules_config_map=rules,
+        workers=2,
     )
     operator, stop = Operator(settings, client), asyncio.Event()
     end = asyncio.create_task(operator.run(stop))

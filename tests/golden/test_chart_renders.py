@@ -21,6 +21,7 @@ from vllm_operator.api.conditions import ORDER
 from vllm_operator.catalog.loader import load_catalog, with_user_rules
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
+from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED
 from vllm_operator.settings import Settings
@@ -69,7 +70,7 @@ def test_each_way_to_install(way: str, golden: Callable[[Path, str], None]) -> N
 def test_the_operator_understands_every_variable_that_the_chart_sets(way: str) -> None:
     [deployment] = [it for it in manifests_of(WAYS[way]) if it["kind"] == "Deployment"]
     [container] = deployment["spec"]["template"]["spec"]["containers"]
-    settings = Settings.from_environment({variable["name"]: variable["value"] for variable in container["env"]})
+    settings = Settings.from_environment({variable["name"]: variable.get("value", "") for variable in container["env"]})
     wanted = {**WAYS[way].values.get("settings", {}), "hub_endpoint": WAYS[way].values.get("hub", VALUES["hub"])["endpoint"]}
     assert {name: getattr(settings, name) for name in wanted} == wanted
 
@@ -88,6 +89,7 @@ def all_metrics() -> Metrics:
     metrics = Metrics()
     metrics.observe_queue(lambda: 0, lambda: 0.0)
     metrics.observe_streams(lambda: (0, 0))
+    metrics.observe_leader(lambda: True)
     return metrics
 
 
@@ -176,8 +178,12 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     }
     of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL) if not p.kind.namespaced}
     assert helm.rules(helm.template({}), "ClusterRole") == asked
+    of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "watch", "patch", "create")}
+    assert helm.rules(helm.template({}), "Role") == of_the_lease
     in_namespaces = helm.template({"namespaces": ["a"]})
-    assert helm.rules(in_namespaces, "Role") == asked - of_the_cluster
+    assert helm.rules(in_namespaces, "Role") == (asked - of_the_cluster) | of_the_lease
+    alone = {"namespaces": ["a"], "leaderElection": {"enabled": False}}
+    assert helm.rules(helm.template(alone), "Role") == asked - of_the_cluster
     assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
 
 

@@ -5,6 +5,7 @@ import os
 import re
 import signal
 import sys
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +28,9 @@ class OperatorProcess:
             "http_host": "127.0.0.1",
             "http_port": "0",
             "hub_endpoint": "",
+            # as of one Pod: it is started again as the container of the same Pod is, and holds the Lease again at once
+            "lease": f"{namespace or 'default'}/vllm-operator",
+            "identity": f"operator_{uuid.uuid4()}",
             **({"namespaces": namespace} if namespace else {}),
             **settings,
         }

@@ -9,8 +9,8 @@ import pytest
 
 from support.engine_logs import HEALTHY_START, engine_failure
 from vllm_operator.__main__ import main
-from vllm_operator.cli.diagnose_pod import _context_namespace
 from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cluster.connection import context_namespace
 
 LAUGHS = "\n".join(f"a{each}: &a{each} [{', '.join([f'*a{each - 1}' if each else 'x'] * 9)}]" for each in range(12))
 
@@ -61,9 +61,9 @@ def test_a_kubeconfig_that_is_none_names_no_namespace(tmp_path: Path, config: by
     odd.write_bytes(config)
     good.write_text("current-context: b\ncontexts: [{name: b, context: {namespace: models}}]", "utf-8")
 
-    assert _context_namespace([odd]) == "default"
+    assert context_namespace([odd]) == "default"
     if b"current" not in config:
-        assert _context_namespace([odd, good]) == "models"
+        assert context_namespace([odd, good]) == "models"
 
 
 def test_a_terminal_that_knows_few_characters_shows_the_others_in_another_way(tmp_path: Path) -> None:

@@ -3,14 +3,27 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 
+import aiohttp
 import pytest
 from aiohttp import web
 from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator.cluster import kube
-from vllm_operator.cluster.client import CONFIG_MAP, POD, ClusterError, Forbidden, LogRequest, NotFound, Unauthorized, Unavailable
+from vllm_operator.cluster.client import (
+    ACCESS_REVIEW,
+    CONFIG_MAP,
+    POD,
+    ClusterError,
+    Forbidden,
+    LogRequest,
+    NotFound,
+    NotLeading,
+    Unauthorized,
+    Unavailable,
+)
 from vllm_operator.cluster.connection import MissingConnectionError
+from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.kube import KubeClient
 
 GOOD, OLD = "bearer good", "bearer old"
@@ -25,14 +38,17 @@ class Server:
         self.seen: list[str] = []
         self.status = 200
         self.url = ""
+        self.delay = 0.0
+        self.headers: dict[str, str] = {}
 
     async def answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.headers.get("Authorization", ""))
+        await asyncio.sleep(self.delay)
         if self.seen[-1] != self.accepted:
             return web.json_response(REFUSED, status=401)
         if request.path.endswith("/log"):
             return web.Response(text="a line\n")
-        return web.json_response({"kind": "ConfigMap", "message": "the server's words"}, status=self.status)
+        return web.json_response({"kind": "ConfigMap", "message": "the server's words"}, status=self.status, headers=self.headers)
 
     def configuration(self, token: str) -> Configuration:
         made = Configuration()
@@ -183,3 +199,109 @@ async def test_a_log_that_may_not_be_read_is_told_as_such(server: Server, connec
     with pytest.raises(Unauthorized):
         async with connect(None).stream_log(LogRequest("default", POD.plural, "vllm")):
             pass
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def fenced(server: Server) -> AsyncIterator[KubeClient]:
+    server.accepted = OLD
+    client = KubeClient(server.configuration(OLD), fence=Fence(Clock()), timeout_seconds=2)
+    yield client
+    await client.close()
+
+
+ANY = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}}
+WRITES: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
+    "apply": lambda client: client.apply(ANY, manager="m"),
+    "apply_status": lambda client: client.apply_status(ANY, manager="m"),
+    "patch": lambda client: client.patch(CONFIG_MAP, "c", "default", [], manager="m"),
+    "create": lambda client: client.create(ANY),
+    "delete": lambda client: client.delete(CONFIG_MAP, "c", "default"),
+}
+
+
+def test_every_verb_that_writes_is_tried_at_the_fence() -> None:
+    reads = {"get", "get_path", "find", "stream_log", "watch", "close"}
+    verbs = {name for name, member in vars(KubeClient).items() if callable(member) and not name.startswith("_")}
+    assert verbs == {*WRITES, *reads}
+
+
+@pytest.mark.parametrize("verb", WRITES)
+async def test_nothing_is_written_without_the_lease(server: Server, fenced: KubeClient, verb: str) -> None:
+    with pytest.raises(NotLeading):
+        await WRITES[verb](fenced)
+    assert server.seen == []
+    assert await read(fenced)  # which reads all the same
+    assert fenced.fence is not None
+    fenced.fence.writes_until = 101.0
+    await WRITES[verb](fenced)
+    assert len(server.seen) == 2
+
+
+@pytest.mark.parametrize("verb", WRITES)
+async def test_a_process_that_stands_still_with_a_request_in_its_hands_does_not_send_it(server: Server, verb: str) -> None:
+    clock, server.accepted = Clock(), OLD
+    fence = Fence(clock)
+    client = KubeClient(server.configuration(OLD), fence=fence, timeout_seconds=2)
+    fence.writes_until = 101.0
+    frozen = aiohttp.TraceConfig()
+
+    async def stand_still(*_: object) -> None:
+        clock.now += 60
+
+    frozen.on_connection_create_end.append(stand_still)
+    client.configuration.trace_configs.append(frozen)
+    with pytest.raises(Unavailable):
+        await WRITES[verb](client)
+    await client.close()
+    assert server.seen == []
+
+
+async def test_a_body_that_waits_is_not_sent_either(server: Server) -> None:
+    clock, server.accepted = Clock(), OLD
+    fence = Fence(clock)
+    client = KubeClient(server.configuration(OLD), fence=fence, timeout_seconds=2)
+    fence.writes_until = 101.0
+    frozen = aiohttp.TraceConfig()
+
+    async def stand_still(*_: object) -> None:
+        clock.now += 60
+
+    frozen.on_request_headers_sent.append(stand_still)  # they are kept until the body is there
+    client.configuration.trace_configs.append(frozen)
+    with pytest.raises(Unavailable):
+        await client.create(ANY)
+    await client.close()
+    assert server.seen == []
+
+
+async def test_a_write_is_not_waited_for_longer_than_it_may_be_sent(server: Server, fenced: KubeClient) -> None:
+    assert fenced.fence is not None
+    fenced.fence.writes_until = 100.3
+    server.delay = 1.0
+    started = asyncio.get_running_loop().time()
+    with pytest.raises(Unavailable):
+        await fenced.create(ANY)
+    assert asyncio.get_running_loop().time() - started < 0.9
+
+
+async def test_asking_for_a_permission_is_no_write(server: Server, fenced: KubeClient) -> None:
+    review = {"apiVersion": ACCESS_REVIEW.api_version, "kind": ACCESS_REVIEW.kind, "metadata": {}, "spec": {}}
+    assert await fenced.create(review)
+
+
+@pytest.mark.parametrize(
+    ("header", "seconds"),
+    [("3", 3.0), ("", None), ("Wed, 21 Oct 2026 07:28:00 GMT", None), ("-1", None), ("\u00b2", None), ("9" * 9, 60.0), ("9" * 400, None)],
+)
+async def test_how_long_a_server_asks_to_be_left_alone(server: Server, connect: Connect, header: str, seconds: float | None) -> None:
+    server.accepted, server.status, server.headers = OLD, 503, {"Retry-After": header}
+    with pytest.raises(Unavailable) as caught:
+        await read(connect(None))
+    assert caught.value.retry_after == seconds

@@ -6,20 +6,16 @@ The same page as `vllm-operator diagnose`, from the log and the status of a Pod.
 import argparse
 import asyncio
 import json
-import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-import yaml
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.cli.diagnose import EXIT_CODE_HELP, as_json, exit_code
 from vllm_operator.cli.diagnosis_page import page
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
-from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
+from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
 from vllm_operator.pods.events import EventLog, refine
@@ -80,7 +76,7 @@ async def _read(arguments: argparse.Namespace) -> Diagnosis:
     client = KubeClient(configuration, reload=load_configuration)
     try:
         name = arguments.pod.removeprefix("pod/")
-        namespace = arguments.namespace or await asyncio.to_thread(_context_namespace, configuration_paths())
+        namespace = arguments.namespace or await asyncio.to_thread(context_namespace, configuration_paths())
         return await diagnose_pod(client, knowledge, name, namespace, container=arguments.container, previous=arguments.previous)
     finally:
         await client.close()
@@ -179,29 +175,3 @@ def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> st
 def _engine_of(pod: Manifest) -> str:
     names = [container["name"] for container in pod["spec"]["containers"]]
     return CONTAINER if CONTAINER in names or not names else str(names[0])
-
-
-def configuration_paths() -> list[Path]:
-    """The kubeconfig files that are looked at, in their order."""
-    given = os.environ.get("KUBECONFIG", "")
-    return [Path(path).expanduser() for path in given.split(os.pathsep) if path] or [Path.home() / ".kube" / "config"]
-
-
-def _context_namespace(paths: list[Path]) -> str:
-    """The namespace of the present context; `default` where none is said."""
-    documents = []
-    for path in paths:
-        try:
-            document = yaml.safe_load(path.read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            documents.append(document)
-    current = next((document["current-context"] for document in documents if document.get("current-context")), None)
-    for document in documents:
-        contexts = document.get("contexts")
-        for entry in contexts if isinstance(contexts, list) else ():
-            if isinstance(entry, dict) and entry.get("name") == current:
-                context = entry.get("context")
-                return str((context.get("namespace") if isinstance(context, dict) else None) or "default")
-    return "default"

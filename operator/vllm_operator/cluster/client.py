@@ -12,7 +12,8 @@ Everything that can go wrong is one of these; the reconciler decides by the clas
     ├── Invalid          400, 422: the API server's own words say which field and why; only a change helps
     ├── Gone             410: the resourceVersion is too old
     └── Unavailable      no connection, time-out, 429, 5xx: worth another try
-        └── Unauthorized     401: the API server does not accept the credentials, even when they are read anew
+        ├── Unauthorized     401: the API server does not accept the credentials, even when they are read anew
+        └── NotLeading       nothing was sent: another operator may lead by now
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -68,6 +69,7 @@ AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodaut
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
 
 KINDS = (
@@ -86,6 +88,7 @@ KINDS = (
     CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     DEFINITION,
+    LEASE,
     ACCESS_REVIEW,
 )
 
@@ -146,6 +149,10 @@ class Unavailable(ClusterError):
 
 class Unauthorized(Unavailable):
     """The API server does not accept the credentials. Tokens rotate, so it is worth another try."""
+
+
+class NotLeading(Unavailable):
+    """This process does not hold the Lease now, so nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from kubernetes.aio.client.configuration import Configuration
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
-from yaml import YAMLError
+from yaml import YAMLError, safe_load
 
 ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a service account."
 
@@ -58,6 +58,32 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
     # Python 3.13 began to ask for.
     configuration.disable_strict_ssl_verification = True
     return configuration
+
+
+def configuration_paths() -> list[Path]:
+    """The kubeconfig files that are looked at, in their order."""
+    given = os.environ.get("KUBECONFIG", "")
+    return [Path(path).expanduser() for path in given.split(os.pathsep) if path] or [Path.home() / ".kube" / "config"]
+
+
+def context_namespace(paths: list[Path]) -> str:
+    """The namespace of the present context; `default` where none is said."""
+    documents = []
+    for path in paths:
+        try:
+            document = safe_load(path.read_text("utf-8"))
+        except (OSError, ValueError, YAMLError, RecursionError):
+            continue
+        if isinstance(document, dict):
+            documents.append(document)
+    current = next((document["current-context"] for document in documents if document.get("current-context")), None)
+    for document in documents:
+        contexts = document.get("contexts")
+        for entry in contexts if isinstance(contexts, list) else ():
+            if isinstance(entry, dict) and entry.get("name") == current:
+                context = entry.get("context")
+                return str((context.get("namespace") if isinstance(context, dict) else None) or "default")
+    return "default"
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:

@@ -6,11 +6,11 @@ do not know. Raw `aiohttp` errors and HTTP statuses become the errors of `vllm_o
 
 import asyncio
 import json
-import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache
+from contextvars import ContextVar
+from functools import lru_cache, partial
 from typing import Any
 from urllib.parse import urlencode
 
@@ -20,12 +20,12 @@ from kubernetes.aio.client.rest import RESTClientObject, RESTResponse
 from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator import __version__
+from vllm_operator.cluster.answers import PIECE, REJECTED, error_of, read_body, read_pieces, watch_lines, words_of
 from vllm_operator.cluster.client import (
+    ACCESS_REVIEW,
     POD,
     ClusterError,
     Conflict,
-    Forbidden,
-    Gone,
     Invalid,
     Kind,
     LogRequest,
@@ -36,18 +36,10 @@ from vllm_operator.cluster.client import (
     kind_of,
 )
 from vllm_operator.cluster.connection import MissingConnectionError
+from vllm_operator.cluster.fence import Fence
 
-PIECE = 64 * 1024
 PAGE = 500
 RELOAD_SECONDS = 10.0
-_MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
-"""How a server-side apply is refused whose object does not fit its kind's schema: with a 500, as if it were the server's fault."""
-_AT_PLACE = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
-"""What such a refusal says before the field that is wrong: which object it is, which is said anyway."""
-REJECTED = (
-    "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
-    " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
-)
 RETURNING_SECONDS = 10.0
 """For how long after an outage a refusal says nothing: an API server that has just started answers before it knows roles and accounts."""
 VERBS = {"GET": "get", "POST": "create", "PATCH": "patch", "DELETE": "delete"}
@@ -62,11 +54,16 @@ class KubeClient:
         *,
         timeout_seconds: float = 15.0,
         reload: Callable[[], Awaitable[Configuration]] | None = None,
+        fence: Fence | None = None,
     ) -> None:
-        """`reload` reads the credentials anew, after a 401."""
+        """`reload` reads the credentials anew, after a 401. `fence` says until when something may be written; always without one."""
         self.refused: Callable[[], None] = lambda: None
         """Called whenever the API server says that something is not allowed, or does not accept the credentials."""
         self.configuration = configuration
+        self.fence = fence
+        self._before_sending: ContextVar[Callable[[], object] | None] = ContextVar("before sending", default=None)
+        if fence is not None:
+            configuration.trace_configs = [self._trace()]
         self._timeout = timeout_seconds
         self._reload = reload
         self._reloading = asyncio.Lock()
@@ -180,7 +177,7 @@ class KubeClient:
         # The server ends it; a connection that died silently ends here.
         timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
         async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as pieces:
-            yield _watch_lines(pieces)
+            yield watch_lines(pieces)
 
     @asynccontextmanager
     async def _stream(
@@ -193,16 +190,16 @@ class KubeClient:
                 async with asyncio.timeout(self._timeout):
                     response = await self._send("GET", path, credentials, query=query, limit=limit)
             except TimeoutError as error:
-                raise Unavailable(f"{_words(error)} (GET {self.configuration.host}{path})") from error
+                raise Unavailable(f"{words_of(error)} (GET {self.configuration.host}{path})") from error
             if response.status == 401 and attempt == 1:
-                await _body(response)  # which gives the connection back
+                await read_body(response)  # which gives the connection back
                 if await self._refresh(credentials):
                     continue
             break
         try:
             if response.status >= 400:
-                raise self._error(response, await _body(response), verb, resource)
-            yield _pieces(response.response)
+                raise self._error(response, await read_body(response), verb, resource)
+            yield read_pieces(response.response)
         finally:
             response.response.close()
 
@@ -228,8 +225,14 @@ class KubeClient:
         """Send a request, once more after a 401 with credentials read anew, and return the JSON answer."""
         for attempt in (1, 2):
             credentials = await self._credentials()
-            response = await self._send(method, path, credentials, body=body, content_type=content_type, query=query, limit=self._timeout)
-            data = await _body(response)
+            check = self._check_of(method, kind)
+            seconds = self._timeout if check is None else min(self._timeout, check())
+            sending = self._before_sending.set(check)
+            try:
+                response = await self._send(method, path, credentials, body=body, content_type=content_type, query=query, limit=seconds)
+            finally:
+                self._before_sending.reset(sending)
+            data = await read_body(response)
             if response.status == 401 and attempt == 1 and await self._refresh(credentials):
                 continue
             break
@@ -241,6 +244,24 @@ class KubeClient:
         except ValueError as error:
             raise Unavailable(f"The API server's answer to {method} {path} is not JSON: a proxy in between?") from error
         return answer if isinstance(answer, dict) else {"items": answer}
+
+    def _check_of(self, method: str, kind: Kind | None) -> Callable[[], float] | None:
+        """What must be asked before a request is sent: for how long it may be. A review of access changes nothing."""
+        if self.fence is None or method == "GET" or kind == ACCESS_REVIEW:
+            return None
+        return partial(self.fence.seconds_left, kind)
+
+    def _trace(self) -> aiohttp.TraceConfig:
+        """Ask the fence again when a connection was found and the request is handed to it, headers and body: that may take a while."""
+
+        async def check(*_: object) -> None:
+            if (ask := self._before_sending.get()) is not None:
+                ask()
+
+        trace = aiohttp.TraceConfig()
+        trace.on_request_headers_sent.append(check)
+        trace.on_request_chunk_sent.append(check)
+        return trace
 
     async def _send(
         self,
@@ -265,7 +286,7 @@ class KubeClient:
             return await self._rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             self._lost_at = time.monotonic()
-            raise Unavailable(f"{_words(error)} ({method} {self.configuration.host}{path})") from error
+            raise Unavailable(f"{words_of(error)} ({method} {self.configuration.host}{path})") from error
 
     async def _credentials(self) -> str | None:
         """The Authorization header; None where a certificate, or nothing, tells who we are.
@@ -276,7 +297,7 @@ class KubeClient:
         try:
             token: str | None = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
         except (ConfigException, OSError, ValueError) as error:
-            raise Unauthorized(f"The token of the service account cannot be read: {_words(error)}") from error
+            raise Unauthorized(f"The token of the service account cannot be read: {words_of(error)}") from error
         if token or not self.configuration.username:
             return token
         return str(self.configuration.get_basic_auth_token())
@@ -306,74 +327,10 @@ class KubeClient:
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage, and refuses to {verb} {resource} so far")
             self.refused()
-        return _error(response, data, verb, resource)
+        return error_of(response, data, verb, resource)
 
 
 @lru_cache(maxsize=64)
 def _encoded(query: tuple[tuple[str, Any], ...]) -> str:
     """The query as it stands behind the path. Most requests have one of a few."""
     return "?" + urlencode(query)
-
-
-async def _body(response: RESTResponse) -> bytes:
-    try:
-        data: bytes = await response.read()
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise Unavailable(_words(error)) from error
-    return data
-
-
-async def _pieces(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    try:
-        while piece := await response.content.read(PIECE):
-            yield piece
-    except (aiohttp.ClientError, OSError, TimeoutError) as error:
-        raise Unavailable(_words(error)) from error
-
-
-async def _watch_lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[None]:
-    """One item for each line of a watch."""
-    rest = b""
-    async for piece in pieces:
-        *lines, rest = (rest + piece).split(b"\n")
-        for line in lines:
-            if line.startswith(b'{"type":"ERROR"'):
-                raise Unavailable(f"The watch broke: {line[:512].decode('utf-8', 'replace')}")
-            yield
-
-
-def _words(error: BaseException) -> str:
-    if isinstance(error, TimeoutError):
-        return "The API server did not answer in time"
-    return str(error) or type(error).__name__
-
-
-def _error(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
-    """Turn an answer that is no success into an error."""
-    status: Manifest = {}
-    try:
-        parsed = json.loads(data)
-        status = parsed if isinstance(parsed, dict) else {}
-    except ValueError:
-        pass  # the kubelet and proxies answer in plain text
-    message = status.get("message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
-    details = status.get("details") or {}
-    match response.status:
-        case 404:
-            return NotFound(message)
-        case 409:
-            return Conflict(message)
-        case 401:
-            return Unauthorized(f"{REJECTED} It says: {message}")
-        case 403:
-            return Forbidden(message, verb=verb, resource=resource)
-        case 410:
-            return Gone(message)
-        case 400 | 405 | 413 | 415 | 422:
-            causes = tuple((cause.get("field") or "", cause.get("message") or "") for cause in details.get("causes") or [])
-            return Invalid(message, causes=causes)
-        case 500 if message.startswith(_MALFORMED):
-            return Invalid(_AT_PLACE.sub("", message))
-        case _:
-            after = response.headers.get("Retry-After") or ""
-            return Unavailable(message, retry_after=float(after) if after.isdigit() else None)

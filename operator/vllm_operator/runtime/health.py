@@ -20,6 +20,8 @@ class Readiness:
     """What is still missing, by the name of what is waited for; ready when nothing is."""
 
     missing: dict[str, str] = field(default_factory=dict)
+    standby: str = ""
+    """Who leads instead, where this process stands by for it: then nothing more is needed, and it is ready."""
 
     def set_missing(self, name: str, message: str) -> None:
         """Something is missing. Said in the log when it is new."""
@@ -73,6 +75,8 @@ class HealthServer:
         return web.Response(status=503 if reason else 200, text=f"{reason or 'ok'}\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
+        if self._readiness.standby:
+            return web.Response(text=f"{self._readiness.standby}\n")
         if self._readiness:
             return web.Response(text="ok\n")
         return web.Response(status=503, text="".join(f"{message}\n" for message in self._readiness.missing.values()))

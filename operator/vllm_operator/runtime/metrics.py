@@ -88,6 +88,10 @@ class Metrics:
         self._gauge("queue_depth", "Keys that wait to be reconciled.").set_function(depth)
         self._gauge("queue_age_seconds", "For how long the oldest key has waited.").set_function(age_seconds)
 
+    def observe_leader(self, leads: Callable[[], bool]) -> None:
+        """Read whether this process leads whenever the metrics are read."""
+        self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
+
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
         """Read the number of log streams whenever the metrics are read."""
         gauge = self._gauge("log_streams", "Container logs, by state: open or waiting.", "state")

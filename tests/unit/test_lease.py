@@ -1,0 +1,249 @@
+"""The Lease: when it may be taken, how it is kept, and that a process that has lost it writes nothing."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support.fake_cluster import FakeCluster
+from vllm_operator.cluster.client import CONFIG_MAP, LEASE, Forbidden, NotLeading, Unavailable
+from vllm_operator.cluster.fence import Fence
+from vllm_operator.cluster.lease import Record, Sighting, held, may_take, new_lease, read_lease, sight
+from vllm_operator.runtime import leadership
+from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.leadership import Leadership, LeadershipLost
+
+NOW = datetime(2026, 11, 22, 12, 0, tzinfo=UTC)
+THEIRS = Record(holder="them", acquired="a", renewed="r", seconds=15.0, transitions=3)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.mark.parametrize(
+    ("record", "seen_for", "free"),
+    [
+        (THEIRS, 0.0, False),
+        (THEIRS, 14.9, False),
+        (THEIRS, 15.0, True),
+        (Record("", "a", "r", 15.0, 3), 0.0, True),
+        (Record("them", "a", "r", 60.0, 3), 59.0, False),
+        (Record("us", "a", "r", 15.0, 3), 0.0, True),
+    ],
+    ids=["just seen", "not yet expired", "expired", "released", "a longer one", "of an earlier container of this Pod"],
+)
+def test_when_a_lease_may_be_taken(record: Record, seen_for: float, free: bool) -> None:
+    assert may_take(Sighting(record, 100.0), "us", 100.0 + seen_for) is free
+
+
+def test_a_lease_that_does_not_change_was_seen_before_whatever_its_times_say() -> None:
+    first = sight(None, THEIRS, 5.0)
+    assert sight(first, THEIRS, 9.0) == first
+    assert sight(first, Record("them", "a", "later", 15.0, 3), 9.0).seen_at == 9.0
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [None, [], "text", {"holderIdentity": None}, {"leaseDurationSeconds": "many", "leaseTransitions": -1}, {"leaseDurationSeconds": True}],
+    ids=str,
+)
+def test_a_lease_may_hold_anything(spec: Any) -> None:
+    record = read_lease({"metadata": {}, "spec": spec})
+    assert record.holder == ""
+    assert record.seconds > 0
+    assert record.transitions >= 0
+
+
+def test_a_takeover_is_counted_and_a_return_is_not() -> None:
+    assert held("us", THEIRS, NOW)["leaseTransitions"] == 4
+    assert held("us", Record("us", "a", "r", 15.0, 3), NOW)["leaseTransitions"] == 3
+    assert held("us", None, NOW)["leaseTransitions"] == 0
+
+
+class World:
+    """Operators that share a Lease in a cluster in memory, whose clock a test moves."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.cluster = FakeCluster()
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def start(self, identity: str) -> tuple[Leadership, Fence, Readiness, asyncio.Task[None]]:
+        fence, readiness = Fence(self.clock), Readiness()
+        made = Leadership(self.cluster, fence, readiness, lease="system/vllm-operator", identity=identity)
+        task = asyncio.create_task(made.run())
+        self.tasks.append(task)
+        return made, fence, readiness, task
+
+    def spec(self) -> dict[str, Any]:
+        [lease] = self.cluster.all(LEASE)
+        spec: dict[str, Any] = lease["spec"]
+        return spec
+
+
+@pytest.fixture
+async def world(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(leadership, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(leadership, "PAUSE_SECONDS", 0.01)
+    made = World(clock)
+    yield made
+    for task in made.tasks:
+        task.cancel()
+    await asyncio.gather(*made.tasks, return_exceptions=True)
+
+
+async def until(task: asyncio.Task[None], leadership: Leadership) -> None:
+    async with asyncio.timeout(5):
+        await leadership.begun.wait()
+    assert not task.done()
+
+
+async def test_the_first_leads_and_the_second_stands_by_until_the_lease_is_released(world: World) -> None:
+    first, fence, readiness, task = world.start("one")
+    await until(task, first)
+    assert fence.is_open()
+    assert (world.spec()["holderIdentity"], world.spec()["leaseDurationSeconds"]) == ("one", 15)
+    second, other, standing, waiting = world.start("two")
+    await asyncio.sleep(0.05)
+    assert (second.begun.is_set(), other.is_open()) == (False, False)
+    assert standing.standby == "standing by: one holds the Lease system/vllm-operator"
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    await first.release()
+    assert not fence.is_open()
+    await until(waiting, second)
+    assert (world.spec()["holderIdentity"], world.spec()["leaseTransitions"]) == ("two", 1)
+    assert standing.standby == ""
+    assert not readiness.missing
+
+
+async def test_a_holder_that_is_gone_is_followed_when_its_lease_expires(world: World, clock: Clock) -> None:
+    world.cluster.put(new_lease("system", "vllm-operator", held("gone", None, NOW)))
+    made, fence, _, task = world.start("one")
+    await asyncio.sleep(0.05)
+    assert not made.begun.is_set()
+    clock.now += 15
+    world.cluster.edit(LEASE, "system", "vllm-operator", {"metadata": {"labels": {"any": "thing"}}})  # a look, and no renewal
+    await until(task, made)
+    assert fence.is_open()
+    assert world.spec()["leaseTransitions"] == 1
+
+
+async def test_a_process_that_stood_still_and_was_replaced_ends_without_a_write(world: World, clock: Clock) -> None:
+    first, fence, _, task = world.start("one")
+    await until(task, first)
+    clock.now += 60  # nothing in it ran meanwhile
+    assert not fence.is_open()
+    world.cluster.edit(LEASE, "system", "vllm-operator", {"spec": held("two", None, NOW)})
+    writes = len(world.cluster.writes)
+    with pytest.raises(LeadershipLost, match="its holder is two"):
+        await asyncio.wait_for(task, 5)
+    assert len(world.cluster.writes) == writes
+    assert not fence.is_open()
+    await first.release()
+    assert len(world.cluster.writes) == writes
+
+
+async def test_a_process_that_is_asked_to_stop_while_it_stands_still_does_not_touch_the_lease(world: World, clock: Clock) -> None:
+    first, _, _, task = world.start("one")
+    await until(task, first)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    clock.now += 60
+    writes = len(world.cluster.writes)
+    await first.release()
+    assert len(world.cluster.writes) == writes
+
+
+async def test_a_process_that_stood_still_and_was_not_replaced_goes_on(world: World, clock: Clock) -> None:
+    first, fence, _, task = world.start("one")
+    await until(task, first)
+    clock.now += 60
+    async with asyncio.timeout(5):
+        while not fence.is_open():  # noqa: ASYNC110 - a fence tells nobody
+            await asyncio.sleep(0.01)
+    assert not task.done()
+
+
+async def test_two_processes_of_one_identity_do_not_both_lead(world: World) -> None:
+    first, fence, _, task = world.start("pod")
+    await until(task, first)
+    second, other, _, waiting = world.start("pod")
+    await until(waiting, second)
+    with pytest.raises(LeadershipLost):
+        await asyncio.wait_for(task, 5)
+    assert (fence.is_open(), other.is_open()) == (False, True)
+
+
+async def test_a_lease_that_somebody_labels_is_renewed_on(world: World) -> None:
+    first, fence, _, task = world.start("one")
+    await until(task, first)
+    for number in range(5):
+        world.cluster.edit(LEASE, "system", "vllm-operator", {"metadata": {"labels": {"n": str(number)}}})
+        await asyncio.sleep(0.02)
+    assert fence.is_open()
+    assert not task.done()
+
+
+async def test_a_lease_that_is_deleted_ends_its_holder(world: World) -> None:
+    first, fence, _, task = world.start("one")
+    await until(task, first)
+    world.cluster.remove(LEASE, "system", "vllm-operator")
+    with pytest.raises(LeadershipLost, match="was deleted"):
+        await asyncio.wait_for(task, 5)
+    assert not fence.is_open()
+
+
+async def test_a_holder_that_cannot_renew_stops_writing_before_another_may_take_over(world: World, clock: Clock) -> None:
+    first, fence, readiness, task = world.start("one")
+    await until(task, first)
+    world.cluster.fail("*", None, Unavailable("connection refused"), times=10_000)
+    clock.now += 9
+    await asyncio.sleep(0.05)
+    assert fence.is_open()
+    clock.now += 1
+    assert not fence.is_open()  # five seconds before the Lease expires
+    async with asyncio.timeout(5):
+        while "lease" not in readiness.missing:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert "nothing is written: connection refused" in readiness.missing["lease"]
+    assert not task.done()
+    world.cluster.heal()
+    async with asyncio.timeout(5):
+        while not fence.is_open():  # noqa: ASYNC110 - a fence tells nobody
+            await asyncio.sleep(0.01)
+    assert "lease" not in readiness.missing
+
+
+async def test_a_missing_permission_is_named(world: World) -> None:
+    world.cluster.fail("*", LEASE, Forbidden("leases is forbidden", verb="get", resource="leases"), times=10_000)
+    made, fence, readiness, task = world.start("one")
+    async with asyncio.timeout(5):
+        while "lease" not in readiness.missing:  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+    assert "may not get the Lease system/vllm-operator" in readiness.missing["lease"]
+    assert not fence.is_open()
+    world.cluster.heal()
+    await until(task, made)
+
+
+def test_a_fence_lets_the_lease_pass_when_nothing_else_may(clock: Clock) -> None:
+    fence = Fence(clock)
+    fence.lease_until = clock.now + 5
+    assert fence.seconds_left(LEASE) == 5
+    with pytest.raises(NotLeading):
+        fence.seconds_left(CONFIG_MAP)
+    fence.close()
+    with pytest.raises(NotLeading):
+        fence.seconds_left(LEASE)
