@@ -1,10 +1,10 @@
-# Everything runs in a virtual environment of its own: only Python, make and a network are needed.
+# All targets run in a virtual environment. You need only Python, make and network access.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Each worker has a control plane of its own; the tests of one file stay together. Most of their time they wait.
+# Each worker has its own control plane. The tests of one file run on one worker. They mostly wait.
 WORKERS ?= 3
 PARALLEL ?= -n $(WORKERS) --dist loadfile
 
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml requirements/dev.txt
 	@touch $@
 
 .PHONY: install
-install: $(STAMP) ## Make the virtual environment
+install: $(STAMP) ## Create the virtual environment
 
 .PHONY: check
 check: $(STAMP) ## Lint, formatting, types, import rules
@@ -36,19 +36,19 @@ format: $(STAMP) ## Format the code
 	$(BIN)/ruff format .
 
 .PHONY: test-unit
-test-unit: $(STAMP) ## Pure tests, in seconds
+test-unit: $(STAMP) ## Unit tests and golden files; under a minute
 	$(BIN)/pytest tests/unit tests/golden -m "not extended"
 
 .PHONY: testenv
-testenv: $(STAMP) ## Build the control plane's binaries, once; minutes the first time
+testenv: $(STAMP) ## Build the binaries of the control plane; takes minutes the first time
 	$(BIN)/python hack/testenv/__main__.py build
 
 .PHONY: test
-test: $(STAMP) testenv ## All tests that need no root: pure ones, and those on a real control plane
+test: $(STAMP) testenv ## Unit tests, and the shorter tests on a real control plane
 	$(BIN)/pytest tests --ignore tests/node -m "not extended" $(PARALLEL)
 
 .PHONY: test-extended
-test-extended: $(STAMP) testenv ## What takes longer: whole products, properties with many examples, more on a real control plane
+test-extended: $(STAMP) testenv ## Longer tests: full matrices, many examples per property, more on a real control plane
 	$(BIN)/pytest tests/unit tests/cluster -m extended $(PARALLEL) --no-loadscope-reorder
 	$(BIN)/pytest tests/unit -m hypothesis --hypothesis-profile thorough --timeout 600 -n $(WORKERS)
 
@@ -56,7 +56,7 @@ SEEDS ?= 1 2 3
 SECONDS ?= 180
 
 .PHONY: chaos
-chaos: $(STAMP) testenv ## Outages, crashes and edits at random for a long time; SEEDS="1 2 3" SECONDS=180
+chaos: $(STAMP) testenv ## Random outages, crashes and edits for a long time; SEEDS="1 2 3" SECONDS=180
 	$(BIN)/pytest tests/cluster/test_chaos.py --chaos-seeds "$(SEEDS)" --chaos-seconds $(SECONDS)
 
 .PHONY: test-node
@@ -64,19 +64,19 @@ test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root
 	$(BIN)/pytest tests/node
 
 .PHONY: golden
-golden: $(STAMP) ## Rewrite the golden files; look at the diff before you commit it
+golden: $(STAMP) ## Rewrite the golden files; read the diff before you commit it
 	$(BIN)/pytest tests/golden --update-golden
 
 .PHONY: demo
-demo: $(STAMP) ## Four situations on a real control plane with simulated GPU nodes
+demo: $(STAMP) ## Four scenarios on a real control plane with simulated GPU nodes
 	@PYTHONPATH=hack $(BIN)/python -m demo
 
 .PHONY: demo-keep
-demo-keep: $(STAMP) ## The same, and leave it running to play with
+demo-keep: $(STAMP) ## The same, and leave it running
 	@PYTHONPATH=hack $(BIN)/python -m demo --keep
 
 .PHONY: demo-stop
-demo-stop: $(STAMP) ## End what demo-keep left running
+demo-stop: $(STAMP) ## Stop what demo-keep left running
 	@PYTHONPATH=hack $(BIN)/python -m demo --stop
 
 .PHONY: image
@@ -84,17 +84,17 @@ image: ## Build the operator's image with docker, podman or buildah; IMAGE=name:
 	hack/image.sh $(IMAGE)
 
 .PHONY: docs
-docs: $(STAMP) ## Build the site of the docs into site/; a warning is an error
+docs: $(STAMP) ## Build the documentation site in site/; a warning is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: audit
-audit: $(STAMP) ## Known vulnerabilities of the locked dependencies; asks pypi.org
+audit: $(STAMP) ## Check the locked dependencies for known vulnerabilities; needs pypi.org
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/runtime.txt
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/build.txt
 	$(BIN)/pip-audit --strict --disable-pip --require-hashes -r requirements/dev.txt
 
 .PHONY: kind-up
-kind-up: ## A kind cluster with the operator from this tree; needs docker, kind, kubectl, helm
+kind-up: ## Create a kind cluster with the operator from this checkout; needs docker, kind, kubectl, helm
 	hack/kind-up.sh
 
 .PHONY: package
@@ -102,7 +102,7 @@ package: ## Package the chart into dist/; needs helm
 	helm package charts/vllm-operator --destination dist
 
 .PHONY: generate
-generate: $(STAMP) ## Rewrite what is generated from the code: the CRD, reference pages
+generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
 	$(BIN)/python hack/generate_chart.py
@@ -115,5 +115,5 @@ lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --group build -o requirements/build.txt
 
 .PHONY: clean
-clean: ## Remove what was built here
+clean: ## Remove build outputs
 	rm -rf $(VENV) dist build site .pytest_cache .mypy_cache .ruff_cache

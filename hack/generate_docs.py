@@ -196,8 +196,8 @@ def settings_reference() -> str:
     """The settings as a page."""
     lines = [
         NOTE.replace("operator/vllm_operator/api. Edit the types", "operator/vllm_operator/settings.py. Edit the texts") + "# Settings\n",
-        "`vllm-operator run` reads these environment variables once at its start. If a variable with this prefix is not a setting, or has "
-        "an invalid value, the operator exits with a message.\n",
+        "`vllm-operator run` reads these environment variables once at its start. If a variable with the prefix `VLLM_OPERATOR_` "
+        "is not a setting, or has an invalid value, the operator exits with a message.\n",
         "In the chart, `settings` accepts most of them. The key is the part of the name after `VLLM_OPERATOR_`, in lower case. For "
         "`namespaces`, `hub.endpoint`, `log.format` and `log.level`, the chart has separate values. "
         "`leaderElection.enabled` sets `LEASE` and `IDENTITY`.\n",
