@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Build the operator's image with whichever builder is there: docker, podman or buildah.
+# Build the operator's image with docker, podman or buildah.
 #
 #   hack/image.sh [NAME:TAG]
 #
-# BUILDER     docker, podman or buildah, with options if need be; the first that works if not set
-# BASE        another base image, with Python 3.11 or newer as python3
-# IMAGE_ARGUMENTS  further arguments of the build
-# PIP_CERT    authorities to verify the package index by, for a proxy that inspects TLS
+# BUILDER     docker, podman or buildah, optionally with options; default: the first one that works
+# BASE        another base image; it needs Python 3.11 or newer as python3
+# IMAGE_ARGUMENTS  additional arguments of the build
+# PIP_CERT    certificate authorities for the package index, for a proxy that inspects TLS
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -18,7 +18,7 @@ builder() {
     elif command -v podman >/dev/null; then echo podman
     elif command -v buildah >/dev/null; then echo buildah
     else
-        echo "There is no docker daemon, no podman and no buildah. One of them builds the image; on Debian: apt-get install buildah" >&2
+        echo "No docker daemon, podman or buildah found. Install one of them; on Debian: apt-get install buildah" >&2
         return 1
     fi
 }
@@ -31,7 +31,7 @@ if [ -n "${BASE:-}" ]; then arguments+=(--build-arg "BASE=$BASE"); fi
 if [ -s "${PIP_CERT:-}" ]; then arguments+=(--secret "id=authority,src=$PIP_CERT"); fi
 case "${command[0]##*/}" in
     docker | podman) verb=build ;;
-    # layers: buildah keeps none unless told to, and would install everything anew each time
+    # --layers: by default, buildah keeps no layers and would install everything again each time
     *) verb=bud && arguments+=(--layers --format docker) ;;
 esac
 read -ra further <<<"${IMAGE_ARGUMENTS:-}"

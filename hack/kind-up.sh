@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A kind cluster with the operator in it, built from this tree. No GPU is needed; none is there to be found either.
+# Create a kind cluster with the operator, built from this checkout. It needs no GPU, and the cluster has none.
 #
-#   make kind-up                      cluster "vllm-operator", image and chart from this tree
-#   KIND_CLUSTER=mine make kind-up    in a kind cluster that exists already
+#   make kind-up                      cluster "vllm-operator", image and chart from this checkout
+#   KIND_CLUSTER=mine make kind-up    use an existing kind cluster
 #
-# kind delete cluster --name vllm-operator takes it all away.
+# To remove everything: kind delete cluster --name vllm-operator
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,12 +12,12 @@ cluster=${KIND_CLUSTER:-vllm-operator}
 namespace=vllm-system
 for program in docker kind kubectl helm; do
     if ! command -v "$program" >/dev/null; then
-        echo "There is no $program. docker, kind, kubectl and helm are needed." >&2
+        echo "$program is not installed. make kind-up needs docker, kind, kubectl and helm." >&2
         exit 1
     fi
 done
 
-# not `grep -q`: it closes the pipe at the first match, and what still writes into it fails
+# not `grep -q`: it closes the pipe at the first match, and the writer then fails
 if ! kind get clusters | grep -x "$cluster" >/dev/null; then
     kind create cluster --name "$cluster" --wait 120s
 fi
@@ -30,6 +30,6 @@ context=kind-$cluster
 kubectl --context "$context" create namespace "$namespace" --dry-run=client -o yaml | kubectl --context "$context" apply -f -
 kubectl --context "$context" label --overwrite namespace "$namespace" pod-security.kubernetes.io/enforce=restricted
 helm --kube-context "$context" upgrade --install vllm-operator charts/vllm-operator --namespace "$namespace" --wait --timeout 3m
-# an image of the same version that was just rebuilt
+# the image may have been rebuilt with the same version
 kubectl --context "$context" --namespace "$namespace" rollout restart deployment/vllm-operator
 kubectl --context "$context" --namespace "$namespace" rollout status deployment/vllm-operator --timeout 2m
