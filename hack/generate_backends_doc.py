@@ -23,7 +23,7 @@ For each component of the engine that has several backends, the operator consult
    vLLM's compile cache. For some variables, even the default value has another effect than an absent variable.
 
 If the GPU, the model or the version is unknown, no rule applies, and vLLM chooses.
-sm_8x stands for Ampere (sm_80, sm_86, sm_87, sm_88), sm_10x for data-centre Blackwell (sm_100, sm_103), sm_12x for
+sm_8x stands for Ampere (sm_80, sm_86, sm_87, sm_88), sm_10x for data-center Blackwell (sm_100, sm_103), sm_12x for
 workstation Blackwell and GB10 (sm_120, sm_121).
 
 `status.plan.backends` shows the backend of each component, who chose it, why, and the rule with its source.
