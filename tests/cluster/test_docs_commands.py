@@ -159,7 +159,9 @@ PREPARATIONS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
 
 @pytest.mark.timeout(500)
 async def test_every_command_does_what_its_page_says(reader: Reader) -> None:
-    async with OperatorProcess(reader.environment.kubeconfig):
+    # its Lease is where the chart's operator would have it, whose Pod is simulated here
+    await reader.run("kubectl create namespace vllm-system")
+    async with OperatorProcess(reader.environment.kubeconfig, lease="vllm-system/vllm-operator"):
         for page in WALK:
             if prepare := PREPARATIONS.get(page):
                 await prepare(reader)
