@@ -38,6 +38,8 @@ from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.mirror import Mirror
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
@@ -48,7 +50,6 @@ from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
-from vllm_operator.runtime.rooms import Rooms, load_rooms
 from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.tasks import Tasks, describe_end
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, qualified_name
@@ -138,11 +139,20 @@ class Operator:
         mirror = Mirror(client)
         self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
-        rooms = load_rooms(known, crashes, priming_patience_seconds=settings.priming_patience_seconds)
-        self.followers = self._make_followers(rooms)
+        self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
-        inventory = InventoryCache(client, rooms.read_inventory, seconds=settings.node_cache_seconds)
-        reconciler = Reconciler(mirror, rooms, inventory=inventory, logs=self.followers, metrics=self.metrics, configs=self.configs)
+        inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), seconds=settings.node_cache_seconds)
+        caches = CacheReconciler(mirror, known, crashes, count=self.metrics.wrote, patience_seconds=settings.priming_patience_seconds)
+        reconciler = Reconciler(
+            mirror,
+            known,
+            crashes,
+            caches=caches,
+            inventory=inventory,
+            logs=self.followers,
+            metrics=self.metrics,
+            configs=self.configs,
+        )
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
@@ -174,11 +184,11 @@ class Operator:
         identity = self._settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
         return Leadership(self._client, fence, self.readiness, lease=self._settings.lease, identity=identity)
 
-    def _make_followers(self, rooms: Rooms) -> Followers:
+    def _make_followers(self, crashes: KnownCrashes) -> Followers:
         settings = self._settings
         return Followers(
             self._client,
-            make_parser=rooms.make_parser,
+            make_parser=crashes.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,
             settings=FollowerSettings(

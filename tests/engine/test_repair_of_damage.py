@@ -12,7 +12,7 @@ import pytest
 
 from support.engine import Node, Start
 from support.fleet import Fleet
-from support.operators import Bench, known_rooms
+from support.operators import Bench, known_crashes
 from vllm_operator.caches.cleaning_job import cleaning_script
 from vllm_operator.cluster.client import JOB
 from vllm_operator.startup.state import StartupState
@@ -67,7 +67,7 @@ class Kubelet:
 
 
 def read(start: Start, fleet: Fleet) -> StartupState:
-    parser = known_rooms().make_parser()
+    parser = known_crashes().make_parser()
     for number, line in enumerate(start.log.splitlines(keepends=True)):
         parser.feed(line.encode(), fleet.bench.now + timedelta(milliseconds=number))
     ended = start.status != 0 and HANGS not in start.log

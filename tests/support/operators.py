@@ -3,18 +3,23 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from vllm_operator.api import labels
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
 from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.reconciler import Reconciler, Result
-from vllm_operator.runtime.rooms import Rooms, load_rooms
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.state import StartupState
 
 Manifest = dict[str, Any]
@@ -22,8 +27,13 @@ KEY = ("default", "llama")
 
 
 @cache
-def known_rooms() -> Rooms:
-    return load_rooms()
+def known_catalog() -> KnownCatalog:
+    return KnownCatalog.of(load_catalog())
+
+
+@cache
+def known_crashes() -> KnownCrashes:
+    return KnownCrashes.of(load_startup())
 
 
 def llama(name: str = "llama", **spec: Any) -> Manifest:
@@ -61,15 +71,28 @@ class Bench:
             self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
         self.logs = FakeLogs()
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
-        self.rooms = known_rooms()
+        self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
         self.restart()
 
     def restart(self) -> None:
         """The operator forgets everything."""
         self.metrics = Metrics()
-        self.inventory = InventoryCache(self.cluster, self.rooms.read_inventory, clock=lambda: self.now.timestamp())
-        self.reconciler = Reconciler(
-            self.cluster, self.rooms, inventory=self.inventory, logs=self.logs, metrics=self.metrics, now=lambda: self.now
+        self.inventory = InventoryCache(self.cluster, self.read_inventory, clock=lambda: self.now.timestamp())
+        self.reconciler = self.make_reconciler()
+
+    def make_reconciler(self, catalog: KnownCatalog | None = None, configs: ModelConfigs | None = None) -> Reconciler:
+        """A reconciler with what ships with the operator, or with this catalog, and with this hub."""
+        catalog, crashes = catalog or known_catalog(), known_crashes()
+        return Reconciler(
+            self.cluster,
+            catalog,
+            crashes,
+            caches=CacheReconciler(self.cluster, catalog, crashes, count=self.metrics.wrote, now=lambda: self.now),
+            inventory=self.inventory,
+            logs=self.logs,
+            metrics=self.metrics,
+            configs=configs,
+            now=lambda: self.now,
         )
 
     async def settle(self, key: tuple[str, str] = KEY) -> Result:

@@ -12,7 +12,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden
 from vllm_operator.cluster.hub import FakeHub, HubAnswer
 from vllm_operator.runtime.model_configs import TROUBLE_SECONDS, ModelConfigs
-from vllm_operator.runtime.reconciler import Reconciler, Result
+from vllm_operator.runtime.reconciler import Result
 
 MLA = {
     "model_type": "brand_new",
@@ -46,15 +46,7 @@ class Operator(Bench):
         self.configs = ModelConfigs(
             self.cluster, self.hub, wait_seconds=self.wait_seconds, changed=self.woken.put_nowait, clock=lambda: self.time
         )
-        self.reconciler = Reconciler(
-            self.cluster,
-            self.rooms,
-            inventory=self.inventory,
-            logs=self.logs,
-            metrics=self.metrics,
-            configs=self.configs,
-            now=lambda: self.now,
-        )
+        self.reconciler = self.make_reconciler(configs=self.configs)
 
     def hang(self) -> None:
         """The hub takes a question and does not answer."""

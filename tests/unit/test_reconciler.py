@@ -1,7 +1,7 @@
 """The reconciler on a cluster in memory, with the real planner, renderer and reporter."""
 
 import contextlib
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ from support.fake_cluster import Write
 from support.gpus import real_node
 from support.logs import RUNNING
 from support.operators import KEY, Bench, content_of, llama
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
@@ -23,9 +23,10 @@ from vllm_operator.cluster.client import (
     Conflict,
     Forbidden,
     Invalid,
+    Manifest,
     Unavailable,
 )
-from vllm_operator.cluster.hub import HubAnswer
+from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.workers import Workers
@@ -237,12 +238,11 @@ async def test_nothing_is_reported_before_the_logs_have_shown_what_they_hold(ben
 
 
 async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(resource: VLLMDeployment, inventory: Inventory, answer: HubAnswer, generation: int | None = None) -> Any:
+    def broken(nodes: Sequence[Manifest], slices: Sequence[Manifest]) -> Inventory:
         raise ZeroDivisionError("a bug")
 
-    good = bench.rooms
-    bench.rooms = replace(good, plan=broken)
-    bench.restart()
+    bench.inventory = InventoryCache(bench.cluster, broken)
+    bench.reconciler = bench.make_reconciler()
     bench.cluster.put(llama())
     queue: WorkQueue[tuple[str, str]] = WorkQueue()
     workers = Workers(queue, bench.reconciler, bench.metrics, number=1, resync_seconds=600)
@@ -254,7 +254,6 @@ async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: p
     assert "ZeroDivisionError: a bug" in bench.condition("Ready").message
     assert "Traceback" in caplog.text
     assert (queue.failures(KEY), queue.delayed()) == (1, 1)
-    bench.rooms = good
     bench.restart()
     await bench.settle()
     assert bench.condition("Ready").reason != "OperatorFailed"
@@ -263,13 +262,17 @@ async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: p
 async def test_what_is_not_rendered_any_more_is_deleted_but_never_a_claim(bench: Bench) -> None:
     bench.cluster.put(llama(cache={"onDelete": "Delete"}))
     await bench.settle()
-    good = bench.rooms
-    bench.rooms = replace(good, render=lambda resource, plan: [m for m in good.render(resource, plan) if m["kind"] == "Deployment"])
+    for kind in (SERVICE, CLAIM):  # children that another version has rendered under another name
+        child = bench.cluster.all(kind)[0]
+        metadata = {
+            name: child["metadata"][name] for name in ("namespace", "labels", "annotations", "ownerReferences") if name in child["metadata"]
+        }
+        bench.cluster.put({**child, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
     bench.restart()
     await bench.settle()
-    assert not bench.cluster.all(SERVICE)
-    assert bench.cluster.all(CLAIM)
-    assert Write("delete", "Service", "llama") in bench.cluster.writes
+    assert [child["metadata"]["name"] for child in bench.cluster.all(SERVICE)] == ["llama"]
+    assert "llama-former" in [child["metadata"]["name"] for child in bench.cluster.all(CLAIM)]
+    assert Write("delete", "Service", "llama-former") in bench.cluster.writes
 
 
 async def test_what_cannot_lie_beside_the_wish_is_replaced_first(bench: Bench) -> None:

@@ -16,7 +16,6 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.cluster.client import CONFIG_MAP, EVENT, VLLM_DEPLOYMENT, Forbidden, Unavailable
 from vllm_operator.runtime import user_data
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.user_data import EVENTS_LIMIT, KnownCatalog, UserData, qualified_name
 
 PLACE = ("rules", "operators")
@@ -27,8 +26,8 @@ class Operator(Bench):
 
     def restart(self) -> None:
         self.catalog = KnownCatalog.of(known())
-        self.rooms = load_rooms(self.catalog)
         super().restart()
+        self.reconciler = self.make_reconciler(self.catalog)
         self.changed = asyncio.Event()
         self.source = UserData(
             self.cluster,

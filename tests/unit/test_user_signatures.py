@@ -20,7 +20,6 @@ from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.catalog.user_signatures import UserSignatures, with_user_signatures
 from vllm_operator.cluster.client import EVENT
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.rooms import load_rooms
 from vllm_operator.runtime.user_data import KnownCrashes, UserData
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
@@ -172,7 +171,6 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
     data = UserData(
         bench.cluster, crashes.use, what="signatures", config_map="operators/crashes", seconds=0.001, metrics=metrics, changed=_set(changed)
     )
-    rooms = load_rooms(None, crashes)
     assert await data.load() is False
     bench.cluster.put(config_map("crashes", "operators", LICENCE, {"id": "Half"}))
     reading = asyncio.create_task(data.run())
@@ -180,11 +178,11 @@ async def test_a_running_operator_uses_what_the_config_map_says() -> None:
         await changed.wait()
     reading.cancel()
 
-    parser = rooms.make_parser()
+    parser = crashes.make_parser()
     parser.feed((FAILED + LINE).encode())
     parser.end()
     crashed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
-    written = rooms.report(*rooms.decide(crashed))
+    written = report(crashed, crashes.reporting)
     assert written.status.last_crash is not None
     assert written.status.last_crash.signature == "LicenceServerAway"
     assert [(e.reason, "lic-7.example.com did not answer" in e.message) for e in written.events if e.type == "Warning"] == [

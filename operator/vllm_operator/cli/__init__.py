@@ -1,1 +1,1 @@
-"""The commands plan, catalog and diagnose: the pure rooms for people, most of it without a cluster."""
+"""The commands plan, catalog and diagnose: the pure packages for people, most of it without a cluster."""

@@ -67,8 +67,8 @@ def plan(
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
     resource, translated = translate(resource)
-    planner = _Planner(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files)
-    fresh = planner.outcome()
+    steps = _FreshPlan(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files)
+    fresh = steps.outcome()
     if pinned is None or not in_force:
         return fresh
     kept = with_cache_generation(pinned, resource, catalog.caches, cache_generation)
@@ -87,7 +87,7 @@ class _Premises:
 
 
 @dataclass(frozen=True, slots=True)
-class _Planner:
+class _FreshPlan:
     """The arguments of `plan`, and the steps."""
 
     resource: VLLMDeployment

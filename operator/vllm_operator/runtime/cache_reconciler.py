@@ -6,15 +6,21 @@ What is recorded is written before the Pods that follow from it: a lease is take
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from vllm_operator.api.metadata import primer_name
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.caches.actions import CacheActions
+from vllm_operator.caches.actions import PATIENCE_SECONDS, CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
-from vllm_operator.caches.cleaning import CleaningNeed, directories_in_use, find_blocking_pod, render_need
+from vllm_operator.caches.cleaning import (
+    CleaningNeed,
+    describe_blocked_cleaning,
+    directories_in_use,
+    find_blocking_pod,
+    render_need,
+)
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
 from vllm_operator.caches.records import read_lease
@@ -36,7 +42,9 @@ from vllm_operator.cluster.observe import Snapshot, find_pods, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
-from vllm_operator.runtime.rooms import Rooms
+from vllm_operator.remediation.in_force import carried_out
+from vllm_operator.rendering.manifests import render
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +72,31 @@ class CacheOutcome:
 class CacheReconciler:
     """Takes care of the caches of one VLLMDeployment after the other."""
 
-    def __init__(self, client: ClusterClient, rooms: Rooms, *, count: Callable[[str, str], None], now: Callable[[], datetime]) -> None:
-        """`count` is called with the verb and the kind of each write."""
+    def __init__(
+        self,
+        client: ClusterClient,
+        catalog: KnownCatalog,
+        crashes: KnownCrashes,
+        *,
+        count: Callable[[str, str], None],
+        patience_seconds: int = PATIENCE_SECONDS,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        """Prepare to reconcile.
+
+        Args:
+            client: The way to the API server.
+            catalog: When `priming: Auto` primes.
+            crashes: Which crashes come from a full or a read-only volume.
+            count: Called with the verb and the kind of each write.
+            patience_seconds: How long a primer may wait for a GPU while replicas serve.
+            now: The clock.
+        """
         self._client = client
-        self._rooms = rooms
+        self._catalog = catalog
+        self._crashes = crashes
         self._count = count
+        self._patience_seconds = patience_seconds
         self._now = now
 
     async def reconcile(
@@ -96,7 +124,14 @@ class CacheReconciler:
             held = resource.spec.replicas if fewer else None
             return CacheOutcome([], [], outcome, children, name, claims[0], of_weights, claims[1], held_replicas=held)
         outcome, context, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
-        cache_actions = self._rooms.plan_cache_actions(context, manifests)
+        cache_actions = plan_cache_actions(
+            context,
+            manifests,
+            self._catalog.shipped.priming,
+            full=self._crashes.reporting.cleaning,
+            read_only=self._crashes.reporting.remounting,
+            patience_seconds=self._patience_seconds,
+        )
         name = context.address.claim if context.address else None
         claim = await self._record(context, cache_actions)
         activity = cache_actions.activity
@@ -119,12 +154,12 @@ class CacheReconciler:
     ) -> tuple[Outcome, CacheContext, list[Manifest]]:
         """Find the directory as the claim says: not one that was left behind as damaged, nor one that another image has filled."""
         while True:
-            manifests = self._rooms.render(resource, plan)
+            manifests = render(*carried_out(resource, plan))
             context = await self._context(resource, snapshot, plan, manifests)
             if (directory := other_directory(context)) is not None:
                 plan = plan.model_copy(update={"cache_key": directory})
                 outcome = replace(outcome, plan=plan)
-                manifests = self._rooms.render(resource, plan)
+                manifests = render(*carried_out(resource, plan))
                 context = await self._context(resource, snapshot, plan, manifests)
             generation = next_cache_generation(context)
             again = replan(generation) if generation is not None else outcome
@@ -184,9 +219,10 @@ class CacheReconciler:
     async def _clean(self, context: CacheContext, need: CleaningNeed) -> Cleaning | None:
         """Start the Job that makes room; return what is to be said if that cannot be. One that exists already is left alone."""
         namespace, address = context.resource.metadata.namespace, context.address
+        full = self._crashes.reporting.cleaning
         pods = await self._client.find(POD, namespace)
         if address is not None and (blocker := find_blocking_pod(address.claim, pods)) is not None:
-            return self._rooms.describe_blocked_cleaning(context, CleaningState.UNCLEAR, blocker)
+            return describe_blocked_cleaning(context, full, CleaningState.UNCLEAR, blocker)
         users = await self._client.find(VLLM_DEPLOYMENT, namespace)
         try:
             await self._client.create(render_need(context, need, directories_in_use(context, users, pods)))
@@ -194,7 +230,7 @@ class CacheReconciler:
             return None
         except (Forbidden, Invalid) as error:
             log.warning("no room can be made on the volume of the caches: %s", error)
-            return self._rooms.describe_blocked_cleaning(context, CleaningState.REFUSED, str(error))
+            return describe_blocked_cleaning(context, full, CleaningState.REFUSED, str(error))
         self._count("create", JOB.kind)
         return None
 

@@ -43,19 +43,24 @@ from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, is_of_earlier, observe
 from vllm_operator.cluster.schema import PodSchemas
+from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
+from vllm_operator.planning.planner import plan
 from vllm_operator.planning.spec_digest import is_in_force
-from vllm_operator.remediation.decision import Decision
+from vllm_operator.remediation.decision import Decision, decide
+from vllm_operator.remediation.remediator import load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.cpu_use import CpuUse
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
-from vllm_operator.runtime.rooms import Rooms
+from vllm_operator.runtime.plan_cache import PlanCache
+from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.state import StartupState
-from vllm_operator.status.report import Report
+from vllm_operator.status.report import Report, report
 
 log = logging.getLogger(__name__)
 
@@ -103,22 +108,40 @@ class Reconciler:
     def __init__(
         self,
         client: ClusterClient,
-        rooms: Rooms,
+        catalog: KnownCatalog,
+        crashes: KnownCrashes,
         *,
+        caches: CacheReconciler,
         inventory: InventoryCache[Inventory],
         logs: Logs,
         metrics: Metrics,
         configs: ModelConfigs | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
+        """Prepare to reconcile.
+
+        Args:
+            client: The way to the API server.
+            catalog: What plans are made from.
+            crashes: The crashes that are known.
+            caches: Reconciles the caches.
+            inventory: The GPUs of the cluster.
+            logs: The log followers.
+            metrics: Where the numbers go.
+            configs: The files of models on the hub; None where no hub is to be asked.
+            now: The clock.
+        """
         self._client = client
-        self._rooms = rooms
+        self._catalog = catalog
+        self._crashes = crashes
+        self._caches = caches
         self._inventory = inventory
         self._logs = logs
         self._metrics = metrics
         self._configs = configs
         self._now = now
-        self._caches = CacheReconciler(client, rooms, count=metrics.wrote, now=now)
+        self._plans = PlanCache()
+        self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
         self._explanations = Explanations(client, now=now)
@@ -153,13 +176,15 @@ class Reconciler:
         if not self._logs.caught_up(key):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observation(resource, snapshot, applied, cache_outcome)
-        observed, crashes, decision = self._rooms.decide(observation)
-        report = self._rooms.report(observed, crashes, decision)
-        await self._tell(resource, snapshot, report)
+        observed = ObservedState.read(observation, self._crashes.reporting)
+        crashes = find_crashes(observed)
+        decision = decide(observed, crashes, self._remediator)
+        reported = report(observed, crashes, decision)
+        await self._tell(resource, snapshot, reported)
         await self._restart(resource, decision)
-        if report.status.remediation != resource.status.remediation:
+        if reported.status.remediation != resource.status.remediation:
             return Result("waiting", ACT_SECONDS)
-        return _result(report, applied, look_again)
+        return _result(reported, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
         """Say in the status that the operator itself has failed. Raises ClusterError."""
@@ -186,10 +211,12 @@ class Reconciler:
             blind = Outcome(ACCEPTED, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
             return blind, lambda generation: blind
 
-        def plan(generation: int | None) -> Outcome:
-            return self._rooms.plan(resource, inventory, answer, generation)
+        catalog = self._catalog.current
 
-        return plan(None), plan
+        def replan(generation: int) -> Outcome:
+            return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation, files=answer)
+
+        return self._plans.plan(resource, inventory, catalog, answer), replan
 
     async def _observation(
         self, resource: VLLMDeployment, snapshot: Snapshot, applied: Applied, cache_outcome: CacheOutcome

@@ -18,7 +18,10 @@ from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
+from vllm_operator.runtime.follower import Parser
+from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.startup.parser import StartupParser
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +80,10 @@ class KnownCrashes:
     def of(cls, startup: StartupKnowledge) -> "KnownCrashes":
         """Begin with what ships with the operator."""
         return cls(startup, startup, load_knowledge(startup))
+
+    def make_parser(self) -> Parser:
+        """A parser for the log of one run, with the signatures of this moment."""
+        return ProgressClock(StartupParser(self.startup), self.shipped.stages.heartbeats)
 
     def use(self, texts: Mapping[str, str]) -> Read:
         """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""
