@@ -1,4 +1,4 @@
-"""What all API models share: camelCase on the wire, snake_case in Python, immutable."""
+"""Base of all API models (camelCase on the wire, snake_case in Python, immutable) and helpers for their schemas."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -7,30 +7,30 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 DEPTH_LIMIT = 100
-"""Levels of an object without a schema that are read."""
+"""Maximum depth of an object without a schema, in levels. Deeper levels are not read."""
 
 
 class Model(BaseModel):
     """An API object.
 
-    Unknown fields are dropped, not refused: the API server has already checked the object against
-    its schema, and a newer CRD must not crash an older operator.
+    Unknown fields are dropped, not refused: the API server has already validated the object, and a newer CRD must not
+    crash an older operator.
     """
 
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, frozen=True, extra="ignore")
 
     def to_json(self) -> dict[str, Any]:
-        """The object as it goes over the wire: camelCase keys, unset and null fields left out."""
+        """The object as JSON: camelCase keys, without unset and null fields."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def list_map(*keys: str) -> dict[str, Any]:
-    """Schema markers of a list whose entries are told apart by these keys."""
+    """Schema markers of a list whose entries are identified by these keys."""
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": list(keys)}
 
 
 def list_set() -> dict[str, Any]:
-    """Schema markers of a list in which each value appears once."""
+    """Schema markers of a list with unique values."""
     return {"x-kubernetes-list-type": "set"}
 
 
@@ -40,12 +40,12 @@ def list_atomic() -> dict[str, Any]:
 
 
 def map_atomic() -> dict[str, Any]:
-    """Schema markers of an object that is replaced as a whole: the API server keeps no owner for each of its fields."""
+    """Schema markers of an object that is replaced as a whole, with one field owner for all of it."""
     return {"x-kubernetes-map-type": "atomic"}
 
 
 def open_objects(**fields: str) -> dict[str, Any]:
-    """Schema of an object that holds these objects (name and description), whose content the API server does not check."""
+    """Schema of an object with these fields (name and description). They are objects that the API server does not validate."""
     return {
         "properties": {
             name: {"type": "object", "description": description, "x-kubernetes-preserve-unknown-fields": True}
@@ -55,7 +55,7 @@ def open_objects(**fields: str) -> dict[str, Any]:
 
 
 def checked_by(*validations: Mapping[str, str]) -> dict[str, Any]:
-    """CEL rules that the API server checks: each has `rule` and `message`, and may have `fieldPath`."""
+    """Schema entry for CEL rules. Each has `rule` and `message`, and optionally `fieldPath`."""
     return {"x-kubernetes-validations": [dict(rule) for rule in validations]}
 
 
@@ -64,7 +64,7 @@ Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-
 
 
 def cut_depth(value: Any, depth: int = DEPTH_LIMIT) -> Any:
-    """Leave out what lies deeper than the limit: pydantic writes no more than 255 levels. A plan refuses what is nearly as deep."""
+    """Remove levels below the limit, because pydantic serializes at most 255 levels."""
     if isinstance(value, dict):
         return {key: cut_depth(inner, depth - 1) for key, inner in value.items()} if depth else None
     if isinstance(value, list):

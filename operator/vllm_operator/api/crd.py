@@ -1,9 +1,8 @@
-"""The CustomResourceDefinition, made from the types in `spec` and `status`.
+"""The CustomResourceDefinition, generated from the types in `spec` and `status`.
 
-Pydantic describes a type as JSON schema with references and `anyOf` for optional fields; the API server takes
-only a structural schema: one type per node, nothing referenced. `structural` turns the one into the other and
-keeps what the API server understands: descriptions, bounds, enums, `x-kubernetes-*`. Titles and Python defaults
-are left out: an absent field means "the operator decides", and stays absent.
+Pydantic describes a type as JSON schema with references, and with `anyOf` for optional fields. The API server accepts only
+a structural schema: one type per node, no references. `structural` converts one to the other and keeps the keywords that
+the API server supports. Titles and Python defaults are dropped: an absent field means that the operator decides.
 """
 
 from collections.abc import Mapping
@@ -37,19 +36,19 @@ KEYWORDS = (
     "required",
     "properties",
 )
-"""What is kept of JSON schema, in the order in which it is written. `x-kubernetes-*` follows."""
+"""Keywords of JSON schema that are kept, in the order of the output. `x-kubernetes-*` follows."""
 READY = '.status.conditions[?(@.type=="Ready")]'
 
 
 def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """Turn a JSON schema of pydantic's into a structural schema.
+    """Convert a JSON schema of pydantic to a structural schema.
 
     Args:
         schema: The schema of one value.
-        definitions: What `$ref` may point to, by name.
+        definitions: Targets of `$ref`, by name.
 
     Raises:
-        ValueError: The schema allows several types, which the API server does not.
+        ValueError: The schema allows several types, which a structural schema cannot.
     """
     merged = _resolve(schema, definitions)
     if "properties" in merged:
@@ -72,7 +71,7 @@ def structural(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> 
 
 
 def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Schema]) -> Schema:
-    """Follow references and drop "or null"; what stands beside a reference beats what it points to."""
+    """Resolve references and drop "or null". Keywords next to a reference override those of its target."""
     beside = {keyword: value for keyword, value in schema.items() if keyword not in ("$ref", "anyOf", "default", "title", "const")}
     if "$ref" in schema:
         return _resolve(definitions[schema["$ref"].rsplit("/", 1)[-1]], definitions) | beside
@@ -116,7 +115,7 @@ def custom_resource_definition() -> dict[str, Any]:
 
 def _version() -> dict[str, Any]:
     spec = schema_of(VLLMDeploymentSpec)
-    # The one default that the API server fills in: autoscalers read spec.replicas and must find a number.
+    # The only default in the CRD: autoscalers read spec.replicas and need a number.
     spec["properties"]["replicas"]["default"] = VLLMDeploymentSpec.model_fields["replicas"].default
     return {
         "name": labels.VERSION,
@@ -133,12 +132,12 @@ def _version() -> dict[str, Any]:
         "additionalPrinterColumns": _columns(),
         "schema": {
             "openAPIV3Schema": {
-                "description": "A vLLM server with the right kernels for the GPU that it lands on and caches that survive a restart.",
+                "description": "A vLLM server with kernels that match its GPU and caches that persist between starts.",
                 "type": "object",
                 "required": ["spec"],
                 "properties": {
-                    "apiVersion": {"description": "Version of this API.", "type": "string"},
-                    "kind": {"description": "Kind of this object.", "type": "string"},
+                    "apiVersion": {"description": "Version of the API.", "type": "string"},
+                    "kind": {"description": "Kind of the object.", "type": "string"},
                     "metadata": {"type": "object"},
                     "spec": spec,
                     "status": schema_of(VLLMDeploymentStatus),
@@ -150,17 +149,17 @@ def _version() -> dict[str, Any]:
 
 
 def _columns() -> list[dict[str, Any]]:
-    """Columns of `kubectl get`; those with priority 1 only with `-o wide`."""
+    """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
     return [
-        _column("Model", ".spec.model.uri", "The model."),
+        _column("Model", ".spec.model.uri", "URI of the model."),
         _column("GPU", ".status.plan.architecture", "Architecture of the chosen GPU."),
-        _column("Ready", ".status.readyReplicas", "Pods that serve.", type="integer"),
-        _column("Desired", ".spec.replicas", "Pods that are wanted.", type="integer"),
-        _column("Status", f"{READY}.reason", "Why it is ready or not, in one word."),
-        _column("Stage", ".status.startup.stage", "How far the start has come."),
-        _column("Age", ".metadata.creationTimestamp", "Time since it was created.", type="date"),
-        _column("Message", f"{READY}.message", "Why it is ready or not, and what can be done.", priority=1),
-        _column("Cache", ".status.cache.state", "Whether the caches are filled.", priority=1),
+        _column("Ready", ".status.readyReplicas", "Number of ready Pods.", type="integer"),
+        _column("Desired", ".spec.replicas", "Desired number of Pods.", type="integer"),
+        _column("Status", f"{READY}.reason", "Reason of the condition Ready."),
+        _column("Stage", ".status.startup.stage", "Stage of the start."),
+        _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
+        _column("Message", f"{READY}.message", "Message of the condition Ready.", priority=1),
+        _column("Cache", ".status.cache.state", "State of the caches.", priority=1),
         _column("Version", ".status.plan.engineVersion", "vLLM version.", priority=1),
         _column("Crash", ".status.lastCrash.signature", "Name of the last crash.", priority=1),
     ]

@@ -1,8 +1,7 @@
-"""Texts with a form of their own: each type is bounded and says, in words, what a value must look like.
+"""String types with a format. Each type has a bound, a pattern, and a message about what a valid value looks like.
 
-The words matter: the API server's own message for a pattern quotes the pattern. The CRD therefore carries the
-form as a rule with a message (`vllm_operator.api.crd` does that), while reading a file without a cluster uses
-the pattern directly.
+For a pattern that does not match, the API server quotes the pattern only. `vllm_operator.api.crd` therefore turns the
+pattern into a CEL rule with this message. A file that is read without a cluster is checked with the pattern.
 """
 
 from typing import Annotated, Any
@@ -10,11 +9,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 FORM = "x-form"
-"""Marks, in a JSON schema, the words for a pattern. Not part of the CRD."""
+"""Key of the message for a pattern in a JSON schema. Not part of the CRD."""
 
 
 def form(words: str) -> dict[str, Any]:
-    """Say in words what a value that fits the pattern looks like."""
+    """The schema entry for a message about a valid value."""
     return {FORM: words}
 
 
@@ -23,7 +22,9 @@ ModelURI = Annotated[
     Field(
         max_length=1024,
         pattern=r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
-        json_schema_extra=form("write hf://organisation/name for a model on the hub, or pvc://claim/path for one on a claim"),
+        json_schema_extra=form(
+            "write hf://organisation/name for a model on the hub, or pvc://claim/path for a model on a PersistentVolumeClaim"
+        ),
     ),
 ]
 Image = Annotated[
@@ -47,7 +48,7 @@ FlagName = Annotated[
     Field(
         max_length=128,
         pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
-        json_schema_extra=form("write the name of one flag, such as max-model-len, and its value in the field value"),
+        json_schema_extra=form("write the name of one flag, such as max-model-len, and put its value into the field value"),
     ),
 ]
 VariableName = Annotated[
@@ -55,7 +56,7 @@ VariableName = Annotated[
     Field(
         max_length=256,
         pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
-        json_schema_extra=form("a variable has letters, digits and _ only, and does not start with a digit; its value goes into value"),
+        json_schema_extra=form("write letters, digits and _ only, not starting with a digit, and put the value into the field value"),
     ),
 ]
 Architecture = Annotated[
@@ -98,7 +99,7 @@ GpuUUID = Annotated[
         max_length=64,
         pattern=r"^GPU-[0-9A-Za-z-]+$",
         json_schema_extra=form(
-            "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (those of MIG devices go into mig.uuids)"
+            "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)"
         ),
     ),
 ]
@@ -107,7 +108,7 @@ Backend = Annotated[
     Field(
         max_length=64,
         pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
-        json_schema_extra=form("write Auto, or the name that vLLM gives to one backend (letters, digits, _ and -)"),
+        json_schema_extra=form("write Auto, or the name of one backend in vLLM (letters, digits, _ and -)"),
     ),
 ]
 WeightSize = Annotated[

@@ -1,4 +1,4 @@
-"""Names, labels and owners of what belongs to a VLLMDeployment."""
+"""Names, labels and owner references of the children of a VLLMDeployment."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,7 +8,7 @@ from vllm_operator.api.resource import VLLMDeployment
 
 
 class Role(StrEnum):
-    """What an object is for; the value of the component label."""
+    """Purpose of a child: the value of the component label."""
 
     ENGINE = "engine"
     CACHE = "cache"
@@ -18,26 +18,26 @@ class Role(StrEnum):
 
 
 def selector_of(resource: VLLMDeployment) -> dict[str, str]:
-    """Labels by which the Deployment and the Service find the Pods. Must never change: a selector is immutable."""
+    """Selector of the Deployment and the Service. It must never change, because the selector of a Deployment is immutable."""
     return {NAME_LABEL: NAME, INSTANCE_LABEL: resource.metadata.name, COMPONENT_LABEL: Role.ENGINE.value}
 
 
 def labels_of(resource: VLLMDeployment, component: Role) -> dict[str, str]:
-    """Labels of an object that belongs to a VLLMDeployment."""
+    """Labels of a child."""
     return {**selector_of(resource), COMPONENT_LABEL: component.value, MANAGED_BY_LABEL: MANAGED_BY}
 
 
 def metadata_of(resource: VLLMDeployment, name: str, component: Role = Role.ENGINE, *, owned: bool = True) -> dict[str, Any]:
-    """Metadata of an object that belongs to a VLLMDeployment.
+    """Metadata of a child.
 
     Args:
         resource: The VLLMDeployment.
-        name: Name of the object.
-        component: What it is for.
-        owned: Whether it goes when the VLLMDeployment goes.
+        name: Name of the child.
+        component: Purpose of the child.
+        owned: Whether it is deleted together with the VLLMDeployment.
     """
     metadata: dict[str, Any] = {"name": name, "namespace": resource.metadata.namespace, "labels": labels_of(resource, component)}
-    # A manifest that is only shown (a VLLMDeployment from a file) has no uid, and so no owner to point to.
+    # A VLLMDeployment from a file has no uid, so an owner reference to it is not possible.
     if owned and resource.metadata.uid:
         metadata["ownerReferences"] = [_owner_reference(resource)]
     return metadata
@@ -60,5 +60,5 @@ def primer_name(name: str) -> str:
 
 
 def cleaning_prefix(name: str) -> str:
-    """How the names of the Jobs of a VLLMDeployment begin."""
+    """Prefix of the names of the cleaning Jobs of a VLLMDeployment."""
     return f"{name[:200]}-clean-"

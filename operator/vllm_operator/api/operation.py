@@ -1,6 +1,6 @@
-"""The part of `spec` that says how replicas are run: replacement, service, start, remedies.
+"""The part of `spec` about operation: rollout, Service, start, remediation.
 
-What is served and on which GPUs is in `vllm_operator.api.spec`, where caches and weights are kept in `vllm_operator.api.storage`.
+Model, engine and GPUs are in `vllm_operator.api.spec`, caches and weights in `vllm_operator.api.storage`.
 """
 
 from enum import StrEnum
@@ -12,7 +12,7 @@ from vllm_operator.api.base import Model, checked_by
 
 
 class RolloutStrategy(StrEnum):
-    """How Pods are replaced."""
+    """Strategy for the replacement of Pods."""
 
     AUTO = "Auto"
     RECREATE = "Recreate"
@@ -20,15 +20,19 @@ class RolloutStrategy(StrEnum):
 
 
 class RolloutSpec(Model):
-    """How Pods are replaced when the spec changes."""
+    """Replacement of Pods when the spec changes."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.ROLLING_UPDATE_FIELDS, rules.ROLLING_UPDATE_MOVES))
     strategy: RolloutStrategy | None = Field(
         default=None,
-        description="Auto if absent: Recreate for one replica, else one Pod at a time without a spare GPU (maxSurge 0).",
+        description="Auto: Recreate for one replica, else RollingUpdate with maxSurge 0, which needs no free GPU. Default: Auto.",
     )
-    max_surge: int | None = Field(default=None, ge=0, le=1000, description="Pods above the wanted number during a rolling update.")
-    max_unavailable: int | None = Field(default=None, ge=0, le=1000, description="Pods below the wanted number during a rolling update.")
+    max_surge: int | None = Field(
+        default=None, ge=0, le=1000, description="Maximum number of Pods above `replicas` during a rolling update."
+    )
+    max_unavailable: int | None = Field(
+        default=None, ge=0, le=1000, description="Maximum number of unavailable Pods during a rolling update."
+    )
 
 
 class ServiceType(StrEnum):
@@ -42,47 +46,47 @@ class ServiceType(StrEnum):
 class ServiceSpec(Model):
     """The Service in front of the replicas."""
 
-    port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service; 8000 if absent.")
-    type: ServiceType | None = Field(default=None, description="Type of the Service; ClusterIP if absent.")
+    port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service. Default: 8000.")
+    type: ServiceType | None = Field(default=None, description="Type of the Service. Default: ClusterIP.")
 
 
 class OnStall(StrEnum):
-    """What to do about a start that shows no sign of progress."""
+    """What to do about a stalled start."""
 
     REPORT = "Report"
     RESTART = "Restart"
 
 
 class StartupSpec(Model):
-    """How long a start may take."""
+    """Time limits of a start, and what to do about a stalled one."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.STALL_WITHIN_DEADLINE))
     deadline_seconds: int | None = Field(
         default=None,
         ge=60,
         le=86400,
-        description="A start that takes longer than this is given up by the kubelet. If absent: an hour, and what weights of "
-        "`model.facts.weightSize` take at 100 MiB/s; three hours where that is not given.",
+        description="Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to load "
+        "`model.facts.weightSize` at 100 MiB/s, or three hours if the size is not set.",
     )
     stall_seconds: int | None = Field(
         default=None,
         ge=30,
         le=86400,
-        description="A start without any sign of progress for this long is reported as stalled; 600 if absent. "
-        "Stages known to be silent are given their usual time first.",
+        description="A start without progress for this long is reported as stalled. In stages that write no log, their usual duration "
+        "passes first. Default: 600.",
     )
     on_stall: OnStall | None = Field(
         default=None,
-        description="Report a stalled start, or also Restart it: its Pod is deleted, and the Deployment makes another one; "
-        "Report if absent.",
+        description="Report: report a stalled start in the status. Restart: also delete the Pod, so that the Deployment creates a new one. "
+        "Default: Report.",
     )
     max_stall_restarts: int | None = Field(
-        default=None, ge=1, le=10, description="Stalled starts that are restarted at most for one spec; 2 if absent."
+        default=None, ge=1, le=10, description="Maximum number of restarts of stalled starts for one spec. Default: 2."
     )
 
 
 class RemediationMode(StrEnum):
-    """What to do with the known remedy of a crash."""
+    """What to do with the remedy of a known crash."""
 
     OFF = "Off"
     SUGGEST = "Suggest"
@@ -90,7 +94,7 @@ class RemediationMode(StrEnum):
 
 
 class OnHopelessCrash(StrEnum):
-    """What to do about a crash that no restart can cure."""
+    """What to do about a crash that a restart cannot fix."""
 
     KEEP_RESTARTING = "KeepRestarting"
     SCALE_TO_ZERO = "ScaleToZero"
@@ -100,11 +104,12 @@ class RemediationSpec(Model):
     """What the operator does about crashes."""
 
     mode: RemediationMode | None = Field(
-        default=None, description="Off, Suggest (say what to change), or Auto (apply remedies marked safe); Suggest if absent."
+        default=None,
+        description="Off: no remedies. Suggest: show the remedy in the status. Auto: apply remedies marked as safe. Default: Suggest.",
     )
-    max_attempts: int | None = Field(default=None, ge=1, le=10, description="Remedies tried at most for one spec; 2 if absent.")
+    max_attempts: int | None = Field(default=None, ge=1, le=10, description="Maximum number of remedies for one spec. Default: 2.")
     on_hopeless_crash: OnHopelessCrash | None = Field(
         default=None,
-        description="When no replica serves and a Pod has crashed five times by a known cause that no restart cures: KeepRestarting, "
-        "or ScaleToZero, which frees the GPUs until the spec changes; KeepRestarting if absent.",
+        description="What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. "
+        "KeepRestarting: nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting.",
     )

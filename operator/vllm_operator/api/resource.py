@@ -30,9 +30,9 @@ class VLLMDeployment(Model):
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":
-        """Read a manifest.
+        """Parse a manifest.
 
         Raises:
-            pydantic.ValidationError: The manifest does not fit the schema.
+            pydantic.ValidationError: The manifest does not match the schema.
         """
         return cls.model_validate(manifest)

@@ -1,7 +1,7 @@
-"""`spec` of a VLLMDeployment: what the user asks for.
+"""`spec` of a VLLMDeployment: the desired state.
 
-Descriptions here are what `kubectl explain` prints and what the API reference says. Bounds are there
-because an unbounded string or list makes the cost of a CEL rule unbounded, which the API server refuses.
+`kubectl explain` and the API reference show these descriptions. Each string and list has a bound, because without
+one the cost of a CEL rule is unbounded and the API server refuses the CRD.
 """
 
 from enum import StrEnum
@@ -30,14 +30,14 @@ from vllm_operator.api.storage import CacheSpec, WeightsSpec
 
 
 class Distribution(StrEnum):
-    """Which build of vLLM the image holds."""
+    """Build of vLLM in an image."""
 
     VLLM = "vLLM"
     NVLLM = "nvLLM"
 
 
 class Attention(StrEnum):
-    """How the model attends, as far as the choice of a kernel depends on it."""
+    """Kind of attention, as far as it affects the choice of kernels."""
 
     MHA = "MHA"
     GQA = "GQA"
@@ -47,7 +47,7 @@ class Attention(StrEnum):
 
 
 class Quantization(StrEnum):
-    """The number format of the weights."""
+    """Number format of the weights."""
 
     BF16 = "BF16"
     FP16 = "FP16"
@@ -64,29 +64,29 @@ class SecretKeyReference(Model):
     """A key of a Secret in the same namespace."""
 
     name: Name = Field(description="Name of the Secret.")
-    key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret; `token` if absent.")
+    key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret. Default: token.")
 
 
 class ModelFacts(Model):
-    """What the operator must know of a model to choose kernels. What is given here beats what is looked up."""
+    """Facts about the model that affect the choice of kernels. A fact given here overrides one that the operator looks up."""
 
     attention: Attention | None = Field(
         default=None,
-        description="Attention kind. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. "
-        "Hybrid: linear attention or Mamba layers beside attention (Qwen3-Next, Nemotron-H).",
+        description="Kind of attention. MLA: DeepSeek V3, R1, Kimi K2. SparseMLA: DeepSeek V3.2, GLM-5. "
+        "Hybrid: attention together with linear attention or Mamba layers (Qwen3-Next, Nemotron-H).",
     )
-    experts: int | None = Field(default=None, ge=0, le=65536, description="Number of routed experts; 0 for a dense model.")
+    experts: int | None = Field(default=None, ge=0, le=65536, description="Number of routed experts. 0 for a dense model.")
     quantization: Quantization | None = Field(
         default=None,
         description="Number format of the weights. FP8Block is FP8 with 128x128 block scales (DeepSeek, Qwen3-FP8); "
         "FP8 is per tensor or per channel.",
     )
     routing_groups: int | None = Field(
-        default=None, ge=0, le=4096, description="Expert groups of the router (`n_group` in config.json); 0 if the model has none."
+        default=None, ge=0, le=4096, description="Number of expert groups of the router (`n_group` in config.json). 0 if there are none."
     )
     weight_size: WeightSize | None = Field(
         default=None,
-        description="Size of all weight files as a quantity, for example 640Gi.",
+        description="Total size of the weight files as a quantity, for example 640Gi.",
     )
 
 
@@ -95,32 +95,37 @@ class ModelSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
     uri: ModelURI = Field(
-        description="Where the model is: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
-        "PersistentVolumeClaim of this namespace.",
+        description="Location of the model: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
+        "PersistentVolumeClaim in the same namespace.",
     )
     revision: str | None = Field(default=None, min_length=1, max_length=256, description="Branch, tag or commit on the hub.")
     served_name: str | None = Field(
-        default=None, min_length=1, max_length=256, description="Name that clients use; the part of `uri` after the scheme if absent."
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Model name in client requests. Default: the part of `uri` after the scheme.",
     )
-    token_secret_ref: SecretKeyReference | None = Field(default=None, description="Token for gated models on the hub.")
-    facts: ModelFacts | None = Field(default=None, description="Facts about the model, for models that the operator cannot look up.")
+    token_secret_ref: SecretKeyReference | None = Field(default=None, description="Secret with the token for gated models on the hub.")
+    facts: ModelFacts | None = Field(
+        default=None, description="Facts about the model, for models that the operator cannot look up on the hub."
+    )
 
 
 class EngineArgument(Model):
-    """One command line flag of the engine."""
+    """A command line flag of the engine."""
 
     name: FlagName = Field(
-        description="Flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
+        description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
     )
-    value: str | None = Field(default=None, max_length=16384, description="Value; absent for a flag that takes none.")
+    value: str | None = Field(default=None, max_length=16384, description="Value. Absent for a flag without a value.")
 
 
 class EnvironmentVariable(Model):
-    """One environment variable of the engine container, as in a Pod."""
+    """An environment variable of the engine container, as in a Pod."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_SOURCE))
     name: VariableName = Field(description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=16384, description="Value as plain text.")
+    value: str | None = Field(default=None, max_length=16384, description="Value of the variable.")
     value_from: dict[str, Any] | None = Field(
         default=None,
         description="Source of the value, as in a Pod (secretKeyRef, configMapKeyRef, fieldRef, resourceFieldRef).",
@@ -138,36 +143,36 @@ class EngineSpec(Model):
 
     image: Image | None = Field(
         default=None,
-        description="Container image; `vllm/vllm-openai:v<version>` if absent.",
+        description="Container image. Default: `vllm/vllm-openai:v<version>`.",
     )
     version: EngineVersion | None = Field(
         default=None,
-        description="vLLM version in the image. Needed where the image tag does not tell it (`latest`, a digest, an own build).",
+        description="vLLM version in the image. Required if the image tag does not name it, as with `latest`, a digest or a custom build.",
     )
-    distribution: Distribution | None = Field(default=None, description="Build of vLLM in the image; vLLM if absent.")
+    distribution: Distribution | None = Field(default=None, description="Build of vLLM in the image. Default: vLLM.")
     args: list[EngineArgument] | None = Field(
         default=None,
         max_length=128,
-        description="Flags for `vllm serve`. A flag given here beats the operator's choice.",
+        description="Flags for `vllm serve`. They override the operator's choices.",
         json_schema_extra=list_map("name") | checked_by(*rules.ARGUMENTS),
     )
     env: list[EnvironmentVariable] | None = Field(
         default=None,
         max_length=256,
-        description="Environment of the engine container. A variable given here beats the operator's choice.",
+        description="Environment variables of the engine container. They override the operator's choices.",
         json_schema_extra=list_map("name"),
     )
 
 
 class Allocation(StrEnum):
-    """How the Pod asks for its GPUs."""
+    """Mechanism by which a Pod requests GPUs."""
 
     DEVICE_PLUGIN = "DevicePlugin"
     DRA = "DRA"
 
 
 class MigSpec(Model):
-    """A slice of a GPU instead of a whole one."""
+    """A MIG slice of a GPU."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED))
     profile: MigProfile | None = Field(
@@ -178,107 +183,121 @@ class MigSpec(Model):
         default=None,
         min_length=1,
         max_length=64,
-        description="Pin to these MIG devices. Only dynamic resource allocation can do this: needs `allocation: DRA`.",
+        description="Use only these MIG devices. Requires `allocation: DRA`.",
         json_schema_extra=list_set(),
     )
 
 
 class AcceleratorSpec(Model):
-    """Which GPUs a replica may use, and how many."""
+    """GPUs that a replica may use, and their number."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_UUID_NEEDS_DRA, rules.UUID_NEEDS_DRA, rules.UUID_OR_MIG))
     architectures: list[Architecture] | None = Field(
         default=None,
         min_length=1,
         max_length=16,
-        description="GPU architectures in order of preference, for example sm_100, sm_90. Any architecture in the cluster if absent.",
+        description="Allowed GPU architectures in order of preference, for example sm_100, sm_90. Default: any.",
         json_schema_extra=list_atomic(),
     )
     products: list[Product] | None = Field(
         default=None,
         min_length=1,
         max_length=32,
-        description="GPU products as in the node label nvidia.com/gpu.product, in order of preference.",
+        description="Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.",
         json_schema_extra=list_atomic(),
     )
-    count: int | None = Field(default=None, ge=1, le=64, description="GPUs of one replica; the product of the parallelism sizes if absent.")
-    mig: MigSpec | None = Field(default=None, description="Use a MIG slice instead of whole GPUs.")
+    count: int | None = Field(
+        default=None, ge=1, le=64, description="Number of GPUs per replica. Default: the product of the parallelism sizes."
+    )
+    mig: MigSpec | None = Field(default=None, description="Use MIG slices instead of whole GPUs.")
     uuids: list[GpuUUID] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
-        description="Pin to these whole GPUs. Only dynamic resource allocation can do this: needs `allocation: DRA`.",
+        description="Use only these whole GPUs. Requires `allocation: DRA`.",
         json_schema_extra=list_set(),
     )
     allocation: Allocation | None = Field(
-        default=None, description="Device plugin (extended resources) or dynamic resource allocation; DevicePlugin if absent."
+        default=None, description="DevicePlugin: extended resources. DRA: dynamic resource allocation. Default: DevicePlugin."
     )
     runtime_class_name: Name | None = Field(
-        default=None, description="RuntimeClass of the Pod, where the NVIDIA runtime is not the default one."
+        default=None, description="RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
     )
 
 
 class Toggle(StrEnum):
-    """A switch that may get more positions later."""
+    """An enum instead of a boolean, because more values may follow."""
 
     ENABLED = "Enabled"
     DISABLED = "Disabled"
 
 
 class ParallelismSpec(Model):
-    """How one replica is spread over its GPUs."""
+    """Distribution of one replica over its GPUs."""
 
-    tensor: int | None = Field(default=None, ge=1, le=64, description="Tensor parallel size; 1 if absent.")
-    pipeline: int | None = Field(default=None, ge=1, le=64, description="Pipeline parallel size; 1 if absent.")
-    data: int | None = Field(default=None, ge=1, le=64, description="Data parallel size inside one replica; 1 if absent.")
-    expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models; Disabled if absent.")
+    tensor: int | None = Field(default=None, ge=1, le=64, description="Tensor parallel size. Default: 1.")
+    pipeline: int | None = Field(default=None, ge=1, le=64, description="Pipeline parallel size. Default: 1.")
+    data: int | None = Field(default=None, ge=1, le=64, description="Data parallel size within one replica. Default: 1.")
+    expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models. Default: Disabled.")
 
 
 class OptimizeFor(StrEnum):
-    """What to favour where one kernel is faster for one user and another for many."""
+    """Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
 
     THROUGHPUT = "Throughput"
     LATENCY = "Latency"
 
 
 class BackendsSpec(Model):
-    """Kernel backends. Auto, or absent: the operator chooses. A name: forced."""
+    """Kernel backends. If a field is Auto or absent, the operator chooses the backend."""
 
-    optimize_for: OptimizeFor | None = Field(default=None, description="Throughput (many requests) or Latency (few); Throughput if absent.")
-    attention: Backend | None = Field(default=None, description="Attention backend by vLLM's name, for example FLASHINFER_MLA; or Auto.")
-    mla_prefill: Backend | None = Field(default=None, description="Prefill backend of MLA models, for example TRTLLM_RAGGED; or Auto.")
-    gemm: Backend | None = Field(default=None, description="Backend of quantized dense layers, for example DEEPGEMM; or Auto.")
-    moe: Backend | None = Field(default=None, description="Backend of expert layers, for example FLASHINFER_CUTLASS or MARLIN; or Auto.")
-    all_to_all: Backend | None = Field(
-        default=None, description="Communication of expert parallelism, for example deepep_low_latency; or Auto."
+    optimize_for: OptimizeFor | None = Field(
+        default=None, description="Throughput (many concurrent requests) or Latency (few). Default: Throughput."
     )
-    sampler: Backend | None = Field(default=None, description="Sampler, FLASHINFER or NATIVE; or Auto.")
+    attention: Backend | None = Field(
+        default=None, description="Auto, or an attention backend of vLLM, for example FLASHINFER_MLA. Default: Auto."
+    )
+    mla_prefill: Backend | None = Field(
+        default=None, description="Auto, or a prefill backend for MLA models, for example TRTLLM_RAGGED. Default: Auto."
+    )
+    gemm: Backend | None = Field(
+        default=None, description="Auto, or a backend for quantized dense layers, for example DEEPGEMM. Default: Auto."
+    )
+    moe: Backend | None = Field(
+        default=None, description="Auto, or a backend for expert layers, for example FLASHINFER_CUTLASS or MARLIN. Default: Auto."
+    )
+    all_to_all: Backend | None = Field(
+        default=None, description="Auto, or a communication backend for expert parallelism, for example deepep_low_latency. Default: Auto."
+    )
+    sampler: Backend | None = Field(default=None, description="Auto, FLASHINFER or NATIVE. Default: Auto.")
 
 
 class VLLMDeploymentSpec(Model):
-    """What to serve, on which GPUs, and how."""
+    """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
     model: ModelSpec = Field(description="The model to serve.")
     engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
-    accelerator: AcceleratorSpec | None = Field(default=None, description="Which GPUs a replica may use.")
-    parallelism: ParallelismSpec | None = Field(default=None, description="How one replica is spread over its GPUs.")
-    backends: BackendsSpec | None = Field(default=None, description="Kernel backends; the operator chooses what is not forced.")
-    cache: CacheSpec | None = Field(default=None, description="Where compiled kernels and graphs are kept between starts.")
+    accelerator: AcceleratorSpec | None = Field(default=None, description="GPUs that a replica may use, and their number.")
+    parallelism: ParallelismSpec | None = Field(default=None, description="Distribution of one replica over its GPUs.")
+    backends: BackendsSpec | None = Field(default=None, description="Kernel backends. The operator chooses those that are not set.")
+    cache: CacheSpec | None = Field(default=None, description="Storage of compiled kernels and graphs between starts.")
     weights: WeightsSpec | None = Field(
         default=None,
-        description="Where weights from the hub are kept between starts. If absent: on a claim of their own, as large as the model "
-        "needs, of the storage class and access mode of the caches' claim; but beside the caches where `cache.claimName` names a claim "
-        "or the caches are on a directory of the node or of the Pod.",
+        description="Storage of weights from the hub between starts. Default: a separate PersistentVolumeClaim, sized for the model, with "
+        "the storage class and access mode of the caches. If `cache.claimName` is set, or `cache.storage` is HostPath or EmptyDir, "
+        "weights are stored with the caches.",
     )
-    replicas: int = Field(default=1, ge=0, le=1000, description="Number of serving Pods.")
-    rollout: RolloutSpec | None = Field(default=None, description="How Pods are replaced when the spec changes.")
+    replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
+    rollout: RolloutSpec | None = Field(default=None, description="Replacement of Pods when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
-    startup: StartupSpec | None = Field(default=None, description="How long a start may take.")
-    remediation: RemediationSpec | None = Field(default=None, description="What to do with the known remedy of a crash.")
+    startup: StartupSpec | None = Field(default=None, description="Time limits of a start, and what to do about a stalled one.")
+    remediation: RemediationSpec | None = Field(default=None, description="What the operator does about crashes.")
     pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(
         default=None,
-        description="Merged over the Pod template that the operator renders, lists by name; what is written here wins. "
-        "Holds `metadata` and `spec` as in a Deployment.",
-        json_schema_extra=open_objects(metadata="Labels and annotations of the Pods.", spec="As spec.template.spec of a Deployment."),
+        description="Pod template with `metadata` and `spec` as in a Deployment. It is merged into the rendered Pod template, lists by "
+        "name, and its values take precedence.",
+        json_schema_extra=open_objects(
+            metadata="Labels and annotations of the Pods.", spec="Pod spec, as spec.template.spec of a Deployment."
+        ),
     )

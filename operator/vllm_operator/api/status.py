@@ -1,7 +1,7 @@
-"""`status` of a VLLMDeployment: an answer, not a log. Bounded, and written only when it changes.
+"""`status` of a VLLMDeployment. All of it is bounded, and it is written only when it changes.
 
-`Plan` is both `status.plan` and what the planner returns: a plan that is pinned in the status can be
-rendered again without planning again, which is how a newer operator leaves running Pods alone.
+`Plan` is both `status.plan` and the result of the planner. A plan that is pinned in the status can be rendered
+without being made again, so an upgrade of the operator does not replace running Pods.
 """
 
 from enum import StrEnum
@@ -25,18 +25,21 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Model):
-    """One aspect of the state, as metav1.Condition."""
+    """One aspect of the observed state, as metav1.Condition."""
 
-    type: str = Field(max_length=316, description="Aspect that this condition is about.")
+    type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this was set for.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the condition was set for.")
     last_transition_time: Timestamp | None = Field(
-        default=None, description="When `status` last changed.", json_schema_extra={"format": "date-time"}
+        default=None, description="Time of the last change of `status`.", json_schema_extra={"format": "date-time"}
     )
     reason: str = Field(
-        min_length=1, max_length=1024, pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$", description="The cause in one CamelCase word."
+        min_length=1,
+        max_length=1024,
+        pattern=r"^[A-Za-z]([A-Za-z0-9_,:]*[A-Za-z0-9_])?$",
+        description="Cause of the status, as one word in CamelCase.",
     )
-    message: str = Field(max_length=32768, description="What is the case, and what to do about it.")
+    message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
 
 
 class ChosenBy(StrEnum):
@@ -48,44 +51,44 @@ class ChosenBy(StrEnum):
 
 
 class BackendChoice(Model):
-    """One kernel backend and why it was chosen."""
+    """A kernel backend and the reason for its choice."""
 
-    component: str = Field(max_length=64, description="Part of the engine, for example MoE or MLADecode.")
-    backend: str = Field(max_length=128, description="Backend by vLLM's name.")
+    component: str = Field(max_length=64, description="Part of the engine that the backend implements, for example MoE or MLADecode.")
+    backend: str = Field(max_length=128, description="Name of the backend in vLLM.")
     chosen_by: ChosenBy = Field(
-        description="Rule: a rule of the operator. User: forced in the spec. Engine: vLLM chooses this by itself, nothing is set."
+        description="Rule: chosen by a rule of the operator. User: set in the spec. Engine: the default of vLLM; the operator sets nothing."
     )
-    reason: Text = Field(description="Why, in one sentence.")
-    source: str | None = Field(default=None, max_length=512, description="Where this is known from.")
+    reason: Text = Field(description="Reason for the choice, in one sentence.")
+    source: str | None = Field(default=None, max_length=512, description="Source of this knowledge.")
     alternatives: list[Annotated[str, Field(max_length=128)]] | None = Field(
         default=None,
         max_length=4,
-        description="Backends that vLLM may take instead by itself, for reasons that cannot be seen from outside.",
+        description="Backends that vLLM may select instead at run time.",
         json_schema_extra=list_atomic(),
     )
-    observed: str | None = Field(default=None, max_length=128, description="Backend that the engine's log names.")
+    observed: str | None = Field(default=None, max_length=128, description="Backend that the log of the engine reports.")
 
 
 class PlannedVariable(Model):
-    """One environment variable that the operator sets."""
+    """An environment variable that the operator sets."""
 
     name: str = Field(max_length=256, description="Name of the variable.")
-    value: str = Field(max_length=4096, description="Value.")
-    reason: Text | None = Field(default=None, description="Why it is set.")
+    value: str = Field(max_length=4096, description="Value of the variable.")
+    reason: Text | None = Field(default=None, description="Reason for the value.")
 
 
 class PlannedArgument(Model):
-    """One flag that the operator passes to `vllm serve`."""
+    """A flag that the operator passes to `vllm serve`."""
 
     name: str = Field(max_length=128, description="Flag with its leading dashes.")
-    value: str | None = Field(default=None, max_length=4096, description="Value; absent for a flag that takes none.")
-    reason: Text | None = Field(default=None, description="Why it is passed.")
+    value: str | None = Field(default=None, max_length=4096, description="Value. Absent for a flag without a value.")
+    reason: Text | None = Field(default=None, description="Reason for the flag.")
 
 
 class NodeRequirement(Model):
-    """One requirement on the labels of the node, as in node affinity."""
+    """A requirement on the labels of a node, as in node affinity."""
 
-    key: str = Field(max_length=317, description="Label.")
+    key: str = Field(max_length=317, description="Key of the label.")
     operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
     values: list[Annotated[str, Field(max_length=63)]] | None = Field(
         default=None, max_length=64, description="Values for In and NotIn.", json_schema_extra=list_atomic()
@@ -93,101 +96,102 @@ class NodeRequirement(Model):
 
 
 class ModelFact(Model):
-    """One fact about the model that the choice of kernels depends on."""
+    """A fact about the model that affects the choice of kernels."""
 
-    name: str = Field(max_length=64, description="Fact, for example attention or experts.")
-    value: str = Field(max_length=128, description="Value as text.")
-    source: str = Field(
-        max_length=64, description="Where it is from: spec.model.facts, config.json on the hub, or the table of well-known models."
-    )
+    name: str = Field(max_length=64, description="Name of the fact, for example attention or experts.")
+    value: str = Field(max_length=128, description="Value of the fact.")
+    source: str = Field(max_length=64, description="Source: spec.model.facts, config.json on the hub, or the table of well-known models.")
 
 
 class WeightsPlace(StrEnum):
-    """Where downloaded weights are kept."""
+    """The volume that stores downloaded weights."""
 
     WITH_CACHES = "WithCaches"
     OWN_VOLUME = "OwnVolume"
 
 
 class PlannedWeights(Model):
-    """Where downloaded weights are kept."""
+    """Storage of downloaded weights."""
 
-    place: WeightsPlace = Field(
-        description="OwnVolume: a volume of their own. WithCaches: in the directory `models` of the caches' volume."
-    )
-    volume_size: str | None = Field(default=None, max_length=32, description="Size of their claim, where the operator creates one.")
+    place: WeightsPlace = Field(description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.")
+    volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
 
 
 class CacheMarker(StrEnum):
-    """Who writes the marker into a directory of caches."""
+    """Writer of the marker file in a cache directory."""
 
     INIT_CONTAINER = "InitContainer"
 
 
 class Plan(Model):
-    """What was decided for one generation of the spec, and why. Pinned until the spec changes."""
+    """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this was planned for.")
-    spec_digest: str | None = Field(
-        default=None, max_length=64, description="Digest of that spec without replicas: scaling makes no new plan."
-    )
-    catalog_version: str = Field(max_length=64, description="Version of the rules that it was planned with.")
-    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation at planning.")
-    model: str = Field(max_length=1024, description="Model as passed to the engine.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
+    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
+    catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
+    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
+    model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")
-    engine_version: str | None = Field(
-        default=None, max_length=64, description="vLLM version whose table was used; absent if the version is not known."
-    )
-    distribution: Distribution = Field(description="Build of vLLM.")
-    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture; absent if unknown.")
-    product: str | None = Field(default=None, max_length=128, description="GPU product; absent if unknown.")
-    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or slice; absent if unknown.")
-    resource: str = Field(max_length=256, description="Extended resource that the Pod asks for, for example nvidia.com/gpu.")
-    count: int = Field(ge=0, le=64, description="How many of the resource.")
+    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
+    distribution: Distribution = Field(description="Build of vLLM in the image.")
+    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
+    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
+    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or MIG slice in MiB. Absent if unknown.")
+    resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
+    count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
     node_requirements: list[NodeRequirement] = Field(
-        default_factory=list, max_length=32, description="Where the Pods may run.", json_schema_extra=list_atomic()
+        default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
     )
-    cache_key: str = Field(max_length=63, description="Directory of the caches on the claim: equal keys share it.")
+    cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
     cache_key_parts: list[PlannedVariable] = Field(
         default_factory=list,
         max_length=16,
-        description="What the cache key was derived from.",
+        description="Inputs of the cache key.",
         json_schema_extra=list_map("name"),
     )
     cache_marker: CacheMarker | None = Field(
         default=None,
-        description="Who marks the directory of the caches as the operator's, so that it can be removed once nobody uses it. "
-        "Absent in plans of earlier versions: nobody.",
+        description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
+        "when it is unused. Absent in plans of earlier versions, which write no such file.",
     )
-    weights: PlannedWeights | None = Field(default=None, description="Where downloaded weights are kept.")
+    weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
     resource_per_node: int | None = Field(
-        default=None, ge=0, description="How many of the resource the nodes chosen have; absent if unknown."
+        default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )
     model_facts: list[ModelFact] = Field(
         default_factory=list,
         max_length=16,
-        description="What was known of the model at planning, and from where. What is not listed was unknown.",
+        description="Facts about the model that were known when the plan was made, each with its source.",
         json_schema_extra=list_map("name"),
     )
     backends: list[BackendChoice] = Field(
-        default_factory=list, max_length=32, description="Kernel backends, each with its reason.", json_schema_extra=list_map("component")
+        default_factory=list,
+        max_length=32,
+        description="Kernel backends, each with the reason for its choice.",
+        json_schema_extra=list_map("component"),
     )
     env: list[PlannedVariable] = Field(
-        default_factory=list, max_length=128, description="Variables set by the operator.", json_schema_extra=list_map("name")
+        default_factory=list,
+        max_length=128,
+        description="Variables that the operator sets.",
+        json_schema_extra=list_map("name"),
     )
     args: list[PlannedArgument] = Field(
-        default_factory=list, max_length=64, description="Flags passed by the operator.", json_schema_extra=list_map("name")
+        default_factory=list,
+        max_length=64,
+        description="Flags that the operator sets.",
+        json_schema_extra=list_map("name"),
     )
     notes: list[Text] = Field(
         default_factory=list,
         max_length=32,
-        description="What else the user should know: versions approximated, user values that beat a rule, warnings.",
+        description="Warnings and remarks, for example an approximated version or a user's value that overrides a rule.",
         json_schema_extra=list_atomic(),
     )
 
 
 class CacheState(StrEnum):
-    """How full the caches under the current key are."""
+    """State of the caches with the current key."""
 
     COLD = "Cold"
     PRIMING = "Priming"
@@ -196,52 +200,46 @@ class CacheState(StrEnum):
 
 
 class StageDuration(Model):
-    """How long a stage of a start took with the present cache key."""
+    """Duration of one stage of a start with the current cache key."""
 
-    stage: str = Field(max_length=64, description="Stage of the start.")
-    cold_seconds: int | None = Field(default=None, ge=0, description="In the last cold start.")
-    warm_seconds: int | None = Field(default=None, ge=0, description="In the last warm start.")
+    stage: str = Field(max_length=64, description="Name of the stage.")
+    cold_seconds: int | None = Field(default=None, ge=0, description="Duration in the last cold start, in seconds.")
+    warm_seconds: int | None = Field(default=None, ge=0, description="Duration in the last warm start, in seconds.")
 
 
 class QuarantinedCache(Model):
-    """Caches that were left behind because they are damaged."""
+    """A damaged cache directory that is no longer used."""
 
-    key: str = Field(max_length=63, description="Directory on the claim.")
-    time: Timestamp = Field(description="Since when.", json_schema_extra={"format": "date-time"})
-    signature: str = Field(max_length=128, description="The crash that showed it.")
+    key: str = Field(max_length=63, description="Cache key, the name of the directory.")
+    time: Timestamp = Field(description="Time of the quarantine.", json_schema_extra={"format": "date-time"})
+    signature: str = Field(max_length=128, description="Name of the crash that showed the damage.")
 
 
 class CacheStatus(Model):
-    """The caches."""
+    """Observed state of the caches."""
 
-    key: str | None = Field(default=None, max_length=63, description="Directory on the claim.")
-    state: CacheState | None = Field(default=None, description="Cold, Priming, Warm or Quarantined.")
-    claim_name: str | None = Field(default=None, max_length=253, description="The PersistentVolumeClaim.")
-    image_digest: str | None = Field(
-        default=None, max_length=128, description="Digest of the image that fills them, once a Pod has shown it."
-    )
+    key: str | None = Field(default=None, max_length=63, description="Cache key, the name of the directory on the volume.")
+    state: CacheState | None = Field(default=None, description="State of the caches: Cold, Priming, Warm or Quarantined.")
+    claim_name: str | None = Field(default=None, max_length=253, description="PersistentVolumeClaim of the caches.")
+    image_digest: str | None = Field(default=None, max_length=128, description="Digest of the image that fills the caches.")
     weights_claim_name: str | None = Field(
-        default=None, max_length=253, description="The PersistentVolumeClaim of downloaded weights, where they have one of their own."
+        default=None, max_length=253, description="PersistentVolumeClaim of downloaded weights. Absent if they have no separate one."
     )
-    generation: int | None = Field(default=None, ge=0, description="Raised each time a damaged cache is left behind.")
-    cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key.")
-    warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key.")
-    saved_seconds: int | None = Field(
-        default=None, ge=0, description="What the last warm start saved against the last cold one with this key."
-    )
+    generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
+    cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
+    warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
+    saved_seconds: int | None = Field(default=None, ge=0, description="Last cold start minus last warm start, in seconds.")
     quarantined: list[QuarantinedCache] | None = Field(
         default=None,
         max_length=8,
-        description="Directories that were left behind because what they hold is damaged, the latest last.",
+        description="Damaged cache directories that are no longer used, newest last.",
         json_schema_extra=list_map("key"),
     )
-    priming_skipped: Text | None = Field(
-        default=None, description="Why the caches were not filled ahead of a rollout, where that was wanted."
-    )
+    priming_skipped: Text | None = Field(default=None, description="Why requested priming was skipped.")
     stages: list[StageDuration] | None = Field(
         default=None,
         max_length=16,
-        description="How long the longer stages took with this key; tells what to expect of the next start.",
+        description="Durations of the longer stages with this key. The next start is estimated from them.",
         json_schema_extra=list_map("stage"),
     )
 
@@ -250,87 +248,87 @@ class PodStartup(Model):
     """The start of one Pod."""
 
     name: str = Field(max_length=253, description="Name of the Pod.")
-    stage: str = Field(max_length=64, description="Stage that it is in.")
-    completed: int | None = Field(default=None, ge=0, description="Units of this stage done.")
-    total: int | None = Field(default=None, ge=0, description="Units of this stage in all.")
-    restarts: int | None = Field(default=None, ge=0, description="Restarts of the engine container.")
+    stage: str = Field(max_length=64, description="Current stage.")
+    completed: int | None = Field(default=None, ge=0, description="Completed units of this stage.")
+    total: int | None = Field(default=None, ge=0, description="Total units of this stage.")
+    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the engine container.")
 
 
 class StartupStatus(Model):
-    """The start that is under way, worst Pod first."""
+    """The start in progress. Pods that are furthest behind come first."""
 
     stage: str | None = Field(default=None, max_length=64, description="Stage of the Pod that is furthest behind.")
-    completed: int | None = Field(default=None, ge=0, description="Units of this stage done.")
-    total: int | None = Field(default=None, ge=0, description="Units of this stage in all.")
-    message: Text | None = Field(default=None, description="The same in words.")
+    completed: int | None = Field(default=None, ge=0, description="Completed units of this stage.")
+    total: int | None = Field(default=None, ge=0, description="Total units of this stage.")
+    message: Text | None = Field(default=None, description="Progress as a sentence.")
     stage_since: Timestamp | None = Field(
-        default=None, description="Since when that Pod is in this stage.", json_schema_extra={"format": "date-time"}
+        default=None, description="Time when that Pod entered this stage.", json_schema_extra={"format": "date-time"}
     )
     update_time: Timestamp | None = Field(
         default=None,
-        description="When this was last written; small progress is held back for some seconds.",
+        description="Time of the last update. Small progress is written with a delay of some seconds.",
         json_schema_extra={"format": "date-time"},
     )
     eta_seconds: int | None = Field(
         default=None,
         ge=0,
-        description="About how many seconds the stage lasts from updateTime on: by the engine's count, else as long as in the last start "
-        "with the same caches, else as long as where it was measured (the message says where). Absent if unknown, or exceeded.",
+        description="Estimated remaining seconds of the stage from updateTime on: from the engine's own progress, else from the last start "
+        "with the same caches, else from a measurement elsewhere, which the message names. Absent if unknown or exceeded.",
     )
     pods: list[PodStartup] = Field(
-        default_factory=list, max_length=16, description="Pods that are starting; at most 16.", json_schema_extra=list_map("name")
+        default_factory=list, max_length=16, description="Pods that are starting, at most 16.", json_schema_extra=list_map("name")
     )
 
 
 class CrashStatus(Model):
     """The last crash."""
 
-    signature: str = Field(max_length=128, description="Name of the known crash, or Unknown.")
-    cause: Text = Field(description="What went wrong.")
-    remedy: Text | None = Field(default=None, description="What to do.")
-    reference: str | None = Field(default=None, max_length=512, description="Where more is said about it.")
-    pod: str = Field(max_length=253, description="Pod that crashed.")
+    signature: str = Field(max_length=128, description="Name of the matching crash signature, or Unknown.")
+    cause: Text = Field(description="Cause of the crash.")
+    remedy: Text | None = Field(default=None, description="Recommended remedy.")
+    reference: str | None = Field(default=None, max_length=512, description="Link to more information.")
+    pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
     exit_code: int | None = Field(default=None, description="Exit code of the engine container.")
-    restarts: int | None = Field(default=None, ge=0, description="How often the container had been restarted.")
-    time: Timestamp | None = Field(default=None, description="When.", json_schema_extra={"format": "date-time"})
-    excerpt: str | None = Field(default=None, max_length=2048, description="The telling lines of the log, secrets removed.")
+    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the container before the crash.")
+    time: Timestamp | None = Field(default=None, description="Time of the crash.", json_schema_extra={"format": "date-time"})
+    excerpt: str | None = Field(default=None, max_length=2048, description="Relevant lines of the log, without secrets.")
 
 
 class ChangeKind(StrEnum):
-    """What a remedy changes."""
+    """Kind of a change."""
 
     ARGUMENT = "Argument"
     VARIABLE = "Variable"
 
 
 class ChangeAction(StrEnum):
-    """How a remedy changes it."""
+    """Action of a change."""
 
     SET = "Set"
     REMOVE = "Remove"
 
 
 class RemedyChange(Model):
-    """One flag or variable that a remedy sets or removes."""
+    """A flag or variable that a remedy sets or removes."""
 
     kind: ChangeKind = Field(description="Argument: a flag of `vllm serve`. Variable: an environment variable.")
     action: ChangeAction = Field(description="Set or Remove.")
     name: str = Field(max_length=256, description="Flag with its leading dashes, or name of the variable.")
-    value: str | None = Field(default=None, max_length=1024, description="Value; absent for a flag that takes none.")
+    value: str | None = Field(default=None, max_length=1024, description="Value. Absent for a flag without a value.")
 
 
 class AppliedRemedy(Model):
-    """A remedy that the operator has applied on top of the plan. It is undone when the spec changes."""
+    """A remedy that the operator applied to the plan. It ends when the spec changes."""
 
-    attempt: int = Field(ge=1, le=10, description="The how manieth remedy for this spec.")
-    signature: str = Field(max_length=128, description="Name of the crash that it is for.")
-    changes: list[RemedyChange] = Field(max_length=16, description="What was changed.", json_schema_extra=list_atomic())
-    reason: Text = Field(description="Why.")
-    since: Timestamp = Field(description="Since when.", json_schema_extra={"format": "date-time"})
+    attempt: int = Field(ge=1, le=10, description="Attempt number, from 1.")
+    signature: str = Field(max_length=128, description="Name of the crash that the remedy is for.")
+    changes: list[RemedyChange] = Field(max_length=16, description="Changes to the plan.", json_schema_extra=list_atomic())
+    reason: Text = Field(description="Reason for the remedy.")
+    since: Timestamp = Field(description="Time when the remedy was applied.", json_schema_extra={"format": "date-time"})
 
 
 class RemediationState(StrEnum):
-    """What the operator has done about the last crash."""
+    """Action of the operator about the last crash."""
 
     SUGGESTED = "Suggested"
     APPLIED = "Applied"
@@ -339,26 +337,26 @@ class RemediationState(StrEnum):
 
 
 class RemediationStatus(Model):
-    """What the operator suggests or has done by itself about crashes and stalls of this spec."""
+    """Remedies and restarts that the operator suggested or carried out for this spec."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this is about.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the remediation is for.")
     state: RemediationState | None = Field(
         default=None,
-        description="Suggested: `command` holds a change. Applied: a remedy is in force. GaveUp: remedies did not help. "
-        "Stopped: scaled to zero because of a crash that no restart cures.",
+        description="Suggested: `command` contains the remedy. Applied: a remedy is in force. GaveUp: the remedies did not help. "
+        "Stopped: scaled to zero because of a crash that a restart cannot fix.",
     )
-    message: Text | None = Field(default=None, description="The same in words.")
-    command: str | None = Field(default=None, max_length=4096, description="The change of the spec as a command that can be pasted.")
-    signature: str | None = Field(default=None, max_length=128, description="Name of the crash that this was decided for.")
-    pod: str | None = Field(default=None, max_length=253, description="Pod of that crash.")
-    restarts: int | None = Field(default=None, ge=0, description="Restarts of that Pod before that crash.")
+    message: Text | None = Field(default=None, description="State as a sentence.")
+    command: str | None = Field(default=None, max_length=4096, description="kubectl command that makes the suggested change.")
+    signature: str | None = Field(default=None, max_length=128, description="Name of the crash that led to this state.")
+    pod: str | None = Field(default=None, max_length=253, description="Name of the Pod that crashed.")
+    restarts: int | None = Field(default=None, ge=0, description="Number of restarts of that Pod before the crash.")
     applied: list[AppliedRemedy] = Field(
         default_factory=list, max_length=10, description="Remedies in force, oldest first.", json_schema_extra=list_atomic()
     )
     stalled_pods: list[Annotated[str, Field(max_length=253)]] = Field(
         default_factory=list,
         max_length=10,
-        description="Pods that were deleted because their start had stalled.",
+        description="Pods that the operator deleted because their start stalled.",
         json_schema_extra=list_atomic(),
     )
 
@@ -368,20 +366,18 @@ class RemediationStatus(Model):
 
 
 class VLLMDeploymentStatus(Model):
-    """What is the case."""
+    """Observed state."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that this status is about.")
-    replicas: int | None = Field(default=None, ge=0, description="Pods that exist.")
-    ready_replicas: int | None = Field(default=None, ge=0, description="Pods that serve.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the status was observed for.")
+    replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
+    ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(
-        default_factory=list, max_length=16, description="Conditions, the summary first.", json_schema_extra=list_map("type")
+        default_factory=list, max_length=16, description="Conditions, Ready first.", json_schema_extra=list_map("type")
     )
-    # Most of the status, decided in one piece: with an owner for each of its fields every write costs the API server half as much again.
-    plan: Plan | None = Field(default=None, description="What was decided, and why.", json_schema_extra=map_atomic())
-    cache: CacheStatus | None = Field(default=None, description="The caches.")
-    startup: StartupStatus | None = Field(default=None, description="The start that is under way.")
+    # The plan is most of the status and always changes as a whole. With an owner per field, each write costs the API server 50 % more.
+    plan: Plan | None = Field(default=None, description="The pinned plan.", json_schema_extra=map_atomic())
+    cache: CacheStatus | None = Field(default=None, description="Observed state of the caches.")
+    startup: StartupStatus | None = Field(default=None, description="The start in progress.")
     last_crash: CrashStatus | None = Field(default=None, description="The last crash.")
-    remediation: RemediationStatus | None = Field(
-        default=None, description="What the operator suggests or has done by itself about crashes and stalls of this spec."
-    )
+    remediation: RemediationStatus | None = Field(default=None, description="Remedies and restarts for this spec.")

@@ -1,4 +1,4 @@
-"""Where an engine keeps its files between starts: the part of `spec` about volumes."""
+"""The part of `spec` about volumes: storage of caches and weights between starts."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from vllm_operator.api.fields import HostPath, VolumeSize
 
 
 class Storage(StrEnum):
-    """What holds files between starts."""
+    """Kind of volume that stores files between starts."""
 
     SHARED_CLAIM = "SharedClaim"
     CLAIM_PER_REPLICA = "ClaimPerReplica"
@@ -27,50 +27,55 @@ class AccessMode(StrEnum):
 
 
 class ClaimVolume(Model):
-    """A claim that is created."""
+    """A PersistentVolumeClaim that the operator creates."""
 
     size: VolumeSize | None = Field(
         default=None,
-        description="Size of the claim. If absent: 20Gi for caches, for weights what the model needs. "
-        "May grow later where the storage class allows it.",
+        description="Requested size. Default: 20Gi for caches; for weights, a size that fits the model. "
+        "It can be increased later if the storage class allows volume expansion.",
     )
-    storage_class_name: str | None = Field(default=None, max_length=253, description="Storage class; the cluster's default if absent.")
+    storage_class_name: str | None = Field(
+        default=None, max_length=253, description="StorageClass. Default: the default StorageClass of the cluster."
+    )
     access_mode: AccessMode | None = Field(
-        default=None, description="ReadWriteMany lets replicas on several nodes share the claim; ReadWriteOnce if absent."
+        default=None, description="Access mode. Replicas on several nodes need ReadWriteMany. Default: ReadWriteOnce."
     )
 
 
 class OnDelete(StrEnum):
-    """What becomes of a claim when the VLLMDeployment is deleted."""
+    """What happens to a PersistentVolumeClaim when the VLLMDeployment is deleted."""
 
     RETAIN = "Retain"
     DELETE = "Delete"
 
 
 class StorageSpec(Model):
-    """Where files are kept between starts."""
+    """Storage of files between starts."""
 
     storage: Storage | None = Field(
         default=None,
-        description="SharedClaim: one claim for all replicas. ClaimPerReplica: each Pod has a claim of its own, empty at first and gone "
-        "with the Pod. HostPath: a directory of each node, which stays there. EmptyDir: nothing outlives the Pod. "
-        "If absent: HostPath where `hostPath` is given, else SharedClaim.",
+        description="SharedClaim: one PersistentVolumeClaim for all replicas. ClaimPerReplica: an empty one for each Pod, deleted with the "
+        "Pod. HostPath: a directory on each node, which remains when the Pod is deleted. EmptyDir: deleted with the Pod. "
+        "Default: HostPath if `hostPath` is set, else SharedClaim.",
     )
     claim_name: Name | None = Field(
-        default=None, description="An existing PersistentVolumeClaim. May be shared by several VLLMDeployments."
+        default=None, description="Name of an existing PersistentVolumeClaim to use. Several VLLMDeployments can share it."
     )
-    volume: ClaimVolume | None = Field(default=None, description="The claim that is created, with SharedClaim or ClaimPerReplica.")
+    volume: ClaimVolume | None = Field(
+        default=None, description="PersistentVolumeClaim that the operator creates for SharedClaim or ClaimPerReplica."
+    )
     host_path: HostPath | None = Field(
-        default=None, description="Directory of each node, with HostPath; /var/cache/vllm-operator if absent. It is created where missing."
+        default=None, description="Directory on the nodes for HostPath. It is created if missing. Default: /var/cache/vllm-operator."
     )
     on_delete: OnDelete | None = Field(
         default=None,
-        description="Keep or delete the shared claim that the operator created, when this object is deleted; Retain if absent.",
+        description="Retain or Delete the PersistentVolumeClaim that the operator created for SharedClaim when this object is deleted. "
+        "Default: Retain.",
     )
 
 
 class Priming(StrEnum):
-    """Whether one Pod fills an empty cache before the others start."""
+    """Whether one Pod fills empty caches before the other Pods start."""
 
     AUTO = "Auto"
     ALWAYS = "Always"
@@ -78,13 +83,15 @@ class Priming(StrEnum):
 
 
 class CacheSpec(StorageSpec):
-    """Where compiled kernels and graphs are kept between starts."""
+    """Storage of compiled kernels and graphs between starts."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
-    priming: Priming | None = Field(default=None, description="Fill an empty cache with one Pod before the others start; Auto if absent.")
+    priming: Priming | None = Field(
+        default=None, description="Whether one Pod fills empty caches before the other Pods start. Default: Auto."
+    )
 
 
 class WeightsSpec(StorageSpec):
-    """Where downloaded weights are kept between starts, apart from the caches."""
+    """Storage of downloaded weights between starts, separate from the caches."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
