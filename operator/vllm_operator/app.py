@@ -142,7 +142,13 @@ class Operator:
         self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
         inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), seconds=settings.node_cache_seconds)
-        caches = CacheReconciler(mirror, known, crashes, count=self.metrics.wrote, patience_seconds=settings.priming_patience_seconds)
+        caches = CacheReconciler(
+            mirror,
+            known,
+            crashes,
+            count=self.metrics.wrote,
+            primer_patience_seconds=settings.priming_patience_seconds,
+        )
         reconciler = Reconciler(
             mirror,
             known,

@@ -17,10 +17,6 @@ from vllm_operator.caches.volume_changes import fit_claims, foreign_claims
 from vllm_operator.catalog.priming import PrimingRule
 from vllm_operator.pods import reading
 
-PATIENCE_SECONDS = 60
-"""How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
-seconds; adding a node takes minutes, for which nobody wants to wait who has not asked for it."""
-
 FOREIGN_RECHECK_SECONDS = 30.0
 """How often a claim that is not the operator's is looked at again: no watch tells of it."""
 
@@ -44,7 +40,6 @@ def plan_cache_actions(
     *,
     full: frozenset[str] = frozenset(),
     read_only: frozenset[str] = frozenset(),
-    patience_seconds: int = PATIENCE_SECONDS,
 ) -> CacheActions:
     """Decide what to do for the caches.
 
@@ -54,11 +49,10 @@ def plan_cache_actions(
         rules: When `priming: Auto` primes.
         full: Signatures of a crash for want of room.
         read_only: Signatures of a crash for want of a writable volume.
-        patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
     if foreign := foreign_claims(manifests, context):
         return _beside_foreign_claims(context, manifests, foreign)
-    priming = decide(context, rules, patience_seconds=patience_seconds)
+    priming = decide(context, rules)
     remount, remounted = plan_remounting(context, read_only)
     if remount is Remounting.UNDER_WAY:
         priming = PrimingDecision(replicas=0, record=priming.record)

@@ -16,6 +16,9 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
 
 Manifest = Mapping[str, Any]
+PRIMER_PATIENCE_SECONDS = 60
+"""How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
+seconds; adding a node takes minutes, for which nobody wants to wait who has not asked for it."""
 
 
 @dataclass(frozen=True, kw_only=True)  # without slots: what follows from it is worked out once
@@ -37,6 +40,7 @@ class CacheContext:
         holder: The VLLMDeployment that the claim names as the one who fills the cache, if that is another one and exists.
         holder_pods: Its Pods.
         now: The present time.
+        primer_patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
 
     resource: VLLMDeployment
@@ -53,6 +57,7 @@ class CacheContext:
     pods: tuple[Manifest, ...] = ()
     holder: Manifest | None = None
     holder_pods: tuple[Manifest, ...] = ()
+    primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS
 
     @cached_property
     def address(self) -> CacheAddress | None:

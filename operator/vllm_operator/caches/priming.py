@@ -5,7 +5,7 @@ priming is wanted:
 
 * nothing serves yet: the Deployment has one replica, the others follow once it is Ready;
 * Pods with another cache serve (a new image, for example): the Deployment is left as it is, and a primer fills the new
-  cache. If it finds no GPU within `patience_seconds`, that is said, and the rollout goes on without it;
+  cache. If it finds no GPU within `primer_patience_seconds`, that is said, and the rollout goes on without it;
 * no replica is wanted (`spec.replicas: 0`): a primer, for as long as it takes.
 
 An interrupted start does not make a Pod Ready, so it does not count; its successor goes on with what is on the volume.
@@ -51,20 +51,19 @@ class PrimingDecision:
     record: Changes = field(default_factory=dict)
 
 
-def decide(context: CacheContext, rules: Sequence[PrimingRule], *, patience_seconds: int) -> PrimingDecision:
+def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
     """Decide who fills the cache of a plan, if it is empty.
 
     Args:
         context: What is the case.
         rules: When `priming: Auto` primes.
-        patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
     address = context.address
     if address is None:
         return PrimingDecision()
     if (record := _filled(context, address)) is not None:
         return PrimingDecision(record=record)
-    priming = _wanted(context, address, rules, patience_seconds)
+    priming = _wanted(context, address, rules)
     priming = replace(priming, activity=replace(priming.activity, skipped=priming.activity.skipped or _remembered(context)))
     lease, uid = read_lease(context.claim, address.key), context.resource.metadata.uid
     ours = lease is not None and lease.uid == uid
@@ -92,7 +91,7 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
     return record
 
 
-def _wanted(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule], patience_seconds: int) -> PrimingDecision:
+def _wanted(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
     """Who would fill the cache if nobody else had a say."""
     cache = context.resource.spec.cache or CacheSpec()
     asked = context.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", address.key)
@@ -104,7 +103,7 @@ def _wanted(context: CacheContext, address: CacheAddress, rules: Sequence[Primin
         because = "No replica is wanted yet, and filling the cache ahead was asked for."
         return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()
     if _replaces_serving(context, address):
-        return _ahead_of_rollout(context, address, patience_seconds)
+        return _ahead_of_rollout(context, address)
     is_shared = wanted > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
     reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
     if reason is None:
@@ -123,16 +122,16 @@ def _replaces_serving(context: CacheContext, address: CacheAddress) -> bool:
     return any(at != address and view.phase is Phase.READY for at, view in context.replicas)
 
 
-def _ahead_of_rollout(context: CacheContext, address: CacheAddress, patience_seconds: int) -> PrimingDecision:
+def _ahead_of_rollout(context: CacheContext, address: CacheAddress) -> PrimingDecision:
     views = [view for at, view in context.primers if at == address]
-    skipped = _remembered(context) or _cannot_prime(context) or _cannot_create(context) or _no_gpu(context, views, patience_seconds)
+    skipped = _remembered(context) or _cannot_prime(context) or _cannot_create(context) or _no_gpu(context, views)
     if skipped is not None:
         return PrimingDecision(CacheActivity(skipped=skipped))
     if any(view.phase is Phase.CRASHED for _, view in context.replicas):
         return PrimingDecision()  # what is broken is replaced at once; the Deployment begins with it
     because = "The present replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
-    until = min(waits) + timedelta(seconds=patience_seconds) if waits else None
+    until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
     recheck = (until - context.now).total_seconds() if until is not None else None
     return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because, held=True, until=until, recheck_seconds=recheck))
 
@@ -157,10 +156,11 @@ def _cannot_create(context: CacheContext) -> str | None:
     return f"No Pod could be created for it: {wording.clean(reading.text(failure, 'message'), 300)}"
 
 
-def _no_gpu(context: CacheContext, views: Sequence[PodView], patience_seconds: int) -> str | None:
+def _no_gpu(context: CacheContext, views: Sequence[PodView]) -> str | None:
+    limit = context.primer_patience_seconds
     for view in views:
-        if view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= patience_seconds:
-            return f"No GPU to spare was found within {patience_seconds} s."
+        if view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= limit:
+            return f"No GPU to spare was found within {limit} s."
     return None
 
 

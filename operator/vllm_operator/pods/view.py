@@ -128,6 +128,11 @@ _CONTAINER_FAILURES = frozenset({"CreateContainerConfigError", "CreateContainerE
 _NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 
 
+def waits_for_node(pod: Manifest) -> bool:
+    """Whether a Pod has no node yet."""
+    return not reading.text(pod, "spec", "nodeName")
+
+
 def read_pod(pod: Manifest) -> PodView:
     """Read a Pod. Never raises, whatever its shape."""
     status = reading.mapping(pod, "status")

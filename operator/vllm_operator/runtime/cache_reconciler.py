@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from vllm_operator.api.metadata import primer_name
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
-from vllm_operator.caches.actions import PATIENCE_SECONDS, CacheActions, plan_cache_actions
+from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.cleaning import (
@@ -21,7 +21,7 @@ from vllm_operator.caches.cleaning import (
     find_blocking_pod,
     render_need,
 )
-from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
 from vllm_operator.caches.records import read_lease
 from vllm_operator.cluster.client import (
@@ -49,7 +49,7 @@ from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOutcome:
     """What to apply, and what was found out on the way.
 
@@ -79,7 +79,7 @@ class CacheReconciler:
         crashes: KnownCrashes,
         *,
         count: Callable[[str, str], None],
-        patience_seconds: int = PATIENCE_SECONDS,
+        primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Prepare to reconcile.
@@ -89,14 +89,14 @@ class CacheReconciler:
             catalog: When `priming: Auto` primes.
             crashes: Which crashes come from a full or a read-only volume.
             count: Called with the verb and the kind of each write.
-            patience_seconds: How long a primer may wait for a GPU while replicas serve.
+            primer_patience_seconds: How long a primer may wait for a GPU while replicas serve.
             now: The clock.
         """
         self._client = client
         self._catalog = catalog
         self._crashes = crashes
         self._count = count
-        self._patience_seconds = patience_seconds
+        self._primer_patience_seconds = primer_patience_seconds
         self._now = now
 
     async def reconcile(
@@ -122,7 +122,17 @@ class CacheReconciler:
             claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
             fewer = resource.spec.replicas < ((deployment or {}).get("spec") or {}).get("replicas", 0)
             held = resource.spec.replicas if fewer else None
-            return CacheOutcome([], [], outcome, children, name, claims[0], of_weights, claims[1], held_replicas=held)
+            return CacheOutcome(
+                manifests=[],
+                live=[],
+                outcome=outcome,
+                kept=children,
+                claim_name=name,
+                claim=claims[0],
+                weights_claim_name=of_weights,
+                weights_claim=claims[1],
+                held_replicas=held,
+            )
         outcome, context, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
         cache_actions = plan_cache_actions(
             context,
@@ -130,7 +140,6 @@ class CacheReconciler:
             self._catalog.shipped.priming,
             full=self._crashes.reporting.cleaning,
             read_only=self._crashes.reporting.remounting,
-            patience_seconds=self._patience_seconds,
         )
         name = context.address.claim if context.address else None
         claim = await self._record(context, cache_actions)
@@ -146,8 +155,18 @@ class CacheReconciler:
         live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
         of_weights = context.weights_claim_name
         found = context.claims.get(of_weights or "")
-        weights = dict(found) if found is not None else None
-        return CacheOutcome(cache_actions.manifests, live, outcome, kept, name, claim, of_weights, weights, activity, cache_actions.scale)
+        return CacheOutcome(
+            manifests=cache_actions.manifests,
+            live=live,
+            outcome=outcome,
+            kept=kept,
+            claim_name=name,
+            claim=claim,
+            weights_claim_name=of_weights,
+            weights_claim=dict(found) if found is not None else None,
+            activity=activity,
+            held_replicas=cache_actions.scale,
+        )
 
     async def _on_the_claim(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
@@ -188,6 +207,7 @@ class CacheReconciler:
             weights_claim_name=of_weights,
             weights_modes=reading.access_modes(weights if weights is not None else wished.get(of_weights or "")),
             pods=snapshot.pods,
+            primer_patience_seconds=self._primer_patience_seconds,
         )
         lease = read_lease(context.claim, address.key) if address else None
         if lease is None or lease.uid == resource.metadata.uid:

@@ -7,4 +7,5 @@ caches          CacheWarm, `status.cache`; volume_claims (the PVCs)
 starting        Starting; startup (`status.startup`), estimates, lateness, taints (why no node takes a Pod)
 summary         Crashed, Available, Ready
 events          the difference to the previous status, as events
+failures        the status of an object that could not be observed
 """
