@@ -1,40 +1,29 @@
-"""What happens to processes and machines: the operator, the API server, etcd's history, a node."""
+"""What happens to the control plane and to machines: the API server, etcd's history, the controllers, a node."""
 
 import asyncio
-import signal
-from collections.abc import Coroutine
 from random import Random
 
-from chaos.acts import Acts
+from chaos.acts import Acts, Background
 from chaos.client import GONE, PatientCluster
 from chaos.journal import Journal
 from support.cluster import Manifest, RefusedError, simulated
-from support.operator_process import OperatorProcess
 from testenv import gpu_node
 
 API_SERVER, CONTROLLERS = "kube-apiserver", "kube-controller-manager"
 PRODUCTS = ("NVIDIA-H100-80GB-HBM3", "NVIDIA-H200", "NVIDIA-B200")
-KILLED, TERMINATED, UNPREPARED = -signal.SIGKILL, 0, -signal.SIGTERM
-"""Exit statuses that a signal of ours explains; the last one where it came before the operator could listen to it."""
 
 
 class Outages:
-    """Outages of the operator, of the API server and of one node. Those that take time go on beside what happens next."""
+    """Outages of the control plane and of one node."""
 
-    def __init__(self, client: PatientCluster, operator: OperatorProcess, journal: Journal, node: str, node_kind: str) -> None:
+    def __init__(self, client: PatientCluster, journal: Journal, node: str, node_kind: str) -> None:
         self._client = client
         self._plane = client.environment.control_plane
-        self._operator = operator
         self._journal = journal
         self._node, self._node_kind = node, node_kind
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._background = Background()
         self._api_server = asyncio.Lock()
-        self.starts = 1
-        """How often the operator was started."""
         self.acts: Acts = {
-            self._kill_operator: 4,
-            self._stop_operator: 2,
-            self._freeze_operator: 3,
             self._kill_api_server: 1,
             self._freeze_api_server: 1,
             self._kill_controllers: 1,
@@ -44,25 +33,10 @@ class Outages:
             self._relabel_node: 2,
         }
 
-    async def check_operator(self) -> None:
-        """Starts the operator again if it has ended, which it must not by itself."""
-        if (status := self._operator.process.returncode) is not None:
-            self._journal.violate(f"the operator ended by itself with {status}: {self._operator.log[-2000:]}")
-            await self._start_operator()
-
     async def end(self) -> None:
         """Waits until what is under way is over, and puts right what can be."""
-        while self._under_way:
-            await asyncio.gather(*self._under_way)
-        await self.check_operator()
+        await self._background.finish()
         await self._restore_node()
-
-    async def kill_operator(self) -> None:
-        """Kills the operator and starts it again."""
-        await self.check_operator()
-        await self._operator.kill()
-        self._expect(KILLED)
-        await self._start_operator()
 
     async def expire_watches(self) -> None:
         """Makes every watch begin anew: etcd forgets its history, and the API server starts without one."""
@@ -71,48 +45,8 @@ class Outages:
             await asyncio.to_thread(self._plane.stop_component, API_SERVER, kill=True)
             await asyncio.to_thread(self._plane.start_component, API_SERVER)
 
-    def _expect(self, *statuses: int) -> None:
-        if (status := self._operator.process.returncode) not in statuses:
-            self._journal.violate(f"the operator ended with {status} on a signal: {self._operator.log[-2000:]}")
-
-    async def _start_operator(self) -> None:
-        await self._operator.start()
-        self.starts += 1
-
-    def _begin(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
-        self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
-
-    async def _kill_operator(self, random: Random) -> str:
-        await self.kill_operator()
-        return "kill the operator and start it again"
-
-    async def _stop_operator(self, random: Random) -> str:
-        await self.check_operator()
-        await self._operator.stop()
-        self._expect(TERMINATED, UNPREPARED)
-        pause = random.choice((0.0, 1.0, 4.0))
-        await asyncio.sleep(pause)
-        await self._start_operator()
-        return f"stop the operator and start it again after {pause:g} s"
-
-    async def _freeze_operator(self, random: Random) -> str:
-        seconds = random.choice((0.5, 2.0, 8.0))
-        self._begin(self._freeze(seconds))
-        return f"freeze the operator for {seconds:g} s"
-
-    async def _freeze(self, seconds: float) -> None:
-        process = self._operator.process
-        if process.returncode is None:
-            process.send_signal(signal.SIGSTOP)
-        await asyncio.sleep(seconds)
-        if process.returncode is None:
-            process.send_signal(signal.SIGCONT)
-            self._journal.note("the operator goes on")
-
     async def _kill_api_server(self, random: Random) -> str:
-        self._begin(self._restart_api_server(random.choice((0.0, 2.0))))
+        self._background.begin(self._restart_api_server(random.choice((0.0, 2.0))))
         return "kill the API server"
 
     async def _restart_api_server(self, pause: float) -> None:
@@ -124,7 +58,7 @@ class Outages:
 
     async def _freeze_api_server(self, random: Random) -> str:
         seconds = random.choice((1.0, 4.0))
-        self._begin(self._freeze_for(seconds))
+        self._background.begin(self._freeze_for(seconds))
         return f"freeze the API server for {seconds:g} s"
 
     async def _freeze_for(self, seconds: float) -> None:
@@ -144,12 +78,12 @@ class Outages:
             await asyncio.to_thread(self._plane.start_component, CONTROLLERS)
 
     async def _expire_watches(self, random: Random) -> str:
-        self._begin(self.expire_watches())
+        self._background.begin(self.expire_watches())
         return "compact etcd and kill the API server"
 
     async def _lose_node(self, random: Random) -> str:
         seconds = random.choice((1.0, 5.0))
-        self._begin(self._lose(seconds))
+        self._background.begin(self._lose(seconds))
         return f"the node does not report for {seconds:g} s"
 
     async def _lose(self, seconds: float) -> None:
@@ -167,7 +101,7 @@ class Outages:
     async def _remove_node(self, random: Random) -> str:
         await self._client.delete("Node", self._node)
         seconds = random.choice((0.0, 3.0))
-        self._begin(self._bring_node(seconds))
+        self._background.begin(self._bring_node(seconds))
         return f"remove the node for {seconds:g} s"
 
     async def _bring_node(self, seconds: float) -> None:

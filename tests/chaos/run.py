@@ -14,13 +14,13 @@ from chaos.acts import Acts, draw
 from chaos.client import EXISTS, GONE, INVALID, PatientCluster
 from chaos.foreign import ForeignObjects, look_alikes
 from chaos.journal import Journal
+from chaos.operators import Operators, writes_beside_the_holder
 from chaos.outages import Outages
 from chaos.pods import ENGINE, Pods, crashes
 from chaos.statuses import serves_for, unexplained, untrue
 from chaos.updates import lost_updates
 from chaos.users import SERVABLE, Users
 from chaos.volumes import Volumes
-from support.account import ACCOUNT
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready
 from support.operator_process import OperatorProcess, condition, has
@@ -41,7 +41,7 @@ class Run:
 
     Args:
         client: A client of the namespace.
-        operator: The operator that serves it.
+        operators: One that serves it, and a second one that is not started yet, each with an account of its own.
         seed: What happens is drawn from it: the same for each run, although not what it meets.
         folder: For the volumes, and for the state if something is wrong.
         nodes: A node that may be lost, and one that stays.
@@ -49,20 +49,27 @@ class Run:
     """
 
     def __init__(
-        self, client: PatientCluster, operator: OperatorProcess, *, seed: int, folder: Path, nodes: tuple[str, str], node_kind: str
+        self,
+        client: PatientCluster,
+        operators: tuple[OperatorProcess, OperatorProcess],
+        *,
+        seed: int,
+        folder: Path,
+        nodes: tuple[str, str],
+        node_kind: str,
     ) -> None:
         self.journal = Journal(seed)
         self._client = client
-        self._operator = operator
         self._folder = folder
         self._steady = nodes[1]
         self._fields_of_others = ForeignObjects(client)
         self._users = Users(client, self._fields_of_others, self.journal, NAMES)
         self._pods = Pods(client, Simulator(client))
-        self._outages = Outages(client, operator, self.journal, nodes[0], node_kind)
+        self._outages = Outages(client, self.journal, nodes[0], node_kind)
+        self._operators = Operators(*operators, self.journal)
         self.volumes = Volumes(client, self.journal, folder / "volumes")
         self._audit = AuditTrail(client.environment.control_plane.audit_log)
-        self._account = f"system:serviceaccount:{client.namespace}:{ACCOUNT}"
+        self._accounts = f"system:serviceaccount:{client.namespace}:"
 
     async def run(self, seconds: float) -> None:
         """Runs for so long, settles, and checks; what is wrong is in the journal afterwards."""
@@ -77,10 +84,12 @@ class Run:
                 if self.journal.violations:
                     await self._save_state()
                 await self._check_deletion()
+            self.journal.violate(*writes_beside_the_holder(self._audit.writes(user=self._accounts)))
             self._check_log()
         finally:
             (self._folder / "acts.txt").write_text(self.journal.report())
-            (self._folder / "operator.log").write_text(self._operator.log)
+            for name, log in zip(("operator", "second-operator"), self._operators.logs, strict=True):
+                (self._folder / f"{name}.log").write_text(log)
             shutil.copy(self._client.environment.control_plane.audit_log, self._folder / "audit.log")
 
     async def _prepare(self) -> None:
@@ -108,13 +117,13 @@ class Run:
             await asyncio.sleep(0.5)
 
     async def _act(self, seconds: float) -> None:
-        acts: Acts = {**self._users.acts, **self._pods.acts, **self._outages.acts}
+        acts: Acts = {**self._users.acts, **self._pods.acts, **self._operators.acts, **self._outages.acts}
         number, end = 0, self.journal.elapsed() + seconds
         while self.journal.elapsed() < end:
             # each act draws from a source of its own, so that what one meets does not change the next
             random = Random(f"{self.journal.seed}/{number}")
             act = draw(acts, random)
-            await self._outages.check_operator()
+            await self._operators.check()
             try:
                 self.journal.note(await act(random))
             except RefusedError as refused:
@@ -130,7 +139,7 @@ class Run:
     async def _expire_watches(self) -> None:
         """The operator must see `410 Gone` at least once: its watches begin anew, with a list."""
         await self._outages.end()
-        await self._operator.until_says("serving", times=1)
+        await self._operators.end()
         before = self._lists()
         await self._users.apply(NAMES[0], {})
         path = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{self._client.namespace}/vllmdeployments"
@@ -145,24 +154,27 @@ class Run:
                     await asyncio.sleep(0.5)
         except TimeoutError:
             self.journal.violate("no watch began anew after 410 Gone")
-        self.journal.note(f"watches began anew after 410 Gone; {self._lists()} lists by {self._outages.starts} operators")
+        self.journal.note(f"watches began anew after 410 Gone; {self._lists()} lists by {self._operators.starts} operators")
 
     def _lists(self) -> int:
         """How often watches of the operator have listed VLLMDeployments."""
-        asked = self._audit.requests(agent="kopf/", user=self._account)
+        asked = self._audit.requests(agent="kopf/", user=self._accounts)
         return sum(request.verb == "list" and request.resource == "vllmdeployments" for request in asked)
 
     async def _settle(self) -> None:
         """Puts right what can be, and updates each spec a last time, some of them several times in a row."""
         random = Random(f"{self.journal.seed}/end")
         await self._outages.end()
+        await self._operators.end()
+        # after outages the garbage collector may wait for many minutes before it tries again
+        await self._outages.restart_controllers()
         await self._users.settle()
         await self._pods.heal()
         for number, name in enumerate(NAMES):
             for spec in random.choices(SERVABLE, k=random.choice((1, 2, 3))):
                 manifest = await self._users.apply(name, spec)
             if number == 1:
-                await self._outages.kill_operator()
+                await self._operators.kill_first(new_pod=random.choice((True, False)))
             token = f"{self.journal.seed} at the end"
             await self._client.patch("VLLMDeployment", name, {"metadata": {"annotations": {"vllm-operator.dev/replan": token}}})
             self.journal.note(f"the last spec of {name}: {manifest['spec']}")
@@ -187,7 +199,7 @@ class Run:
 
     def _writes(self, trail: AuditTrail) -> set[tuple[str, str, str]]:
         """What the operator has written; the Lease is renewed for as long as it runs."""
-        asked = trail.writes(user=self._account, namespace=self._client.namespace)
+        asked = trail.writes(user=self._accounts, namespace=self._client.namespace)
         return {(it.verb, it.resource, it.name) for it in asked if it.resource != "leases"}
 
     async def _check_settled(self) -> None:
@@ -207,7 +219,7 @@ class Run:
     async def _check_foreign(self) -> None:
         self.journal.violate(*await self._fields_of_others.check(), *self.volumes.changed())
         plurals = {(f"{kind.lower()}s", name): kind for kind, name in self._fields_of_others.names()}
-        for request in self._audit.writes(user=self._account, namespace=self._client.namespace):
+        for request in self._audit.writes(user=self._accounts, namespace=self._client.namespace):
             if request.status < 300 and (request.resource, request.name) in plurals and not request.name.startswith(NAMES):
                 self.journal.violate(f"the operator did {request.verb} the user's {request.resource} {request.name}")
 
@@ -246,8 +258,7 @@ class Run:
         """Everything of the operator goes with its VLLMDeployments, but claims that are to be retained."""
         for number, name in enumerate((*NAMES, TAKEN)):
             await self._client.delete_with("VLLMDeployment", name, ("Background", "Foreground")[number % 2])
-        # after outages the garbage collector may wait for many minutes before it tries again
-        await self._outages.restart_controllers()
+        await self._outages.restart_controllers()  # for the same reason as before
         left: list[str] = []
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(90):
@@ -285,11 +296,12 @@ class Run:
         )
 
     def _check_log(self) -> None:
-        lines = self._operator.log.splitlines()
-        for number, line in enumerate(lines):
-            if any(word in line for word in FORBIDDEN_WORDS):
-                self.journal.violate("the operator's log has\n" + "\n".join(lines[max(0, number - 3) : number + 25]))
-                break
+        for log in self._operators.logs:
+            lines = log.splitlines()
+            for number, line in enumerate(lines):
+                if any(word in line for word in FORBIDDEN_WORDS):
+                    self.journal.violate("an operator's log has\n" + "\n".join(lines[max(0, number - 3) : number + 25]))
+                    break
 
     async def _save_state(self) -> None:
         """Writes all objects into the folder."""

@@ -1,6 +1,7 @@
 """What users do to VLLMDeployments, to what belongs to them, and to their own objects beside it."""
 
 import asyncio
+import contextlib
 from random import Random
 
 from chaos.acts import Acts
@@ -48,6 +49,9 @@ SPECS: tuple[Manifest, ...] = (
 """Most can be planned, some have no GPU, some are slips."""
 CHILDREN = ("Deployment", "Service", CLAIM)
 PROPAGATION = ("Background", "Foreground", "Orphan")
+WAIT_SECONDS = 15.0
+"""For so long a user waits, while other things could happen, until Pods are gone: after outages the garbage collector may take longer."""
+SETTLE_SECONDS = 120.0
 
 
 class Users:
@@ -156,7 +160,8 @@ class Users:
         claim_name = f"{name}-cache"
         if (CLAIM, claim_name) in self._fields_of_others.names():
             return f"{CLAIM} {claim_name} is a user's already"
-        await self._remove("VLLMDeployment", name)
+        if not await self._free_claim(name, within=WAIT_SECONDS):
+            return f"Pods go on using {CLAIM} {claim_name}: no claim of one's own"
         await self._remove(CLAIM, claim_name)
         await self._fields_of_others.create(claim(claim_name))
         return f"delete VLLMDeployment {name} and create a claim {claim_name} of one's own"
@@ -166,19 +171,37 @@ class Users:
         if not mine:
             return "no claim to give back"
         name = random.choice(mine)
-        await self.give_claim_back(name)
+        if not await self._return_claim(name, within=WAIT_SECONDS):
+            return f"Pods go on using one's own claim {name}-cache"
         return f"delete VLLMDeployment {name} and one's own claim {name}-cache"
 
-    async def give_claim_back(self, name: str) -> None:
-        """Deletes a user's own claim, and before it what may use it."""
-        await self._remove("VLLMDeployment", name)
+    async def _return_claim(self, name: str, *, within: float) -> bool:
+        """Deletes a user's own claim, and before it what may use it; False if that stays for longer."""
+        if not await self._free_claim(name, within=within):
+            return False
         self._journal.violate(*await self._fields_of_others.remove(CLAIM, f"{name}-cache"))
+        return True
+
+    async def _free_claim(self, name: str, *, within: float) -> bool:
+        """Deletes what may use the claim of a VLLMDeployment, also what it has left behind as an orphan; whether all Pods went."""
+        await self._remove("VLLMDeployment", name)
+        for deployment in (name, f"{name}-primer"):
+            if ("Deployment", deployment) not in self._fields_of_others.names():
+                await self._remove("Deployment", deployment)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                while True:
+                    if not any(_uses(pod, f"{name}-cache") for pod in await self._client.list_all("Pod")):
+                        return True
+                    await asyncio.sleep(0.2)
+        return False
 
     async def settle(self) -> None:
         """Gives claims back, and removes children that an edit of their labels has taken away from the operator."""
         for name in self._names:
-            if (CLAIM, f"{name}-cache") in self._fields_of_others.names():
-                await self.give_claim_back(name)
+            is_taken = (CLAIM, f"{name}-cache") in self._fields_of_others.names()
+            if is_taken and not await self._return_claim(name, within=SETTLE_SECONDS):
+                self._journal.violate(f"Pods go on using {name}-cache although VLLMDeployment {name} and its Deployments are deleted")
             for kind in CHILDREN:
                 child = await self._client.find(kind, f"{name}-cache" if kind == CLAIM else name)
                 ours = labels_like(name, "").items() - {(labels.COMPONENT_LABEL, "")}
@@ -192,7 +215,7 @@ class Users:
                     self._journal.note(f"delete {kind} {child['metadata']['name']}, which is not the operator's any more")
 
     async def _wait_until_replaced(self, child: Manifest, kind: str) -> None:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(SETTLE_SECONDS):
             while True:
                 found = await self._client.find(kind, child["metadata"]["name"])
                 if found is None or found["metadata"]["uid"] != child["metadata"]["uid"]:
@@ -205,4 +228,9 @@ class Users:
         except RefusedError as refused:
             if refused.status != GONE:
                 raise
-        await self._client.wait_until_gone(kind, name, within=60)
+        await self._client.wait_until_gone(kind, name, within=SETTLE_SECONDS)
+
+
+def _uses(pod: Manifest, claim_name: str) -> bool:
+    volumes = pod["spec"].get("volumes") or ()
+    return any(volume.get("persistentVolumeClaim", {}).get("claimName") == claim_name for volume in volumes)

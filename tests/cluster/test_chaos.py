@@ -4,12 +4,13 @@
 """
 
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
 from chaos.run import Run, patient
-from support.account import make_account, remove_account
+from support.account import add_account, make_account, remove_account
 from support.cluster import Cluster
 from support.operator_process import OperatorProcess
 
@@ -31,8 +32,11 @@ async def test_nothing_is_lost_foreign_or_unexplained(
     [node] = [node["metadata"]["name"] for node in await served.list_all("Node")]
     [steady] = gpu_nodes(NODE_KIND, name="steady")
     kubeconfig = await make_account(served, tmp_path / "operator.kubeconfig")
-    async with patient(served) as client, OperatorProcess(kubeconfig, served.namespace) as operator:
-        run = Run(client, operator, seed=seed, folder=tmp_path, nodes=(node, steady), node_kind=NODE_KIND)
+    second = OperatorProcess(await add_account(served, "second", tmp_path / "second.kubeconfig"), served.namespace)
+    async with patient(served) as client, AsyncExitStack() as stack:
+        first = await stack.enter_async_context(OperatorProcess(kubeconfig, served.namespace))
+        stack.push_async_exit(second)  # started by chance
+        run = Run(client, (first, second), seed=seed, folder=tmp_path, nodes=(node, steady), node_kind=NODE_KIND)
         try:
             await run.run(request.config.getoption("--chaos-seconds"))
         except BaseException as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from support.account import ACCOUNT, make_account, remove_account
+from support.account import ACCOUNT, add_account, make_account, remove_account
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest
 from support.operator_process import OperatorProcess, has, llama
@@ -26,13 +26,7 @@ MODELS = tuple(f"model-{number}" for number in range(8))
 async def accounts(served: Cluster, tmp_path: Path) -> AsyncIterator[tuple[Path, Path]]:
     """Two accounts with the rights of the chart, so that the audit log tells who has written."""
     first = await make_account(served, tmp_path / "first.kubeconfig")
-    second = await served.act_as("second", tmp_path / "second.kubeconfig")
-    subject = {"kind": "ServiceAccount", "name": "second", "namespace": served.namespace}
-    for kind in ("RoleBinding", "ClusterRoleBinding"):
-        path = f"/apis/rbac.authorization.k8s.io/v1{'' if kind.startswith('C') else f'/namespaces/{served.namespace}'}/{kind.lower()}s"
-        for binding in (await served.request("GET", path))["items"]:
-            if {**subject, "name": ACCOUNT} in (binding.get("subjects") or ()):
-                await served.patch(kind, binding["metadata"]["name"], {"subjects": [*binding["subjects"], subject]})
+    second = await add_account(served, "second", tmp_path / "second.kubeconfig")
     yield first, second
     await remove_account(served)
 

@@ -28,6 +28,17 @@ async def make_account(cluster: Cluster, path: Path) -> Path:
     return await cluster.act_as(ACCOUNT, path)
 
 
+async def add_account(cluster: Cluster, name: str, path: Path) -> Path:
+    """Create another account with the same rights, so that the audit log tells who has written; write its kubeconfig."""
+    kubeconfig = await cluster.act_as(name, path)
+    made, added = ({"kind": "ServiceAccount", "name": each, "namespace": cluster.namespace} for each in (ACCOUNT, name))
+    for kind, place in (("RoleBinding", f"/namespaces/{cluster.namespace}"), ("ClusterRoleBinding", "")):
+        for binding in (await cluster.request("GET", f"/apis/{ROLE_GROUP}/v1{place}/{kind.lower()}s"))["items"]:
+            if made in (binding.get("subjects") or ()):
+                await cluster.patch(kind, binding["metadata"]["name"], {"subjects": [*binding["subjects"], added]})
+    return kubeconfig
+
+
 async def remove_account(cluster: Cluster) -> None:
     """Remove what does not go with the namespace."""
     for kind in ("ClusterRoleBinding", "ClusterRole"):

@@ -21,6 +21,8 @@ class Request:
     user: str
     agent: str
     status: int
+    received: str
+    """When it arrived, in UTC: the texts of two times compare as the times do."""
 
 
 class AuditTrail:
@@ -60,4 +62,5 @@ def _request(event: dict[str, Any]) -> Request:
         user=event["user"].get("username", ""),
         agent=event.get("userAgent", ""),
         status=event.get("responseStatus", {}).get("code", 0),
+        received=event.get("requestReceivedTimestamp", ""),
     )

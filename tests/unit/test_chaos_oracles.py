@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from chaos.foreign import claim, differences, essence, labels_like, traces
+from chaos.operators import writes_beside_the_holder
 from chaos.statuses import unexplained, untrue
 from chaos.updates import lost_updates
 from chaos.volumes import Volume
+from support.audit import Request
 from support.gpus import real_node
 from support.operator_process import llama
 from support.plans import known
@@ -116,3 +118,21 @@ def test_a_file_of_somebody_else_that_is_changed_or_gone_is_found(tmp_path: Path
     (folder / "notes.txt").write_text("other")
     os.unlink(folder / "v0.9-link-00000004")
     assert volume.changed() == ["notes.txt on volume volume", "v0.9-link-00000004 on volume volume"]
+
+
+def written(second: int, user: str, resource: str, status: int = 200) -> Request:
+    return Request("patch", "", resource, "", "default", "llama", user, "", status, f"2026-11-22T12:00:{second:02d}.000000Z")
+
+
+@pytest.mark.parametrize(
+    ("writes", "by"),
+    [
+        ([written(1, "a", "deployments"), written(2, "a", "leases"), written(3, "a", "services")], []),
+        ([written(1, "a", "leases"), written(2, "b", "leases"), written(3, "b", "pods"), written(4, "a", "leases", 409)], []),
+        ([written(1, "a", "leases"), written(2, "b", "leases", 409), written(3, "b", "pods")], ["b"]),
+        ([written(4, "a", "pods", 409), written(1, "a", "leases"), written(3, "b", "leases")], ["a"]),
+        ([written(1, "a", "leases"), written(2, "b", "selfsubjectaccessreviews", 201)], []),
+    ],
+)
+def test_a_write_without_the_lease_is_found(writes: list[Request], by: list[str]) -> None:
+    assert [found[0] for found in writes_beside_the_holder(writes)] == by
