@@ -76,7 +76,8 @@ def check_crash(histories: dict[str, History]) -> Iterator[str]:
             yield f"lastCrash.{text} is empty"
     if "CUDA_VISIBLE_DEVICES" not in crash.get("remedy", ""):
         yield f"the remedy does not speak of CUDA_VISIBLE_DEVICES: {crash.get('remedy')!r}"
-    yield from want_words(seen, "Ready", "CUDA_VISIBLE_DEVICES")
+    yield from want_words(seen, "Ready", "MigUuidNotInteger", "See condition Crashed")
+    yield from want_words(seen, "Crashed", "CUDA_VISIBLE_DEVICES")
 
 
 def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:

@@ -52,7 +52,7 @@ async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     page = await story(served)
     assert in_order(
-        page, "Ready=True Serving: The replica serves as model", "Starting=False Started", "Planned", "Started x1: The replica serves"
+        page, "Ready=True Serving: The replica serves model", "Starting=False Started", "Planned", "Started x1: The replica is ready"
     )
 
 
@@ -67,7 +67,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
     began = datetime.now(UTC) - timedelta(seconds=recording[compiles].seconds + 90)
     for output in recording[: compiles + 1]:
         log.write(output.data, at=began + timedelta(seconds=output.seconds))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "inferred from" in condition(r, "Starting").get("message", ""))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "no log line since" in condition(r, "Starting").get("message", ""))
     assert told["status"]["startup"]["stage"] == "FlashInferWarmup"
     page = await story(served)
     silent = "warming up FlashInfer's attention; probably compiling FlashInfer kernels, which the engine does without logging"
@@ -105,12 +105,14 @@ async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Sim
 async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, replicas=9, cache={"volume": {"accessMode": "ReadWriteMany"}}))
     await served.wait_for(
-        "VLLMDeployment", "llama", lambda it: "8 of 9 replicas serve" in condition(it, "Ready").get("message", ""), within=40
+        "VLLMDeployment", "llama", lambda it: "8 of 9 replicas are ready" in condition(it, "Ready").get("message", ""), within=40
     )
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Unschedulable"), within=40)
     assert "Insufficient nvidia.com/gpu" in condition(told, "Starting")["message"]
     page = await story(served)
-    assert in_order(page, "8 of 9 replicas serve", "No node takes Pod", "Free or add what is missing", "Warning Unschedulable x1")
+    assert in_order(
+        page, "8 of 9 replicas are ready", "No node fits Pod", "Each replica needs", "Scale something down", "Warning Unschedulable x1"
+    )
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 8}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 
@@ -170,7 +172,7 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
     assert status["remediation"]["stalledPods"] == [first]
     await served.wait_for("VLLMDeployment", "llama", has("Starting", "True"))
     told = await until_stalled(served, sim, second)
-    assert "restarted as many stalled starts as spec.startup.maxStallRestarts allows" in condition(told, "Starting")["message"]
+    assert "spec.startup.maxStallRestarts is reached as spec.startup.maxStallRestarts allows" in condition(told, "Starting")["message"]
     assert await served.exists("Pod", second)
 
 

@@ -122,7 +122,7 @@ async def test_two_share_a_claim_and_one_fills_it(served: Cluster, sim: Simulato
     first = await priming(served, sim, cache=cache)
     await served.create(llama(served.namespace, "other", engine=RACES, cache=cache))
     waiting = await served.wait_for("VLLMDeployment", "other", has("Starting", "True", "Priming"))
-    assert "VLLMDeployment llama fills directory" in condition(waiting, "CacheWarm")["message"]
+    assert "VLLMDeployment llama is filling directory" in condition(waiting, "CacheWarm")["message"]
     assert (await served.get("Deployment", "other"))["spec"]["replicas"] == 0
     await finish(served, sim, first)
     await all_serve(served)
@@ -197,7 +197,7 @@ async def test_without_a_gpu_to_spare_the_rollout_goes_on(served: Cluster, sim: 
         await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
         await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
         done = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"].get("cache", {}).get("primingSkipped"), within=30)
-        assert done["status"]["cache"]["primingSkipped"] == "No GPU to spare was found within 1 s."
+        assert done["status"]["cache"]["primingSkipped"] == "No GPU was free within 1 s."
         await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
 
 
@@ -324,7 +324,7 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     }
     await served.patch("Pod", name, {"status": {"phase": "Succeeded", "containerStatuses": [container]}}, subresource="status")
     await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "that nobody used was removed (1.0 GiB)" in condition(r, "CacheWarm")["message"]
+        "VLLMDeployment", "llama", lambda r: "removed 1 unused directory (1.0 GiB)" in condition(r, "CacheWarm")["message"]
     )
     await sim.change(pod, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
@@ -339,7 +339,7 @@ async def test_a_job_that_may_not_be_created_is_told(served: Cluster, sim: Simul
     )
     said = condition(told, "CacheWarm")["message"]
     assert "jobs.batch is forbidden" in said
-    assert "are being removed" not in said
+    assert "is removing unused caches" not in said
     assert await pods(served, component="cleaning") == []
 
 
@@ -373,7 +373,7 @@ async def test_replicas_that_a_claim_for_one_node_would_hang_are_told(served: Cl
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: "wait for ever" in condition(r, "CacheWarm").get("message", ""))
     said = condition(told, "CacheWarm")["message"]
     assert "no node has GPUs for more than 2 replicas" in said
-    assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany claim in spec.cache.claimName" in said
+    assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany PVC in spec.cache.claimName" in said
 
 
 async def test_a_claim_grows_where_its_class_allows_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

@@ -34,7 +34,11 @@ CRASHES = {
         ("crashed 3 times", "exit code 1", "MIG UUID", "What to do: remove CUDA_VISIBLE_DEVICES", "issues/41849"),
     ),
     "a known crash is the summary": Situation(
-        o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Ready", "False", "MigUuidNotInteger", ("What to do",)
+        o.observe(o.crashed_pod(), states={X1: crashed_state()}),
+        "Ready",
+        "False",
+        "MigUuidNotInteger",
+        ("MigUuidNotInteger. See condition Crashed.",),
     ),
     "a crash stays in force while the next start runs": Situation(
         o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
@@ -55,7 +59,7 @@ CRASHES = {
     ),
     "an unknown crash without a word": Situation(o.observe(o.crashed_pod()), "Crashed", "True", "UnknownCrash", ("does not say why",)),
     "a crash whose log is still being read": Situation(
-        o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "being read")
+        o.observe(o.crashed_pod(seconds=-2)), "Crashed", "True", "CrashUnderExamination", ("exit code 1", "is reading its log")
     ),
     "killed for memory": Situation(
         o.observe(o.crashed_pod(code=137, reason="OOMKilled", seconds=-1)),
@@ -108,8 +112,8 @@ CRASHES = {
     ),
     "refused by the kubelet": Situation(
         o.observe(o.pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed: no healthy devices")),
-        "Ready",
-        "False",
+        "Crashed",
+        "True",
         "UnexpectedAdmissionError",
         ("no healthy devices", "device plugin"),
     ),
@@ -150,7 +154,7 @@ CRASHES = {
         "Starting",
         "False",
         "Unschedulable",
-        ("No node takes Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Free", "spec.accelerator"),
+        ("No node fits Pod vllm-a-x1: 0/3 nodes are available: 3 cannot allocate all claims. Resolve this", "spec.accelerator"),
     ),
     "a node without room": Situation(
         o.observe(o.pod(phase="Failed", reason="OutOfnvidia.com/gpu", message="requested: 1, used: 8, capacity: 8")),
@@ -205,7 +209,7 @@ CRASHES = {
         "Ready",
         "False",
         "MigUuidNotInteger",
-        ("3 of 4 replicas serve.", "Pod vllm-a-x1 crashed"),
+        ("3 of 4 replicas are ready.", "Pod vllm-a-x1 crashed"),
     ),
     "the known crash is told before the unknown one": Situation(
         o.observe(o.crashed_pod(), o.crashed_pod("vllm-a-x2", seconds=-15), replicas=2, states={X1: crashed_state()}),

@@ -35,23 +35,23 @@ TAINTS = {
         "Ready",
         "False",
         "Unschedulable",
-        ("2 nodes with its GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),
+        ("2 nodes with the planned GPU have the taint a:NoExecute. To start there, add {key: a, operator: Exists, effect: NoExecute}",),
     ),
     "a taint that goes by itself is not to be tolerated": Situation(
         tainted(Taint("node.kubernetes.io/disk-pressure", "", "NoSchedule")),
         "Starting",
         "False",
         "Unschedulable",
-        ("node.kubernetes.io/disk-pressure:NoSchedule, which goes when the node is well again: `kubectl describe node gpu-1`",),
+        ("node.kubernetes.io/disk-pressure:NoSchedule. Kubernetes removes it when the node is healthy again.",),
     ),
     "the taint of GPU nodes is tolerated unless somebody has taken that away": Situation(
         tainted(GPU_TAINT, tolerations=None),
         "Starting",
         "False",
         "Unschedulable",
-        ("nvidia.com/gpu=present:NoSchedule, which the operator tolerates unless spec.podTemplate.spec.tolerations is null",),
+        ("nvidia.com/gpu=present:NoSchedule. The operator adds a toleration for it unless spec.podTemplate.spec.tolerations is null",),
     ),
     "a taint that is tolerated is not named": Situation(
-        tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("`kubectl describe nodes` shows the taints",)
+        tainted(GPU_TAINT), "Starting", "False", "Unschedulable", ("See `kubectl describe nodes` for the others",)
     ),
 }

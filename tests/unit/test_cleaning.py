@@ -60,7 +60,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
-    assert "are being removed" in bench.condition("CacheWarm").message
+    assert "is removing unused caches" in bench.condition("CacheWarm").message
 
 
 async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> None:
@@ -83,9 +83,7 @@ async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Be
     await fleet.settle()
     finish(fleet, json.dumps({"removed": [OLD], "freedBytes": 3 * 2**30}))
     await fleet.settle()
-    assert (
-        "a directory that nobody used was removed (3.0 GiB), and the start is tried again by itself" in bench.condition("CacheWarm").message
-    )
+    assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.condition("CacheWarm").message
     assert labels.PRIMED_ANNOTATION_PREFIX + OLD not in fleet.annotations()
     assert len(jobs(bench)) == 1
     # another VLLMDeployment that shares the claim fills it anew: the Job said nothing about that
@@ -116,8 +114,10 @@ async def test_the_size_that_is_advised_is_twice_that_of_the_claim(bench: Bench,
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        pytest.param({}, ("look at claim llama-weights", '{"spec":{"weights":{"volume":{"size":"60Gi"}}}}'), id="weights have a claim"),
-        pytest.param({"cache": {"claimName": "llama-cache"}}, ("look at the node's disk, where /tmp",), id="weights are beside the caches"),
+        pytest.param({}, ("Check PVC llama-weights", '{"spec":{"weights":{"volume":{"size":"60Gi"}}}}'), id="weights have a claim"),
+        pytest.param(
+            {"cache": {"claimName": "llama-cache"}}, ("Check the disk of the node, which holds /tmp",), id="weights are beside the caches"
+        ),
     ],
 )
 async def test_where_the_caches_have_room_something_else_is_full(
@@ -148,7 +148,7 @@ async def test_a_job_that_fails_is_told(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     finish(fleet, "python3: not found", code=127)
     await fleet.settle()
-    assert "should remove unused caches failed" in bench.condition("CacheWarm").message
+    assert "removes unused caches failed" in bench.condition("CacheWarm").message
 
 
 async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench, fleet: Fleet) -> None:
@@ -156,12 +156,12 @@ async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench,
     bench.cluster.fail("create", JOB, error, times=100)
     await full(fleet)
     said = bench.condition("CacheWarm").message
-    assert "the Job that would remove unused caches could not be created: jobs.batch is forbidden" in said
+    assert "the Job that removes unused caches cannot be created: jobs.batch is forbidden" in said
     assert "Allow it, or enlarge the volume: kubectl patch vllm llama" in said
-    assert "are being removed" not in said
+    assert "is removing unused caches" not in said
     bench.cluster.heal()
     await fleet.settle()
-    assert "are being removed" in bench.condition("CacheWarm").message
+    assert "is removing unused caches" in bench.condition("CacheWarm").message
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ async def test_nothing_is_removed_while_somebody_elses_pod_may_use_anything(
     bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
     await full(fleet)
     assert (jobs(bench) == []) is blocks
-    assert ("while Pod debugger mounts all of it" in bench.condition("CacheWarm").message) is blocks
+    assert ("while Pod debugger mounts the whole volume" in bench.condition("CacheWarm").message) is blocks
     bench.cluster.remove(POD, "default", "debugger")
     await fleet.settle()
     assert len(jobs(bench)) == 1
@@ -257,8 +257,8 @@ async def test_what_is_left_alone_is_told(bench: Bench, fleet: Fleet) -> None:
     finish(fleet, json.dumps(told))
     await fleet.settle()
     said = bench.condition("CacheWarm").message
-    assert "2 other files and directories on the volume are not the operator's and were left alone (5.0 GiB)." in said
-    assert "1 directory of caches has no marker, because an earlier version of the operator filled it (1.0 GiB)." in said
+    assert "The operator left 2 other files and directories on the volume alone (5.0 GiB)." in said
+    assert "1 cache directory of an earlier version of the operator has no marker (1.0 GiB)." in said
 
 
 async def test_a_folder_that_no_annotation_can_name_is_not_recorded(bench: Bench, fleet: Fleet) -> None:

@@ -37,7 +37,11 @@ def test_who_uses_no_cpu_is_stalled_sooner_and_who_does_later(cores: float | Non
     starting = next(c for c in report(seen).status.conditions if c.type == "Starting")
     assert (starting.reason == "Stalled") is stalled
     if stalled:
-        said = {None: "silent for 15 min", 0.001: "It uses no CPU. It may be silent for 5 min", 64.0: "It uses CPU, as processes that wait"}
+        said = {
+            None: "up to 15 min without progress are normal",
+            0.001: "It uses no CPU. In this stage up to 5 min",
+            64.0: "It uses CPU, as processes that wait",
+        }
         assert said[cores] in starting.message
 
 

@@ -22,7 +22,7 @@ async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytes
     await fleet.settle()
     assert await command == 0
     said = capsys.readouterr().out
-    assert "A Pod that serves no requests fills the empty directory" in said
+    assert "A Pod that serves no requests is filling directory" in said
     assert f"The caches of llama are filled (directory {fleet.key()})." in said
 
 

@@ -36,7 +36,7 @@ async def test_the_pods_are_taken_away_and_started_again(bench: Bench, fleet: Fl
     await fleet.serve()
     pod = await crashed(fleet)
     assert fleet.replicas() == 0
-    assert "has become read-only; the Pods are taken away" in bench.condition("CacheWarm").message
+    assert "has become read-only. The operator deletes the Pods" in bench.condition("CacheWarm").message
     bench.restart()
     bench.pass_time(30)
     await fleet.settle()
@@ -59,7 +59,7 @@ async def test_what_does_not_help_is_not_done_for_ever(bench: Bench, fleet: Flee
         await fleet.settle()
     await crashed(fleet)
     assert fleet.replicas() == 1
-    assert "read-only again although it was mounted anew twice" in bench.condition("CacheWarm").message
+    assert "read-only again after two remounts" in bench.condition("CacheWarm").message
     assert len(fleet.annotations()[labels.REMOUNTED_ANNOTATION].split()) == 2
 
 
@@ -86,7 +86,7 @@ async def test_what_the_pod_template_says_is_not_tried_but_told(bench: Bench, fl
     await fleet.serve(podTemplate={"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": claim}]}})
     await crashed(fleet)
     assert fleet.replicas() == 1
-    assert "spec.podTemplate mounts the caches or the weights for reading only" in bench.condition("CacheWarm").message
+    assert "spec.podTemplate mounts the caches or the weights read-only" in bench.condition("CacheWarm").message
 
 
 @pytest.mark.parametrize("field", ["cache", "weights"])

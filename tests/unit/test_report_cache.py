@@ -49,7 +49,7 @@ CASES = {
         "ClaimMissing",
     ),
     "our own claim is not there yet": Case(o.observe(claim=None), "Unknown", "NotSeenYet", ("about to be created",), "NotStarted"),
-    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotSeenYet", ("is being bound",)),
+    "a new claim is being bound": Case(o.observe(claim=NEW_CLAIM), "Unknown", "NotSeenYet", ("is not bound yet",)),
     "waiting for the first consumer is normal": Case(
         unbound(about_claim("WaitForFirstConsumer", "waiting for first consumer to be created before binding")),
         "Unknown",
@@ -80,16 +80,16 @@ CASES = {
         o.observe(claim=o.terminating(o.claim()), spec={"cache": {"claimName": "vllm-a-cache"}}),
         "False",
         "ClaimTerminating",
-        ("create the claim again, or name another one in spec.cache.claimName",),
+        ("create it again, or name another PVC in spec.cache.claimName",),
     ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
     "no start yet": Case(o.observe(), "Unknown", "NotSeenYet", ("vllm-a-cache", o.KEY)),
     "a first start builds": Case(
-        o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("builds its artifacts",)
+        o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("is building them",)
     ),
     "a first start has built": Case(
-        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2))}), "False", "Miss", ("in 2 min", "the next start loads them")
+        o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2))}), "False", "Miss", ("in 2 min", "The next start loads them")
     ),
     "a later start loads": Case(
         o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)}), "True", "Hit", ("took 35 s",), "Serving"
@@ -98,10 +98,10 @@ CASES = {
         o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2, misses=1, load_failures=1))}),
         "False",
         "PartialHit",
-        ("1 could not be read and was built anew",),
+        ("1 could not be read and was built again",),
     ),
     "a claim for one node and four replicas": Case(
-        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotSeenYet", ("ReadWriteOnce", "all 4 replicas")
+        o.observe(claim=o.claim(modes=["ReadWriteOnce"]), replicas=4), "Unknown", "NotSeenYet", ("ReadWriteOnce", "All 4 replicas")
     ),
 }
 
@@ -168,7 +168,10 @@ def test_what_a_stage_took_before_says_what_to_expect() -> None:
     written = report(seen)
     startup = written.status.startup
     assert startup is not None
-    assert startup.message == "compiling with torch.compile since 14:09:55 UTC, usually about 2 min 30 s, so until about 14:12 UTC"
+    assert (
+        startup.message
+        == "compiling with torch.compile since 14:09:55 UTC, expected to finish around 14:12 UTC (about 2 min 30 s in the last start)"
+    )
     assert startup.eta_seconds == 140
     later = report(o.after(seen, written, seconds=100)).status.startup
     assert later == startup, "what is left is as of the time of writing, and nothing new is there to write"
@@ -181,7 +184,7 @@ def test_a_stage_that_lasts_longer_than_it_should_has_no_time_left_to_tell() -> 
     startup = report(o.observe(o.starting_pod(), states={X1: state}, resource=o.resource(status=status))).status.startup
     assert startup is not None
     assert startup.eta_seconds is None
-    assert (startup.message or "").endswith("usually about 2 min 30 s, so until about 14:09 UTC")
+    assert (startup.message or "").endswith("expected to finish around 14:09 UTC (about 2 min 30 s in the last start)")
 
 
 def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of_the_stage() -> None:
@@ -195,15 +198,15 @@ def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of
     startup = report(o.observe(o.starting_pod(), states={X1: silent})).status.startup
     assert startup is not None
     assert (startup.completed, startup.total, startup.eta_seconds) == (45, 51, 230)
-    assert "this took about 4 min 50 s" in (startup.message or "")
+    assert "(about 4 min 50 s" in (startup.message or "")
 
 
 @pytest.mark.parametrize(
     ("stage", "cache", "seconds", "said"),
     [
-        (Stage.TORCH_COMPILE, None, 30, f"; this took about 35 s {MEASURED}, here that would be until about 14:11 UTC"),
+        (Stage.TORCH_COMPILE, None, 30, f", expected to finish around 14:11 UTC (about 35 s {MEASURED})"),
         (Stage.TORCH_COMPILE, CacheState.WARM, None, ""),
-        (Stage.CONFIGURATION, CacheState.WARM, 5, f"; this took about 10 s {MEASURED}, here that would be until about 14:10 UTC"),
+        (Stage.CONFIGURATION, CacheState.WARM, 5, f", expected to finish around 14:10 UTC (about 10 s {MEASURED})"),
         (Stage.SERVER_START, None, None, ""),
     ],
 )

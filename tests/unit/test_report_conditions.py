@@ -63,7 +63,7 @@ SITUATIONS = {
         o.observe(o.starting_pod(), states={X1: COMPILING}), "Ready", "False", "Progressing", ("1436/1735",)
     ),
     "silent compilation is said to be inferred": Situation(
-        o.observe(o.starting_pod(), states={X1: SILENT}), "Starting", "True", "Progressing", ("FlashInfer", "inferred", "14:07:50 UTC")
+        o.observe(o.starting_pod(), states={X1: SILENT}), "Starting", "True", "Progressing", ("no log line since 14:07:50 UTC",)
     ),
     "no log yet": Situation(o.observe(o.starting_pod()), "Starting", "True", "Progressing", ("starting the engine process",)),
     "a start without a sign of life": Situation(
@@ -89,7 +89,7 @@ SITUATIONS = {
         "Starting",
         "False",
         "Unschedulable",
-        ("1 Insufficient memory", "Ask for less (resources of container vllm"),
+        ("1 Insufficient memory", "Lower the resources of container vllm"),
     ),
     "what takes the place of an evicted Pod is what starts": Situation(
         o.observe(o.pod("vllm-a-x0", phase="Failed", reason="Evicted"), o.starting_pod(), states={X1: COMPILING}),
@@ -103,35 +103,35 @@ SITUATIONS = {
         "Starting",
         "False",
         "StartFailed",
-        ("Pod vllm-a-x0 is over (Evicted)",),
+        ("Pod vllm-a-x0 has failed (Evicted)",),
     ),
     "no node has room for the last replica": Situation(
         o.observe(o.unschedulable_pod(), *(o.ready_pod(f"vllm-a-x{n}") for n in (2, 3)), replicas=3),
         "Starting",
         "False",
         "Unschedulable",
-        ("2 of 3 replicas serve. No node takes", "change spec.accelerator, or lower spec.replicas to 2."),
+        ("2 of 3 replicas are ready. No node fits", "allow other GPUs in spec.accelerator, or lower spec.replicas to 2."),
     ),
     "no node has room for the Pod that replaces one": Situation(
         o.observe(o.unschedulable_pod(), o.ready_pod("vllm-a-x2")),
         "Starting",
         "False",
         "Unschedulable",
-        ("Free or add what is missing, or change spec.accelerator.",),
+        ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
     ),
     "the nodes of the plan are gone, and others are there": Situation(
         o.observe(o.unschedulable_pod(message=NO_SUCH_NODE), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
         "Starting",
         "False",
         "Unschedulable",
-        ("The plan in force is for NVIDIA-H200; made anew it would be for NVIDIA-B200: set the annotation vllm-operator.dev/replan",),
+        ("The plan in force is for NVIDIA-H200. A new plan would use NVIDIA-B200. To apply it, set the annotation",),
     ),
     "the nodes of the plan are taken, and others are there": Situation(
         o.observe(o.unschedulable_pod(), outcome=planned_for("NVIDIA-H200", today="NVIDIA-B200")),
         "Starting",
         "False",
         "Unschedulable",
-        ("Free or add what is missing, or change spec.accelerator.",),
+        ("Scale something down, add a node, or allow other GPUs in spec.accelerator.",),
     ),
     "no node takes the Pod for its taint": Situation(
         o.observe(o.unschedulable_pod(message="0/1 nodes are available: 1 node(s) had untolerated taint(s).")),
@@ -175,7 +175,7 @@ SITUATIONS = {
         "Ready",
         "False",
         "ReplicasNotReady",
-        ("2 of 4 replicas serve.", "Pod vllm-a-x2: loading weights", "1 other Pod does not serve either."),
+        ("2 of 4 replicas are ready.", "Pod vllm-a-x2: loading weights", "1 other Pod is not ready either."),
     ),
     "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
@@ -183,7 +183,7 @@ SITUATIONS = {
         "Starting",
         "True",
         "RollingOut",
-        ("The replica still runs the former spec.",),
+        ("The replica still runs the previous spec.",),
     ),
     "its node is lost": Situation(
         o.observe(
@@ -214,14 +214,14 @@ SITUATIONS = {
         "Crashed",
         "False",
         "Recovered",
-        ("MigUuidNotInteger", "Its restart serves."),
+        ("MigUuidNotInteger", "All Pods are healthy. Last crash: Pod vllm-a-x1 at"),
     ),
     "recovered before its log was read": Situation(
         o.observe(o.ready_pod(restarts=1, ready=-1, last=o.terminated(seconds=-3))),
         "Crashed",
         "False",
         "Recovered",
-        ("Pod vllm-a-x1 ended with exit code 1; its log is being read. Its restart serves.",),
+        ("Pod vllm-a-x1 ended with exit code 1. The operator is reading its log. The Pod is ready again.",),
     ),
     "a configuration that vLLM refuses in words that nobody knows": Situation(
         o.observe(o.crashed_pod(), states={X1: StartupState(crash=REFUSED_CONFIGURATION)}),
@@ -247,14 +247,14 @@ SITUATIONS = {
         "Starting",
         "True",
         "Progressing",
-        ("1 of 2 replicas serves; the other Pod is about to be created.",),
+        ("1 of 2 replicas is ready. 1 more Pod is about to be created.",),
     ),
     "one serves, the next Pods are not there yet: the summary": Situation(
         o.observe(o.ready_pod(), replicas=3, deployment=o.deployment(1)),
         "Ready",
         "False",
         "ReplicasNotReady",
-        ("1 of 3 replicas serves; the other 2 Pods are about to be created.",),
+        ("1 of 3 replicas is ready. 2 more Pods are about to be created.",),
     ),
     **{
         f"no image, in the words of {reason}": Situation(
@@ -305,7 +305,7 @@ SITUATIONS = {
             ("no PriorityClass with name gold was found", "Create it, or name another one in spec.podTemplate.spec"),
             ('error looking up service account models/a: serviceaccount "a" not found', "Create it, or name another one"),
             ('pod rejected: RuntimeClass "nvidia" not found', "spec.accelerator.runtimeClassName"),
-            ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask who set this limit or policy"),
+            ("ValidatingAdmissionPolicy 'images' with binding 'all' denied request: image", "ask the owner of this limit or policy"),
         )
     },
     "somebody has paused the rollout": Situation(
@@ -313,14 +313,14 @@ SITUATIONS = {
         "Starting",
         "True",
         "RollingOut",
-        ("The replica still runs the former spec, because somebody has paused", "kubectl rollout resume deployment vllm-a."),
+        ("The rollout is paused. To resume it, run:", "kubectl rollout resume deployment vllm-a."),
     ),
     "the former Pod still holds the GPU": Situation(
         o.observe({**o.ready_pod(), "metadata": {"name": "vllm-a-x0", "deletionTimestamp": o.stamp(0)}}),
         "Starting",
         "False",
         "NotStarted",
-        ("is being deleted",),
+        ("is terminating",),
     ),
     "scaled to zero": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Ready", "True", "ScaledToZero"),
     "scaled to zero is not available": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Available", "False", "ScaledToZero"),
@@ -339,7 +339,7 @@ SITUATIONS = {
         "Starting",
         "False",
         "NotStarted",
-        ("Nothing is started",),
+        ("No Pod is started",),
     ),
     "the engine chose otherwise, after many words about the plan": Situation(
         o.observe(

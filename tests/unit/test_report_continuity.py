@@ -203,7 +203,7 @@ def test_the_last_crash_outlives_its_pod() -> None:
     crashed = find_condition(second.status.conditions, "Crashed")
     assert crashed is not None
     assert (crashed.status, crashed.reason) == ("False", "Recovered")
-    assert "Another Pod serves now." in crashed.message
+    assert "All Pods are healthy. Last crash: Pod vllm-a-x1" in crashed.message
 
 
 def test_each_crash_of_a_loop_is_told_once_with_a_key_of_its_own() -> None:

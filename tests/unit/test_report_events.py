@@ -65,18 +65,18 @@ def test_a_cold_start_is_told_from_plan_to_serving() -> None:
         [("Normal", "Started")],
     ]
     assert story[2].events[0].message == "Pod vllm-a-x1: warming up kernels took 4 min 44 s."
-    assert story[3].events[0].message == "The replica serves; the start took 6 min (caches cold)."
+    assert story[3].events[0].message == "The replica is ready. The start took 6 min (cold caches)."
 
 
 def test_a_warm_start_says_so() -> None:
     story = play(o.observe(), ready(-25, CacheEvidence(hits=9)))
     assert told(story[1].events) == [("Normal", "Started"), ("Normal", "CacheWarm")]
-    assert "the start took 35 s (caches warm)" in story[1].events[0].message
+    assert "The start took 35 s (warm caches)" in story[1].events[0].message
 
 
 def test_a_start_without_a_log_is_timed_by_its_pod() -> None:
     story = play(o.observe(), o.observe(o.ready_pod(since=-500, ready=-20)))
-    assert story[1].events[0].message == "The replica serves; the start took 8 min."
+    assert story[1].events[0].message == "The replica is ready. The start took 8 min."
 
 
 def test_a_replica_that_answers_again_has_not_started() -> None:
@@ -85,7 +85,7 @@ def test_a_replica_that_answers_again_has_not_started() -> None:
         conditions=[o.condition("PodScheduled", "True"), o.condition("Ready", "False", reason="ContainersNotReady")],
     )
     story = play(o.observe(), o.observe(hung), o.observe(o.ready_pod(since=-500, ready=-20)))
-    assert story[2].events[0].message == "The replica serves."
+    assert story[2].events[0].message == "The replica is ready."
 
 
 def test_an_image_pull_that_the_pod_has_left_is_told_once() -> None:

@@ -15,9 +15,11 @@ from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.messages import compile_messages, load_messages
 from vllm_operator.observation.knowledge import load_knowledge
+from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.pods.view import read_pod
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.estimates import Estimate
+from vllm_operator.status.taints import Obstacle
 from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")
@@ -29,6 +31,7 @@ FACTS: dict[str, Any] = {
     "time": o.NOW,
     "until": o.NOW,
     "usual": Estimate(35, "with a small model", o.NOW),
+    "obstacle": Obstacle("gpu-1", 1, (Taint("a", "b", "NoSchedule"),)),
 }
 NUMBERS = (
     "completed",
@@ -43,6 +46,7 @@ NUMBERS = (
     "cold",
     "warm",
     "failures",
+    "needed",
 )
 FACTS |= dict.fromkeys(
     (

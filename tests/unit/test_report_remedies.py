@@ -41,9 +41,10 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     assert written.status.remediation is not None
     assert written.status.remediation.state is RemediationState.SUGGESTED
     assert (
-        "What to do: Lower --max-model-len to at most 5568. The command for --max-model-len 5568 is in status.remediation.command."
-        in message(written, "Ready")
+        "What to do: Lower --max-model-len to at most 5568. status.remediation.command has a command for --max-model-len 5568."
+        in message(written, "Crashed")
     )
+    assert message(written, "Ready") == "Pod vllm-a-x1 crashed: MaxModelLenExceedsKvCache. See condition Crashed."
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
 
 
@@ -51,7 +52,7 @@ def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None
     observed = crashed(AUTO)
     written = report(observed)
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
-    assert "The operator has applied --max-model-len 5568; a change of the spec undoes it." in message(written, "Crashed")
+    assert "The operator applied --max-model-len 5568. A change of the spec reverts it." in message(written, "Crashed")
     again = report(o.after(observed, written))
     assert again.status == written.status
     assert again.events == ()
@@ -114,7 +115,7 @@ def test_stalled_starts_are_restarted_so_many_times_and_no_more() -> None:
     second = o.after(observed, written, pods=(o.starting_pod("vllm-a-x2", since=-800),), startups={("uid-vllm-a-x2", 0): state})
     last = report(second)
     assert decide_on(second).restart_pods == ()
-    assert "restarted as many stalled starts" in message(last, "Starting")
+    assert "spec.startup.maxStallRestarts is reached" in message(last, "Starting")
     assert last.status.remediation == written.status.remediation
 
 
@@ -123,4 +124,5 @@ def test_a_remedy_that_has_helped_is_named_where_the_crash_is_said_to_be_over() 
     written = report(observed)
     serving = report(o.after(observed, written, seconds=60, pods=(o.ready_pod("vllm-a-x2"),), startups={}))
     said = message(serving, "Crashed")
-    assert said.endswith("Another Pod serves now. The operator has applied --max-model-len 5568; a change of the spec undoes it.")
+    assert said.startswith("All Pods are healthy. Last crash: Pod ")
+    assert said.endswith("The operator applied --max-model-len 5568. A change of the spec reverts it.")

@@ -87,8 +87,8 @@ def plan_of(**spec: Any) -> Plan:
 
 
 def test_a_guessed_size_is_told() -> None:
-    assert any("their claim gets 100Gi. Set model.facts.weightSize" in note for note in plan_of().notes)
-    assert not any("their claim gets" in note for note in plan_of(weights={"volume": {"size": "300Gi"}}).notes)
+    assert any("requests 100Gi for their PVC. Set spec.model.facts.weightSize" in note for note in plan_of().notes)
+    assert not any("for their PVC" in note for note in plan_of(weights={"volume": {"size": "300Gi"}}).notes)
 
 
 def sizes(bench: Bench) -> dict[str, str]:
@@ -111,21 +111,21 @@ async def test_the_claim_of_the_weights_grows_with_the_model_and_does_not_compla
     assert sizes(bench)["llama-weights"] == "70Gi"
     await fleet.change(model={"uri": "hf://nobody/knows-it", "facts": {"weightSize": "5Gi"}})
     assert sizes(bench)["llama-weights"] == "70Gi"
-    assert "cannot be made smaller" not in bench.condition("CacheWarm").message
+    assert "cannot shrink" not in bench.condition("CacheWarm").message
     await fleet.change(weights={"volume": {"size": "10Gi"}})
-    assert "llama-weights has 70Gi and cannot be made smaller" in bench.condition("CacheWarm").message
+    assert "llama-weights has 70Gi and cannot shrink" in bench.condition("CacheWarm").message
 
 
 async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(weights={"claimName": "all-weights"})
     warm = bench.condition("CacheWarm")
     assert (warm.status, warm.reason) == ("False", "ClaimMissing")
-    assert "all-weights named in spec.weights.claimName does not exist" in warm.message
+    assert "all-weights (spec.weights.claimName) does not exist" in warm.message
 
 
 PLACES = {
-    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("/mnt/nvme on the node holds",)),
-    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own claim", "a new Pod starts cold")),
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("/mnt/nvme on the node (directory",)),
+    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "a new Pod starts cold")),
     "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "a new Pod starts cold")),
 }
 
@@ -142,11 +142,11 @@ async def test_caches_on_no_shared_claim_are_spoken_of(bench: Bench, fleet: Flee
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "of the 9 wanted, the others"), id="too many"),
-        pytest.param({"replicas": 8}, ("all 8 replicas must fit there",), id="just enough"),
+        pytest.param({"replicas": 9}, ("no node has GPUs for more than 8 replicas", "The other replica stays Pending."), id="too many"),
+        pytest.param({"replicas": 8}, ("All 8 replicas must run there",), id="just enough"),
         pytest.param(
             {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteMany"}}, "weights": {}},
-            ("Claim llama-weights can be mounted on one node only", "set spec.weights.storage to HostPath or ClaimPerReplica"),
+            ("PVC llama-weights can be mounted on one node only", "set spec.weights.storage to HostPath or ClaimPerReplica"),
             id="only the weights",
         ),
     ],

@@ -111,7 +111,7 @@ async def test_a_claim_that_somebody_filled_does_not_go_with_an_object_that_find
     await bench.settle()
     [claim] = [claim for claim in bench.cluster.all(CLAIM) if claim["metadata"]["name"] == metadata["name"]]
     assert (claim["spec"], claim["metadata"].get("labels"), claim["metadata"].get("ownerReferences")) == (spec, None, None)
-    assert "was not created by the operator" in bench.condition("CacheWarm").message
+    assert "but the operator did not create it" in bench.condition("CacheWarm").message
 
 
 async def test_what_another_controller_owns_is_not_pruned_although_it_bears_our_labels(bench: Bench) -> None:

@@ -138,7 +138,7 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
     removed = tuple(str(key) for key in last.result.get("removed") or ())
     if not removed and _has_room(last.result):
         weights = context.weights_claim_name
-        where = f"claim {weights} of the weights" if weights else "the node's disk, where /tmp and the container's own files are"
+        where = f"PVC {weights} of the weights" if weights else "the disk of the node, which holds /tmp and the container's own files"
         return Cleaning(state=CleaningState.ROOMY, why=where, advice=_advice(context, weights) if weights else "")
     state = CleaningState.DONE if removed else CleaningState.NOTHING
     return Cleaning(

@@ -100,7 +100,7 @@ def _wanted(context: CacheContext, address: CacheAddress, rules: Sequence[Primin
     if cache.priming is Priming.NEVER and not asked:
         return PrimingDecision()
     if wanted == 0:
-        because = "No replica is wanted yet, and filling the cache ahead was asked for."
+        because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()
     if _replaces_serving(context, address):
         return _ahead_of_rollout(context, address)
@@ -129,7 +129,7 @@ def _ahead_of_rollout(context: CacheContext, address: CacheAddress) -> PrimingDe
         return PrimingDecision(CacheActivity(skipped=skipped))
     if any(view.phase is Phase.CRASHED for _, view in context.replicas):
         return PrimingDecision()  # what is broken is replaced at once; the Deployment begins with it
-    because = "The present replicas serve until the caches of the new Pods are filled."
+    because = "The current replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
     until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
     recheck = (until - context.now).total_seconds() if until is not None else None
@@ -145,7 +145,7 @@ def _remembered(context: CacheContext) -> str | None:
 def _cannot_prime(context: CacheContext) -> str | None:
     if "ReadWriteOncePod" not in (*context.access_modes, *context.weights_modes):
         return None
-    return "The claim can be mounted by one Pod only (ReadWriteOncePod)."
+    return "Only one Pod can mount the PVC (ReadWriteOncePod)."
 
 
 def _cannot_create(context: CacheContext) -> str | None:
@@ -153,14 +153,14 @@ def _cannot_create(context: CacheContext) -> str | None:
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
     if failure.get("status") != "True":
         return None
-    return f"No Pod could be created for it: {wording.clean(reading.text(failure, 'message'), 300)}"
+    return f"The Pod could not be created: {wording.clean(reading.text(failure, 'message'), 300)}"
 
 
 def _no_gpu(context: CacheContext, views: Sequence[PodView]) -> str | None:
     limit = context.primer_patience_seconds
     for view in views:
         if view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= limit:
-            return f"No GPU to spare was found within {limit} s."
+            return f"No GPU was free within {limit} s."
     return None
 
 

@@ -77,11 +77,11 @@ def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool)
     if changed:
         words = " and ".join(word for _, word in changed)
         return spec, (
-            f"The {words} of PersistentVolumeClaim {name} cannot be changed any more; it stays as it is. To have a new one, delete "
-            f"the claim while no Pod uses it (spec.replicas: 0); what it holds is lost."
+            f"Kubernetes cannot change the {words} of PersistentVolumeClaim {name}, so it stays as it is. To replace it, set spec.replicas "
+            f"to 0 and delete the PVC, which deletes its data."
         )
     if difference < 0:
-        return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot be made smaller; it keeps its size."
+        return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot shrink. It keeps its size."
     if difference and not bound:
-        return spec, f"PersistentVolumeClaim {name} gets its new size of {size} once it is bound to a volume."
+        return spec, f"PersistentVolumeClaim {name} is resized to {size} when it is bound."
     return spec, None

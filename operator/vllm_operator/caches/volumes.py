@@ -78,8 +78,8 @@ def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight
     if planned.volume_size is None or weight_bytes is not None or (given is not None and given.size):
         return []
     return [
-        f"The size of the weights is not known, so their claim gets {planned.volume_size}. "
-        "Set model.facts.weightSize, or weights.volume.size for the claim itself."
+        f"The size of the weights is unknown, so the operator requests {planned.volume_size} for their PVC. "
+        "Set spec.model.facts.weightSize, or spec.weights.volume.size."
     ]
 
 

@@ -88,4 +88,4 @@ def _in_words(change: RemedyChange) -> str:
 
 def _in_force(decided: RemediationStatus) -> str | None:
     changes = [change for remedy in decided.applied for change in remedy.changes]
-    return f"In force: {in_words(changes)}. To keep it, write it into the spec; a change of the spec undoes it." if changes else None
+    return f"In force: {in_words(changes)}. A change of the spec reverts it. To keep it, add it to the spec." if changes else None

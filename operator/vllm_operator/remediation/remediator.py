@@ -90,7 +90,7 @@ class Remediator:
             return suggested
         former = next((remedy for remedy in suggested.applied if remedy.signature == case.signature.id), None)
         if former is not None:
-            words = f"The remedy {in_words(former.changes)} did not help: the same crash came again."
+            words = f"Remedy {in_words(former.changes)} did not help: the same crash happened again."
             return _given_up(suggested, words)
         if not case.during_start:
             return suggested
@@ -102,7 +102,7 @@ class Remediator:
             return suggested
         most = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
         if len(suggested.applied) >= most:
-            return _given_up(suggested, f"{most} remedies were tried for this spec (remediation.maxAttempts), and it still crashes.")
+            return _given_up(suggested, f"The engine still crashes after {most} remedies (spec.remediation.maxAttempts).")
         return _applied(suggested, case, remedy, changes)
 
     @staticmethod
@@ -134,11 +134,11 @@ def _is_superseded(kept: RemediationStatus, case: Case) -> bool:
 
 
 def _applied(status: RemediationStatus, case: Case, remedy: Remedy, changes: tuple[RemedyChange, ...]) -> RemediationStatus:
-    reason = f"Remedy for {case.signature.id}, with which Pod {case.pod} crashed. It costs: {remedy.costs}."
+    reason = f"Remedy for crash {case.signature.id} of Pod {case.pod}. Cost: {remedy.costs}."
     entry = AppliedRemedy(
         attempt=len(status.applied) + 1, signature=case.signature.id, changes=list(changes), reason=reason[:1024], since=case.now
     )
-    message = f"Applied {in_words(changes)} because of {case.signature.id}. It costs: {remedy.costs}. A change of the spec undoes it."
+    message = f"Applied {in_words(changes)} because of {case.signature.id}. Cost: {remedy.costs}. A change of the spec reverts it."
     return status.model_copy(
         update={
             "state": RemediationState.APPLIED,
@@ -150,7 +150,7 @@ def _applied(status: RemediationStatus, case: Case, remedy: Remedy, changes: tup
 
 
 def _given_up(status: RemediationStatus, words: str) -> RemediationStatus:
-    message = f"{words} Nothing more is tried until the spec changes."
+    message = f"{words} The operator tries nothing more until the spec changes."
     return status.model_copy(update={"state": RemediationState.GAVE_UP, "message": message[:1024]})
 
 
@@ -161,8 +161,8 @@ def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> Re
     if not (hopeless and wished and case.serving == 0 and case.restarts + 1 >= HOPELESS_RUNS):
         return status
     message = (
-        f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} by {case.signature.id}, which no restart cures. "
-        "The GPUs are free; a change of the spec starts it again."
+        f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} ({case.signature.id}), because a restart cannot help. "
+        "The GPUs are free. Change the spec to start it again."
     )
     stopped = {"state": RemediationState.STOPPED, "observed_generation": resource.metadata.generation}
     return status.model_copy(update={**stopped, "message": message})

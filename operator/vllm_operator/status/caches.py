@@ -34,12 +34,12 @@ class CacheLocation:
 def locate_cache(observation: Observation) -> CacheLocation | None:
     """Where the caches are; None if nothing keeps them."""
     if observation.claim_name is not None:
-        return CacheLocation(f"claim {observation.claim_name}", is_shared=True)
+        return CacheLocation(f"PVC {observation.claim_name}", is_shared=True)
     volume: Any = volume_at(template_spec(observation.deployment), CACHE_ROOT)
     if path := reading.text(volume, "hostPath", "path"):
         return CacheLocation(f"{path} on the node", is_shared=True)
     if reading.mapping(volume, "ephemeral"):
-        return CacheLocation("the Pod's own claim", is_shared=False)
+        return CacheLocation("the Pod's own PVC", is_shared=False)
     return CacheLocation("an emptyDir of the Pod", is_shared=False) if "emptyDir" in volume else None
 
 

@@ -22,7 +22,6 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.in_force import current, in_words
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.planned import mismatches
-from vllm_operator.status.summary import crash_text
 from vllm_operator.status.volume_claims import CLAIM_PROBLEMS
 
 NORMAL = "Normal"
@@ -57,7 +56,7 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
         *_long_stages(observed),
         *_stuck(observed, status),
         *_pod_refused(observed, status),
-        *_crash(observed, status, crashes),
+        *_crash(observed, crashes),
         *_caches(observed, status),
         *_remediation(observed, status),
         *_started(observed, status),
@@ -181,12 +180,12 @@ def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[E
         yield EventDraft(type=NORMAL, reason="PrimingSkipped", message=now.message, key=f"skipped-{status.cache.key}")
 
 
-def _crash(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes) -> Iterator[EventDraft]:
+def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
     if not crashes.is_new or crashes.last is None:
         return
     crash = crashes.last
     uid = next((view.uid for view in observed.pods if view.name == crash.pod), crash.pod)
-    message = crash_text(observed, crash, status.remediation)
+    message = observed.messages.fit("event.crashed", shrink=("cause",), crash=crash, cause=crash.cause, times=(crash.restarts or 0) + 1)
     word = reason_of(crash.signature)
     yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
 

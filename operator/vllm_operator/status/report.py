@@ -73,7 +73,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         CRASHED: summary.crashed(observed, crashes, remediation),
         AVAILABLE: summary.available(observed),
     }
-    judged[READY] = summary.ready(observed, judged)
+    judged[READY] = summary.ready(observed, crashes, judged)
     generation = observation.resource.metadata.generation
     return VLLMDeploymentStatus(
         observed_generation=generation,

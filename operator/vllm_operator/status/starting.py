@@ -11,6 +11,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.decision import stall_restarts_left
 from vllm_operator.remediation.in_force import current
+from vllm_operator.status.advice import refusal_advice, unschedulable_advice
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.startup import describe
 from vllm_operator.status.taints import obstacle
@@ -45,7 +46,7 @@ def starting(observed: ObservedState, block: StartupStatus | None, remediation: 
     if observation.activity.step is PrimingStep.ELSEWHERE:
         return Verdict(TRUE, Reason.PRIMING, say("starting.elsewhere", holder=observation.activity.holder))
     if failure := rollout.creation_failure(observed):
-        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure))
+        return Verdict(FALSE, Reason.POD_REFUSED, say("starting.refused", message=failure, advice=say(refusal_advice(failure))))
     if observed.serving > 0:
         return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
     if observed.pods:
@@ -73,20 +74,28 @@ def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None
             done=done,
         )
     name = "Progressing" if view.phase is Phase.STARTING else view.phase
-    facts = _place(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
+    facts = _unschedulable(observed, view) if view.phase is Phase.UNSCHEDULABLE else {}
     return observed.messages.say(f"pod.{name}", pod=view, text=text, **facts)
 
 
-def _place(observed: ObservedState, view: PodView) -> dict[str, Any]:
-    """What could be changed for a Pod that no node takes."""
-    observation, outcome = observed.observation, observed.observation.outcome
-    gpu, today = outcome.plan and outcome.plan.product, outcome.today and outcome.today.plan
-    return {
-        "obstacle": obstacle(observed, view),
-        "serving": observed.serving if observed.serving < observation.wanted else 0,  # while Pods are replaced, one may be too many
-        "gpu": gpu,
-        "gpu_today": today.product if gpu and today and today.product != gpu else None,
-    }
+def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
+    """What can be done about a Pod that no node fits."""
+    observation, outcome, say = observed.observation, observed.observation.outcome, observed.messages.say
+    plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
+    gpu = plan.product if plan is not None else None
+    gpu_today = today.product if gpu and today is not None and today.product != gpu else None
+    found = obstacle(observed, view)
+    advice = say(
+        unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
+        obstacle=found,
+        tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
+        needed=plan.count if plan is not None else 0,
+        unit="MIG slice" if plan is not None and "/mig-" in plan.resource else "GPU",
+        serving=observed.serving if observed.serving < observation.wanted else 0,  # while Pods are replaced, one may be too many
+        gpu=gpu,
+        gpu_today=gpu_today,
+    )
+    return {"advice": advice, "is_brief": found is not None}
 
 
 def partly(observed: ObservedState, text: str) -> str:

@@ -26,12 +26,16 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
         return _made_good_at_once(observed, crashes.being_read)
     if crashes.last is None:
         return Verdict(FALSE, Reason.NO_CRASH, observed.messages.say("crash.none"))
-    facts: dict[str, Any] = {"crash": crashes.last, "time": reading.moment(crashes.last.time), "cause": crashes.last.cause}
-    if observed.serving == 0:
-        return Verdict(FALSE, Reason.NO_CRASH, observed.messages.fit("crash.former", shrink=("cause",), **facts))
-    facts["same"] = any(view.name == crashes.last.pod for view in observed.pods)
-    facts["done"] = _what_helped(observed, crashes.last, remediation)
-    return Verdict(FALSE, Reason.RECOVERED, observed.messages.fit("crash.recovered", shrink=("cause",), **facts))
+    text = observed.messages.fit(
+        "crash.last",
+        shrink=("cause",),
+        crash=crashes.last,
+        time=reading.moment(crashes.last.time),
+        cause=crashes.last.cause,
+        done=_what_helped(observed, crashes.last, remediation) if observed.serving else "",
+        healthy=observed.serving > 0 and not observed.unhealthy,
+    )
+    return Verdict(FALSE, Reason.RECOVERED if observed.serving else Reason.NO_CRASH, text)
 
 
 def crash_text(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
@@ -84,7 +88,7 @@ def available(observed: ObservedState) -> Verdict:
     return Verdict(FALSE, Reason.NOT_SERVING, observed.messages.say("available.none"))
 
 
-def ready(observed: ObservedState, judged: dict[str, Verdict]) -> Verdict:
+def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
     """Whether the spec as it stands is served by all replicas; if not, the first thing that stands against it."""
     observation, say = observed.observation, observed.messages.say
     for type in (ACCEPTED, PLANNED):
@@ -97,17 +101,26 @@ def ready(observed: ObservedState, judged: dict[str, Verdict]) -> Verdict:
         return Verdict(TRUE, Reason.SERVING, text)
     if judged[STARTING].reason == Reason.SCALED_TO_ZERO:
         return Verdict(TRUE, Reason.SCALED_TO_ZERO, say("ready.scaled_to_zero"))
-    return _not_ready(observed, judged)
+    return _not_ready(observed, crashes, judged)
 
 
-def _not_ready(observed: ObservedState, judged: dict[str, Verdict]) -> Verdict:
+def _not_ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
     if judged[CRASHED].status is TRUE:
-        return Verdict(FALSE, judged[CRASHED].reason, judged[CRASHED].message)
+        return Verdict(FALSE, judged[CRASHED].reason, partly(observed, _crash_in_short(observed, crashes)))
     if judged[CACHE_WARM].reason in CLAIM_PROBLEMS:
         return Verdict(FALSE, judged[CACHE_WARM].reason, judged[CACHE_WARM].message)
     verdict = judged[STARTING]
     merely_starting = verdict.status is TRUE and observed.serving > 0
     return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
+
+
+def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
+    """Which Pod crashed, and the name of the crash; condition Crashed has the rest."""
+    chosen = crashes.most_informative
+    crash = chosen.status if chosen is not None else None if crashes.in_force else crashes.last
+    if crash is None:
+        return _being_read(observed, crashes.in_force[0])
+    return observed.messages.say("ready.crashed", crash=crash)
 
 
 def _in_force(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None) -> Verdict:
