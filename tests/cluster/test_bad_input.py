@@ -250,7 +250,7 @@ async def test_a_slip_in_the_pod_template_is_said_and_repaired(
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ApplyFailed"))
     message = condition(seen, "Ready")["message"]
     assert words in message
-    assert message.endswith("What is wrong there comes from spec.podTemplate: correct it.")
+    assert message.endswith("The refused field comes from spec.podTemplate. Correct it there.")
     assert [event["reason"] for event in await served.events()].count("ApplyFailed") == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))

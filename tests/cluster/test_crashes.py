@@ -191,7 +191,7 @@ async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: Op
     gone = [c | {"status": "False", "lastTransitionTime": stamp} if c["type"] == "Ready" else c for c in now["conditions"]]
     await served.patch("Pod", pod, {"status": {"conditions": gone}}, subresource="status")
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "NodeLost"), within=30)
-    assert f"Node {node} of Pod {pod} does not report" in condition(told, "Ready")["message"]
+    assert f"Node {node} of Pod {pod} has stopped reporting" in condition(told, "Ready")["message"]
 
 
 async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

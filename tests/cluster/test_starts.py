@@ -70,7 +70,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: "no log line since" in condition(r, "Starting").get("message", ""))
     assert told["status"]["startup"]["stage"] == "FlashInferWarmup"
     page = await story(served)
-    silent = "warming up FlashInfer's attention; probably compiling FlashInfer kernels, which the engine does without logging"
+    silent = "warming up FlashInfer attention; probably compiling FlashInfer kernels, which vLLM does not log"
     assert in_order(page, f"Ready=False Progressing: Pod {pod}: {silent}", "CacheWarm=False Miss", f"Starting=True Progressing: Pod {pod}")
     assert "Stalled" not in await own_events(served)
 
@@ -121,7 +121,11 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
     await stalled(served, sim, {"stallSeconds": 30})
     page = await story(served)
     assert in_order(
-        page, "Starting=False Stalled", "last seen waiting for the readiness probe", "delete the Pod to start again", "Warning Stalled x1"
+        page,
+        "Starting=False Stalled",
+        "Last seen: waiting for the readiness probe",
+        "To start again with the caches filled so far, delete the Pod",
+        "Warning Stalled x1",
     )
     assert len(await served.list_all("Pod")) == 1
 

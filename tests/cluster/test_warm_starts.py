@@ -370,7 +370,7 @@ async def test_each_replica_has_claims_of_its_own(served: Cluster, sim: Simulato
 async def test_replicas_that_a_claim_for_one_node_would_hang_are_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, replicas=3, parallelism={"tensor": 4}))
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "wait for ever" in condition(r, "CacheWarm").get("message", ""))
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: "stays Pending" in condition(r, "CacheWarm").get("message", ""))
     said = condition(told, "CacheWarm")["message"]
     assert "no node has GPUs for more than 2 replicas" in said
     assert "set spec.cache.storage to HostPath or ClaimPerReplica, or name a ReadWriteMany PVC in spec.cache.claimName" in said

@@ -82,7 +82,7 @@ async def test_a_start_that_takes_too_long_is_told_as_such_and_not_as_a_crash_of
     impatient = container(startupProbe={"failureThreshold": 2, "periodSeconds": 5}) | {"terminationGracePeriodSeconds": 1}
     await cluster.create(model(cluster, speed="200", crash="silence", pod=impatient))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "StartupProbeFailed"), within=90)
-    assert "deadlineSeconds" in condition(crashed, "Ready")["message"]
+    assert "deadlineSeconds" in condition(crashed, "Crashed")["message"]
 
 
 async def test_a_damaged_cache_is_left_behind_and_the_next_start_serves(cluster: Cluster, environment: NodeEnvironment) -> None:
@@ -126,4 +126,4 @@ async def test_an_image_that_does_not_exist_is_told(cluster: Cluster) -> None:
 async def test_an_image_for_another_processor_is_told(cluster: Cluster) -> None:
     await cluster.create(model(cluster, pod=container(command=["vllm-arm64", "serve"])))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ExecFormatError"), within=90)
-    assert "arm64" in condition(crashed, "Ready")["message"]
+    assert "arm64" in condition(crashed, "Crashed")["message"]
