@@ -47,7 +47,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
         "16.00 GiB",
         "0.68 GiB",
         "at most 5568",
-        "The command for --max-model-len 5568 is in status.remediation.command.",
+        "status.remediation.command has a command for --max-model-len 5568.",
     )
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
 
@@ -204,6 +204,6 @@ async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulat
     await served.patch("Pod", pod, {"status": status}, subresource="status")
     told = await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "Evicted"), within=30)
     assert "ephemeral-storage" in condition(told, "Crashed")["message"]
-    assert in_order(await story(served), "Warning Evicted x1", "ephemeral-storage", "What to do:")
+    assert in_order(await story(served), "Crashed=True Evicted", "What to do:", "Warning Evicted x1", "ephemeral-storage")
     await sim.change(await the_pod(served, but={pod}), load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
