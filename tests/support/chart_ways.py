@@ -44,12 +44,12 @@ WAYS: dict[str, Way] = {
         {
             "image": {"repository": "registry.example.com/mirror/vllm-operator", "digest": f"sha256:{'0' * 64}"},
             "imagePullSecrets": [{"name": "registry"}],
-            "proxy": {"url": "http://proxy.example.com:3128", "except": ".example.com,10.0.0.7"},
-            "authorities": {"configMap": "authorities", "key": "bundle.pem"},
+            "proxy": {"url": "http://proxy.example.com:3128", "noProxy": ".example.com,10.0.0.7"},
+            "caBundle": {"configMap": "authorities", "key": "bundle.pem"},
         }
     ),
     "own-mirror-of-the-hub": Way(
-        {"hub": {"endpoint": "https://hub.example.com/mirror"}, "authorities": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
+        {"hub": {"endpoint": "https://hub.example.com/mirror"}, "caBundle": {"configMap": "authorities"}, "rbac": {"readTokens": True}}
     ),
     "own-rules-and-signatures": Way({"extraRules": [EXPERTS_RULE], "extraSignatures": [LICENCE_SIGNATURE]}),
     "own-rules-for-two-namespaces": Way({"extraRules": [EXPERTS_RULE], "namespaces": ["team-a", "team-b"]}),
