@@ -1,6 +1,6 @@
-"""What can be set from outside: environment variables `VLLM_OPERATOR_*`, read once at start.
+"""Settings of the operator: environment variables `VLLM_OPERATOR_*`, read once at start.
 
-Every wait and every bound of the operator is here, with its unit, its default and why it is that.
+Every delay and limit of the operator is here, with its unit, its default and the reason for it.
 """
 
 import math
@@ -13,7 +13,7 @@ from typing import Any
 
 PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
-"""Variables that Kubernetes sets in each Pod for Services of the namespace, one named vllm-operator among them."""
+"""Variables that Kubernetes sets in each Pod for Services of the namespace, including one named vllm-operator."""
 
 MAY_BE_ZERO = frozenset(
     {
@@ -26,18 +26,18 @@ MAY_BE_ZERO = frozenset(
         "http_port",
     }
 )
-"""Where zero means "at once" or "any"; of everything else the operator needs some."""
+"""Settings for which zero is valid: it means "immediately" or "any". All other numbers must be greater than zero."""
 
 
 class LogFormat(StrEnum):
-    """How log lines look."""
+    """Format of the operator's log."""
 
     TEXT = "text"
     JSON = "json"
 
 
 class SettingsError(ValueError):
-    """A variable holds a value that cannot be used; the message names it and says what would do."""
+    """A variable has an invalid value. The message names the variable and a valid value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,34 +45,33 @@ class Settings:
     """All settings. A field `x_y` is read from `VLLM_OPERATOR_X_Y`."""
 
     namespaces: tuple[str, ...] = ()
-    """Namespaces to serve, comma-separated; all if empty. With a list, no cluster-wide watch is needed (nodes are still read)."""
+    """Namespaces to serve, separated by commas; all if empty. With a list, the operator needs no cluster-wide watch, but still reads
+    nodes."""
     workers: int = 24
-    """Reconciliations at a time. They wait for the API server most of the time, so more of them hide its latency."""
+    """Number of concurrent reconciliations. They mostly wait for the API server, so a higher number hides its latency."""
     rest_milliseconds: int = 200
-    """How long an object rests between two reconciliations, or as long as the first one took, where that was longer, 2 s
-    at most. What happens meanwhile, mostly the echo of the operator's own writes, is looked at once; a person does not
-    notice."""
+    """Minimum pause between two reconciliations of an object. After a longer reconciliation the pause is as long as that, up
+    to 2 s. All changes during the pause, mostly the operator's own writes, are handled in one reconciliation."""
     resync_seconds: int = 600
-    """Every VLLMDeployment is looked at this often although nothing happened: finds what no watch tells,
-    such as a named claim that was bound. Spread by up to a tenth, so that not all come at once."""
+    """Interval of reconciliations without a watch event. They find changes that no watch reports, such as an existing
+    PersistentVolumeClaim that was bound. Each interval is varied by up to 10 % to spread the load."""
     request_timeout_seconds: int = 15
-    """A call to the API server that takes longer has failed. Less than the 30 s that the liveness probe allows."""
+    """Timeout of a request to the API server. It is below the 30 s that the liveness probe allows."""
     node_cache_seconds: int = 30
-    """How old the picture of the GPU nodes may be for plans in force. One that is made anew is made from a picture of a second ago."""
+    """Maximum age of the GPU inventory for pinned plans. A new plan uses an inventory that is at most one second old."""
     retry_base_seconds: float = 0.25
-    """First wait after a failure; doubled each time. Half of what a person notices."""
+    """Delay before the first retry after a failure. It doubles with each retry."""
     retry_limit_seconds: float = 15.0
-    """Longest wait between two tries: how late the operator may notice that the API server is back."""
+    """Maximum delay between two retries. It limits how late the operator notices that the API server is available again."""
     hub_endpoint: str = "https://huggingface.co"
-    """Where config.json of a model is read, for facts that decide about kernels; empty for clusters without a way out:
-    then `spec.model.facts` and the table of well-known models are all there is."""
+    """Model hub from which the operator reads config.json, for facts about models. Empty for clusters without access to a hub:
+    the operator then uses only `spec.model.facts` and the table of well-known models."""
     hub_wait_seconds: float = 3.0
-    """How long a new plan waits for the hub. A plan is made once and kept: 3 s for better kernels, not more."""
+    """Maximum time that a new plan waits for the hub. A plan is made once and pinned, so a wait of 3 s for better kernels pays."""
     rules_config_map: str = ""
-    """Name of a ConfigMap with rules of the cluster's owner, in the operator's namespace; `namespace/name` for another
-    one, none if empty."""
+    """Name of a ConfigMap with your own rules, in the operator's namespace or as `namespace/name`. None if empty."""
     signatures_config_map: str = ""
-    """Name of a ConfigMap with crash signatures of the cluster's owner; as for the rules."""
+    """Name of a ConfigMap with your own crash signatures, in the operator's namespace or as `namespace/name`. None if empty."""
     lease: str = "vllm-operator"
     """The Lease that an operator holds while it writes, so that two of them never do: a name in the operator's own namespace
     (outside of a Pod in that of the kubeconfig's context), or `namespace/name`. Operators that serve the same objects must
@@ -81,39 +80,39 @@ class Settings:
     """What this process is called in the Lease. A later process of the same identity takes the Lease over at once, so it
     must be sure that the earlier one has ended, as containers of one Pod are. By default the host's name and a random part."""
     log_streams: int = 200
-    """Container logs followed at the same time. Each costs a connection here, at the API server and at the
-    kubelet; further ones take turns."""
+    """Maximum number of container logs that are followed at the same time. Each needs a connection to the API server, and one from
+    there to the kubelet. Further logs take turns."""
     log_turn_seconds: int = 20
-    """How long a log is followed while others wait for their turn."""
+    """Time for which a log is followed while others wait for their turn."""
     log_replay_bytes: int = 64 * 1024 * 1024
-    """How much of an existing log is read to rebuild the state of a start. A start writes below 1 MiB."""
+    """Maximum size of an existing log that is read to restore the state of a start. A start writes less than 1 MiB."""
     log_line_bytes: int = 64 * 1024
-    """A longer line is read in pieces of this size; bounds the memory of a stream."""
+    """Longer lines are read in pieces of this size. It limits the memory of a stream."""
     status_interval_seconds: int = 10
-    """Progress within a stage is written at most this often, unless it moved by `status_step_percent`."""
+    """Minimum interval between writes of the progress within a stage, unless it changed by `status_step_percent`."""
     status_step_percent: int = 5
-    """Progress by this much is written at once."""
+    """Progress that is written without waiting for `status_interval_seconds`."""
     priming_patience_seconds: int = 60
-    """How long a Pod that fills new caches ahead of a rollout may look for a free GPU; then the rollout goes on without
-    it. A scheduler that knows all nodes needs seconds, a cluster autoscaler minutes: raise it where one may help."""
+    """Maximum time that a primer may wait for a free GPU before a rollout. After it, the rollout continues without priming. The
+    scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""
     http_host: str = "0.0.0.0"
-    """Address of the probes and metrics; the kubelet comes from outside of the container."""
+    """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
     http_port: int = 8080
-    """Port of /healthz, /readyz and /metrics; 0 lets the system choose."""
+    """Port of /healthz, /readyz and /metrics. With 0, the system chooses a port."""
     stuck_seconds: int = 120
-    """The liveness probe fails when one reconciliation takes longer than this, or when keys are ready to be reconciled and
-    none has been handed out for this long. Keys that wait for their time (a retry, the next regular look) do not count."""
+    """The liveness probe fails if a reconciliation takes longer than this, or if keys are due and no worker has taken one for
+    this long. Keys that wait for a retry or for the next resync do not count."""
     log_format: LogFormat = LogFormat.TEXT
-    """`text` for people, `json` for machines."""
+    """Log format: `text` or `json`."""
     log_level: str = "INFO"
-    """DEBUG, INFO, WARNING or ERROR."""
+    """Log level: DEBUG, INFO, WARNING or ERROR."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
-        """Read the settings.
+        """Read the settings from environment variables, by default those of the process.
 
         Raises:
-            SettingsError: A variable cannot be used or is not known.
+            SettingsError: A variable has an invalid value or is not a setting.
         """
         environment = os.environ if environment is None else environment
         known = {f"{PREFIX}{field.name.upper()}": field for field in fields(cls)}
@@ -131,7 +130,7 @@ class Settings:
 
 
 def _read(variable: str, text: str, default: object) -> Any:
-    """Read a value of the same type as the default."""
+    """Parse a value of the same type as the default."""
     match default:
         case LogFormat():
             if text not in list(LogFormat):

@@ -1,4 +1,4 @@
-"""What Prometheus can read of the operator."""
+"""Metrics of the operator in Prometheus format."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 
@@ -15,119 +15,121 @@ from vllm_operator.status.lateness import StartClock
 
 PREFIX = "vllm_operator"
 RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
-"""How a reconciliation can end."""
+"""Results of a reconciliation."""
 OTHER = "Other"
-"""Stands for each reason that is not documented: what users call their own crash signatures must not become a label."""
+"""Label value for reasons that are not documented. Names of users' crash signatures must not become label values."""
 _OBJECT = ("namespace", "name")
 Key = tuple[str, str]
 
 
 class Metrics:
-    """The metrics, in a registry of their own: nothing global, tests get a fresh one."""
+    """The metrics, in a separate registry instead of the global one of prometheus_client."""
 
     def __init__(self, registry: CollectorRegistry | None = None) -> None:
         self.registry = registry or CollectorRegistry()
         self._reconciles = Counter(
-            f"{PREFIX}_reconcile", f"Reconciliations, by result: {', '.join(RESULTS)}.", ["result"], registry=self.registry
+            f"{PREFIX}_reconcile", f"Number of reconciliations by result: {', '.join(RESULTS)}.", ["result"], registry=self.registry
         )
-        # from the start on: `increase` does not see a series that begins with 1
+        # create each series at 0, because `increase` does not see a series that begins with 1
         for result in RESULTS:
             self._reconciles.labels(result)
         self._seconds = Histogram(
             f"{PREFIX}_reconcile_seconds",
-            "Duration of a reconciliation.",
+            "Duration of reconciliations in seconds.",
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
             registry=self.registry,
         )
-        self._writes = Counter(f"{PREFIX}_writes", "Writes to the API server, by verb and kind.", ["verb", "kind"], registry=self.registry)
-        self._watch_events = Counter(f"{PREFIX}_watch_events", "Events received from watches, by kind.", ["kind"], registry=self.registry)
+        self._writes = Counter(
+            f"{PREFIX}_writes", "Number of writes to the API server by verb and kind.", ["verb", "kind"], registry=self.registry
+        )
+        self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
         self._deployments = _Deployments(documented_reasons())
         self.registry.register(self._deployments)
         self._restarts = Counter(
             f"{PREFIX}_task_restarts",
-            "Tasks of the operator that had to be started again: watches, mirror, log (of a Pod), user data.",
+            "Number of restarts of the operator's own tasks by task: watches, mirror, log (of a Pod), user data.",
             ["task"],
             registry=self.registry,
         )
         self._user_data = {
-            what: self._gauge(f"user_{what}", f"{what.capitalize()} of the cluster's owner, by state: used or ignored.", "state")
+            what: self._gauge(f"user_{what}", f"Number of the users' own {what} by state: used or ignored.", "state")
             for what in ("rules", "signatures")
         }
-        self._gauge("info", "The operator's version.", "version").labels(__version__).set(1)
-        # finding a counter by its labels takes longer than all else that is done with an event
+        self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
+        # looking up a counter by its labels takes longer than the rest of the work for a watch event
         self._watched: dict[str, Counter] = {}
 
     def _gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
         return Gauge(f"{PREFIX}_{name}", documentation, labels, registry=self.registry)
 
     def reconciled(self, result: str, seconds: float) -> None:
-        """A reconciliation has ended."""
+        """Count a reconciliation that ended after some seconds."""
         self._reconciles.labels(result).inc()
         self._seconds.observe(seconds)
 
     def wrote(self, verb: str, kind: str) -> None:
-        """Something was written to the API server."""
+        """Count a write to the API server."""
         self._writes.labels(verb, kind).inc()
 
     def watched(self, kind: str) -> None:
-        """A watch event was received."""
+        """Count a watch event."""
         counter = self._watched.get(kind) or self._watched.setdefault(kind, self._watch_events.labels(kind))
         counter.inc()
 
     def restarted(self, task: str) -> None:
-        """A task has ended although it should not, and is started again."""
+        """Count the restart of a task that ended unexpectedly."""
         self._restarts.labels(task).inc()
 
     def user_data(self, what: str, *, used: int, ignored: int) -> None:
-        """The rules or signatures of the cluster's owner were read."""
+        """Set the numbers of the users' own rules or signatures."""
         self._user_data[what].labels("used").set(used)
         self._user_data[what].labels("ignored").set(ignored)
 
     def observe_queue(self, depth: Callable[[], int], age_seconds: Callable[[], float]) -> None:
-        """Read depth and age of the queue whenever the metrics are read."""
-        self._gauge("queue_depth", "Keys that wait to be reconciled.").set_function(depth)
-        self._gauge("queue_age_seconds", "For how long the oldest key has waited.").set_function(age_seconds)
+        """Collect depth and age of the queue with each scrape."""
+        self._gauge("queue_depth", "Number of keys that wait for reconciliation.").set_function(depth)
+        self._gauge("queue_age_seconds", "Waiting time of the oldest key in seconds.").set_function(age_seconds)
 
     def observe_leader(self, leads: Callable[[], bool]) -> None:
         """Read whether this process leads whenever the metrics are read."""
         self._gauge("leader", "1 while this process holds its Lease and may write, 0 while it does not.").set_function(leads)
 
     def observe_streams(self, streams: Callable[[], tuple[int, int]]) -> None:
-        """Read the number of log streams whenever the metrics are read."""
-        gauge = self._gauge("log_streams", "Container logs, by state: open or waiting.", "state")
+        """Collect the number of log streams with each scrape."""
+        gauge = self._gauge("log_streams", "Number of container logs by state: open or waiting.", "state")
         gauge.labels("open").set_function(lambda: streams()[0])
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
     def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
-        """Show a VLLMDeployment: its conditions, its caches, and the start that is in progress."""
+        """Set the samples of a VLLMDeployment: conditions, caches, and the start in progress."""
         self._deployments.show((namespace, name), status, start)
 
     def forget(self, namespace: str, name: str) -> None:
-        """A VLLMDeployment is gone."""
+        """Remove the samples of a deleted VLLMDeployment."""
         self._deployments.forget((namespace, name))
 
     def render(self) -> bytes:
-        """The metrics in Prometheus' text format."""
+        """Return the metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
 
 class _Deployments(Collector):
-    """The samples of all VLLMDeployments. Those of one are replaced as a whole, so that none of an earlier state stays."""
+    """Samples of all VLLMDeployments. Those of an object are replaced together, so that no outdated one remains."""
 
     def __init__(self, reasons: Collection[str]) -> None:
         self._reasons = reasons
         self._samples: dict[Key, tuple[_Sample, ...]] = {}
 
     def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
-        """Show what was reported, instead of what was before."""
+        """Replace the samples of an object."""
         self._samples[key] = tuple(_samples(status, start, self._reasons))
 
     def forget(self, key: Key) -> None:
-        """Show nothing of it any more."""
+        """Remove the samples of an object."""
         self._samples.pop(key, None)
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """All families, those without a sample included."""
+        """Return all metric families, including those without samples."""
         families = {name: GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels)) for name, text, labels in _FAMILIES}
         for key, samples in self._samples.items():
             for name, labels, value in samples:
@@ -136,33 +138,33 @@ class _Deployments(Collector):
 
 
 _Sample = tuple[str, tuple[str, ...], float]
-"""A metric's name without the prefix, the labels besides those of the object, the value."""
+"""Name of the metric without prefix, label values without those of the object, and value."""
 
 _FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     (
         "condition",
-        f"Conditions of a VLLMDeployment: 1 for the status and the reason that each has. {OTHER}: a reason that is not documented.",
+        f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
         ("type", "status", "reason"),
     ),
-    ("startup_stage", f"Stage of a start, counted from 0: {', '.join(Stage)}. Absent while nothing starts.", ()),
-    ("start_timestamp_seconds", "When the start that is in progress began, in Unix time. Absent while none is.", ()),
+    ("startup_stage", f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
+    ("start_timestamp_seconds", "Begin of the start in progress in Unix time. Absent if there is none.", ()),
     (
         "start_late_after_seconds",
-        "After how many seconds the start that is in progress is late: twice the last one with the same caches, at most its deadline.",
+        "Seconds after which the start in progress is late: twice the last start with the same caches, at most its deadline.",
         (),
     ),
     (
         "start_seconds",
-        "Duration of the last start of a VLLMDeployment with its present caches: cold (they were empty) or warm.",
+        "Duration of the last start with the current caches in seconds: cold (they were empty) or warm.",
         ("caches",),
     ),
-    ("start_saved_seconds", "What the caches saved: the last cold start with the present cache key against the last warm one.", ()),
-    ("caches_left_behind", "Generations of caches that were left behind as damaged.", ()),
+    ("start_saved_seconds", "Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
+    ("caches_left_behind", "Number of damaged cache generations that were quarantined.", ()),
 )
 
 
 def documented_reasons() -> frozenset[str]:
-    """All reasons of conditions that the docs name: the constants, and the crashes that the operator knows."""
+    """All documented reasons of conditions: the constants, and the signatures in the catalog."""
     constants = {value for name, value in vars(Reason).items() if name.isupper()}
     return frozenset(constants | {signature.id for signature in load_startup().signatures})
 
@@ -188,7 +190,7 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
         ("start_seconds", ("cold",), cache.cold_start_seconds),
         ("start_seconds", ("warm",), cache.warm_start_seconds),
         ("start_saved_seconds", (), cache.saved_seconds),
-        # 0 as well: an increase is seen from what was there before
+        # also 0, because `increase` needs an earlier sample
         ("caches_left_behind", (), cache.generation or 0),
     )
     yield from ((name, labels, value) for name, labels, value in shown if value is not None)
