@@ -303,3 +303,72 @@ async def test_the_taint_of_a_node_with_the_gpu_is_named_while_a_pod_waits_for_i
     await bench.settle()
     said = bench.condition("Starting").message
     assert "Node gpu-1 has the taint dedicated=team-a:NoSchedule. To start there, add {key: dedicated," in said
+
+
+MAY_NOT_DELETE = Forbidden('services "llama-former" is forbidden: cannot delete resource "services"', verb="delete", resource="services")
+
+
+async def _with_a_former_service(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    [service] = bench.cluster.all(SERVICE)
+    metadata = {name: service["metadata"][name] for name in ("namespace", "labels", "ownerReferences")}
+    bench.cluster.put({**service, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
+
+
+async def test_an_error_that_ends_applying_is_in_the_status_once_and_decides_about_the_retry(bench: Bench) -> None:
+    await _with_a_former_service(bench)
+    bench.cluster.fail("delete", SERVICE, MAY_NOT_DELETE, times=100)
+    with pytest.raises(Forbidden):
+        await bench.reconciler.reconcile(KEY)
+    assert bench.condition("Ready").reason == "ApplyFailed"
+    assert 'cannot delete resource "services"' in bench.condition("Ready").message
+    bench.cluster.writes.clear()
+    with pytest.raises(Forbidden):
+        await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.writes == []
+    bench.cluster.heal()
+    await bench.settle()
+    assert bench.condition("Ready").reason != "ApplyFailed"
+
+
+async def test_the_status_follows_the_pods_while_applying_fails_again_and_again(bench: Bench) -> None:
+    await _with_a_former_service(bench)
+    bench.cluster.fail("delete", SERVICE, Conflict("the object has been modified"), times=100)
+    bench.add_pod(**POD_STATUS)
+    bench.logs.told[(bench.cluster.all(POD)[0]["metadata"]["uid"], 0)] = StartupState(stage=Stage.TORCH_COMPILE, lines=10)
+    with pytest.raises(Conflict):
+        await bench.reconciler.reconcile(KEY)
+    startup = bench.status().startup
+    assert startup is not None
+    assert startup.stage == "TorchCompile"
+    assert bench.condition("Ready").reason != "ApplyFailed"
+
+
+async def test_a_status_that_cannot_be_written_does_not_hide_the_error_before_it(bench: Bench) -> None:
+    await _with_a_former_service(bench)
+    bench.cluster.fail("delete", SERVICE, MAY_NOT_DELETE)
+    bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Conflict("the object has been modified"))
+    with pytest.raises(Forbidden):
+        await bench.reconciler.reconcile(KEY)
+
+
+async def test_an_api_server_that_is_away_is_not_asked_to_take_a_status(bench: Bench) -> None:
+    await _with_a_former_service(bench)
+    bench.cluster.fail("delete", SERVICE, Unavailable("connection refused"))
+    bench.add_pod(**POD_STATUS)
+    calls = bench.cluster.calls["apply_status"]
+    with pytest.raises(Unavailable):
+        await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.calls["apply_status"] == calls
+
+
+async def test_a_held_deployment_that_cannot_be_scaled_is_in_the_status(bench: Bench) -> None:
+    bench.cluster.put(llama(replicas=3, cache={"priming": "Never"}))
+    await bench.settle()
+    bench.cluster.fail("patch", DEPLOYMENT, Invalid("spec.replicas: at most 2 are allowed"), times=100)
+    unplanned = {"replicas": 1, "accelerator": {"architectures": ["sm_103"]}}
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": unplanned})
+    with pytest.raises(Invalid):
+        await bench.reconciler.reconcile(KEY)
+    assert bench.condition("Planned").reason == "NoMatchingGPU"

@@ -81,6 +81,8 @@ class Applied:
     """Fields of Pod templates that were applied and that the object does not have so: the first one of each Deployment."""
     written: int = 0
     waiting: str | None = None
+    failure: ClusterError | None = None
+    """What stopped it: worth another try, and not the fault of one child. What was written so far stays."""
 
 
 class Applier:
@@ -98,21 +100,27 @@ class Applier:
         self._settled: Recent[str] = Recent(MAX_REMEMBERED)
 
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
-        """Make the children so. `live` are the children found by label; raises what is worth another try.
+        """Make the children so, as far as it goes: an error that is worth another try ends it, and is in `failure`.
 
-        Raises:
-            Unavailable, Conflict: Try again later; what was written so far stays.
+        `live` are the children found by label.
         """
         result = Applied()
         found = {_identity(child): child for child in live}
         for group in _in_order(desired_objects):
             calls = [self._bring(owner, desired, found.get(_identity(desired)), result) for desired in group]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
-                if isinstance(outcome, BaseException):
+                if isinstance(outcome, ClusterError):
+                    result.failure = result.failure or outcome
+                elif isinstance(outcome, BaseException):
                     raise outcome
+            if result.failure is not None:
+                break
         result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # not by whose answer came first
-        if not result.refusals:
-            await self._prune(owner, desired_objects, live, result)
+        if not result.refusals and result.failure is None:
+            try:
+                await self._prune(owner, desired_objects, live, result)
+            except ClusterError as error:
+                result.failure = error
         return result
 
     async def _bring(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:

@@ -10,7 +10,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.cluster.apply import Applied, Refusal
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, SERVICE, ClusterClient, Forbidden, Key, Kind, Manifest
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, SERVICE, ClusterClient, Forbidden, Invalid, Key, Kind, Manifest
 from vllm_operator.cluster.events import shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
@@ -82,7 +82,7 @@ class ObservationReader:
             taints=await self._taints(cache_outcome.outcome.plan, snapshot.pods),
             activity=_with_refused_claims(cache_outcome.activity, applied, (claim, weights)),
             not_kept=tuple(applied.not_kept),
-            apply_error="; ".join(str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, (claim, weights))) or None,
+            apply_error=_apply_error(applied, (claim, weights)),
         )
         return observation, look_again
 
@@ -100,6 +100,14 @@ class ObservationReader:
 def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
     name = resource.metadata.name
     return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
+
+
+def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | None:
+    """What the API server refused, and only somebody can change; None if nothing."""
+    errors = [str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claims)]
+    if isinstance(applied.failure, (Forbidden, Invalid)):
+        errors.append(str(applied.failure))
+    return "; ".join(errors) or None
 
 
 def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:

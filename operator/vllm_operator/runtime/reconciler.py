@@ -4,9 +4,10 @@ Always in the same sequence:
 
     observe -> plan -> caches -> apply -> logs -> decide -> status
 
-Everything is read each time; nothing that matters is remembered between two runs. Events are written before the status
-that follows from the same report: an operator that ends in between makes the same report again, and finds the events
-that it has written.
+The steps after `apply` also follow where that has failed: the status is written, then the error is raised. Everything is
+read each time; nothing that matters is remembered between two runs. Events are written before the status that
+follows from the same report: an operator that ends in between makes the same report again, and finds the events that it
+has written.
 """
 
 import logging
@@ -22,7 +23,18 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.cluster.apply import Applied, Applier
-from vllm_operator.cluster.client import DEPLOYMENT, POD, ClusterClient, Forbidden, Key, Manifest, NotFound, Unavailable
+from vllm_operator.cluster.client import (
+    DEPLOYMENT,
+    POD,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Key,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
 from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
@@ -148,6 +160,22 @@ class Reconciler:
         outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
         applied = await self._apply(snapshot, cache_outcome)
+        if applied.failure is not None and not _is_reported(applied.failure, resource):
+            raise applied.failure
+        try:
+            result = await self._report(key, resource, snapshot, cache_outcome, applied)
+        except ClusterError as error:
+            if applied.failure is None:
+                raise
+            log.debug("the status cannot be written after a failure: %s", error)
+        if applied.failure is not None:
+            raise applied.failure
+        return result
+
+    async def _report(
+        self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied
+    ) -> Result:
+        """The steps after applying, which also follow where applying has failed."""
         if not self._follow_logs(key, resource, snapshot):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied)
@@ -201,7 +229,11 @@ class Reconciler:
         applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
         for child in cache_outcome.kept:
             held = cache_outcome.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
-            applied.children.append(await self._applier.scale(child, cache_outcome.held_replicas or 0) if held else child)
+            try:
+                now = await self._applier.scale(child, cache_outcome.held_replicas or 0) if held else child
+            except ClusterError as error:
+                applied.failure, now = applied.failure or error, child
+            applied.children.append(now)
         return applied
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> bool:
@@ -267,6 +299,15 @@ class Reconciler:
         manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
         await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
         self._metrics.wrote("status", labels.KIND)
+
+
+def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
+    """Whether the status is written although applying has failed.
+
+    An API server that is away takes no status either. A conflict is over at the next try; the first status of an object
+    waits for that, because it would speak of children that do not exist yet.
+    """
+    return not isinstance(failure, Unavailable) and (resource.status.plan is not None or not isinstance(failure, Conflict))
 
 
 def _result(reported: Report, applied: Applied, look_again: float | None) -> Result:
