@@ -45,6 +45,7 @@ from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.leadership import Leadership
 from vllm_operator.runtime.log_output import configure
+from vllm_operator.runtime.loop_errors import handle_loop_error
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
@@ -104,6 +105,7 @@ def _with_qualified_names(settings: Settings) -> Settings:
 
 async def serve(settings: Settings) -> int:
     """Run the operator in this event loop; return the exit status."""
+    asyncio.get_running_loop().set_exception_handler(handle_loop_error)
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -259,7 +261,8 @@ class Operator:
             self._client.fence.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await asyncio.gather(tasks.stop(), self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
+                await tasks.stop()  # the first: a reconciliation that goes on would follow another log, or ask the hub
+                await asyncio.gather(self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
         if self.leadership is not None:  # last: whoever takes over must be the only one that writes
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):

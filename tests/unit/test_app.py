@@ -1,5 +1,7 @@
 """The operator as a whole, without a cluster: when the kubelet is asked to start it again."""
 
+import asyncio
+
 import pytest
 from kubernetes.aio.client.configuration import Configuration
 
@@ -52,3 +54,26 @@ async def test_keys_that_wait_for_their_time_do_not(operator: Operator, clock: C
     operator.queue.add_rate_limited(("default", "other"), at_least=3600)
     clock.now += 3599
     assert operator._stuck() is None
+
+
+async def test_logs_are_closed_when_no_reconciliation_can_follow_another_one(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, order, stop = asyncio.Event(), list[str](), asyncio.Event()
+
+    async def work() -> None:
+        started.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)  # one that is under way takes its time to end
+            order.append("workers")
+
+    async def close() -> None:
+        order.append("followers")
+
+    monkeypatch.setattr(operator.workers, "run", work)
+    monkeypatch.setattr(operator.followers, "close", close)
+    running = asyncio.create_task(operator.run(stop))
+    await started.wait()
+    stop.set()
+    assert await running == 0
+    assert order == ["workers", "followers"]

@@ -3,5 +3,5 @@
 one object        reconciler, cache_reconciler, plan_cache, observation_reader, model_configs, cpu_use
 which, and when   watches, kopf_storage, mirroring, queue, workers
 logs              followers (which), follower (one), log_lines, heartbeats
-the process       tasks, leadership, supervisor, permissions, user_data, health, metrics, log_output
+the process       tasks, leadership, supervisor, permissions, user_data, health, metrics, log_output, loop_errors
 """
