@@ -171,6 +171,20 @@ def test_an_unknown_crash_that_is_understood_later_is_renamed_without_another_ev
     assert second.events == ()
 
 
+def test_an_unknown_crash_whose_log_is_read_late_is_told_with_the_error_of_the_log() -> None:
+    observation = o.observe(o.crashed_pod())
+    first = report(observation)
+    assert first.status.last_crash is not None
+    assert "its log does not say why" in first.status.last_crash.cause
+    unknown = replace(o.DEEP_GEMM_CRASH, signature="Unknown", cause="The engine failed with an error: the flux capacitor is empty")
+    second = report(o.after(observation, first, startups={("uid-vllm-a-x1", 0): StartupState(crash=unknown)}))
+    assert second.status.last_crash is not None
+    assert second.status.last_crash.cause == unknown.cause
+    assert second.events == ()
+    log_is_gone = report(o.after(observation, second, startups={}))
+    assert log_is_gone.status.last_crash == second.status.last_crash
+
+
 def test_the_owner_of_the_cluster_names_a_crash_that_had_a_name_of_ours_already() -> None:
     startup, _ = with_user_signatures(load_startup(), {"ours.yaml": yaml.safe_dump([LICENCE_SIGNATURE])})
     knowledge = load_knowledge().with_startup(startup)

@@ -19,7 +19,7 @@ from vllm_operator.pods.events import killed_by_probe
 from vllm_operator.pods.view import Phase, PodView, Termination
 from vllm_operator.startup.crash.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.startup.state import Crash, Stage, StartupState
-from vllm_operator.startup.termination import diagnose_termination
+from vllm_operator.startup.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
@@ -28,8 +28,7 @@ CLOCK_SKEW = timedelta(minutes=1)
 """How far the clock of a node may be ahead. A later time says nothing about what came first."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain: it comes some seconds later."""
-_STRONG = 2
-_OWNERS = 3
+_NOTHING, _ERROR, _WEAK, _STRONG, _OWNERS = range(5)
 _OVER = (Phase.TERMINATING,)
 _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
 
@@ -207,11 +206,12 @@ def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashS
 
 
 def _weight(observed: ObservedState, crash: CrashStatus) -> int:
-    """How much a description says: 0 nothing, 1 little, 2 the cause, 3 the cause as the owner of the cluster names it."""
+    """How much a description says: nothing, an error without a name, little, the cause, the cause as the owner of the cluster names it."""
     if crash.signature == UNKNOWN:
-        return 0
+        says_nothing = SAYS_NOTHING in crash.cause or crash.cause == observed.messages.say("crash.unexplained")
+        return _NOTHING if says_nothing else _ERROR
     known = observed.knowledge.signatures.get(crash.signature)
-    return 1 if crash.signature in observed.knowledge.weak else _OWNERS if known is not None and known.is_user_defined else _STRONG
+    return _WEAK if crash.signature in observed.knowledge.weak else _OWNERS if known is not None and known.is_user_defined else _STRONG
 
 
 def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:

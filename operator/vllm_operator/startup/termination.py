@@ -28,6 +28,8 @@ _SIGNALS = {
     15: "terminated",
 }
 _LINE_LIMIT = 400
+SAYS_NOTHING = "its log does not say why"
+"""Ends the cause of a crash of which no error was found."""
 
 
 def diagnose_termination(
@@ -104,7 +106,7 @@ def _unexplained(said: str, number: int | None, message: str | None) -> Crash:
     text = present(message.strip().rpartition("\n")[2], _LINE_LIMIT) if message and message.strip() else ""
     return Crash(
         signature=UNKNOWN,
-        cause=f"The engine {how} ({said}), and its log does not say why.",
+        cause=f"The engine {how} ({said}), and {SAYS_NOTHING}.",
         remedy="Look at the last lines of the log (kubectl logs --previous), at the events of the Pod, and at the memory of the node.",
         reference=None,
         line=text or said,
