@@ -6,6 +6,7 @@ from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
+from vllm_operator.remediation.cache_damage import PAUSE
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
 
 POISON = Crash(
@@ -65,6 +66,34 @@ async def test_a_crash_with_empty_caches_is_not_blamed_on_them(bench: Bench, fle
     await fleet.settle()
     assert fleet.key() == key
     assert "empty caches, so they are not the cause" in bench.condition("CacheWarm").message
+
+
+async def test_bytecode_that_a_full_volume_truncates_in_each_new_directory_is_replaced_until_there_is_room(
+    bench: Bench, fleet: Fleet
+) -> None:
+    pod = await started(fleet)
+    directories = [fleet.key()]
+    for _ in range(3):
+        crash(fleet, pod, signature="DiskFull")
+        await fleet.settle()
+        crash(fleet, pod, restarts=1, signature="BytecodeCorrupt")
+        await fleet.settle()
+        directories.append(fleet.key())
+        fleet.gone(pod)
+        pod = fleet.start()
+        await fleet.settle()
+    assert len(set(directories)) == 4
+    crash(fleet, pod, restarts=1, signature="BytecodeCorrupt")
+    await fleet.settle()
+    assert fleet.key() == directories[-1], "not at every restart: the volume is still full"
+    bench.now += PAUSE
+    crash(fleet, pod, restarts=2, signature="BytecodeCorrupt")
+    await fleet.settle()
+    assert fleet.key() not in directories
+    fleet.gone(pod)
+    fleet.ready(fleet.start())
+    await fleet.settle()
+    assert bench.condition("Ready").status == "True"
 
 
 async def test_a_cache_that_once_was_filled_is_blamed_without_any_log(bench: Bench, fleet: Fleet) -> None:

@@ -78,7 +78,8 @@ class Signature:
 
     `follows_others`: usually another error came first, so it counts only where there is none. `is_user_defined`: written by the
     owner of the cluster; its patterns are matched in linear time whatever they are. `explains`: crashes to which a benign one
-    contributes, the only ones beside which it is shown; None: it is always shown.
+    contributes, the only ones beside which it is shown; None: it is always shown. `cache_variable`: where the operator sets this
+    variable, the damaged file can only be in the cache that the variable names.
     """
 
     id: str
@@ -99,6 +100,7 @@ class Signature:
     action: RemedyAction | None = None
     is_user_defined: bool = False
     explains: tuple[str, ...] | None = None
+    cache_variable: str | None = None
 
     @property
     def is_echo(self) -> bool:
@@ -166,6 +168,7 @@ def parse_signature(entry: Mapping[str, Any], *, is_user_defined: bool = False) 
             action=RemedyAction(entry["remedyAction"]) if "remedyAction" in entry else None,
             is_user_defined=is_user_defined,
             explains=tuple(entry["explains"]) if "explains" in entry else None,
+            cache_variable=entry.get("cacheVariable"),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"signature {entry.get('id', '?')} in signatures.yaml: {error}") from error

@@ -6,6 +6,10 @@ in the cache key is raised: the next start fills a directory of its own, and the
 The same words in a log can come from a driver that is too old. So caches are blamed only if there were any (the claim
 says that they were filled, the log shows that some were loaded, or the Pod has died of the same before), and not again
 if the same crash follows with caches that are new. `MOST` within `WINDOW` is the end of it in any case.
+
+Python's bytecode is different: a start on a full volume can leave a truncated file in a new directory too, and the next start of the
+container dies of it. The file can only be on the volume, so the directory is replaced again, after `MOST` at most every `PAUSE`: the
+deployment serves again once the volume has room.
 """
 
 from collections.abc import Iterator
@@ -22,6 +26,8 @@ from vllm_operator.pods.view import PodView
 MOST = 3
 """Each costs a cold start. A volume that damages files three times a day needs a person."""
 WINDOW = timedelta(hours=24)
+PAUSE = timedelta(minutes=10)
+"""After `MOST`, a cache that only the volume can have damaged is replaced again after this time: the volume may have been full."""
 KEPT = 8
 """How many are listed in the status; the claim lists all."""
 
@@ -90,11 +96,29 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, suspect: _Suspect, kno
     """Why the caches are not left behind; empty if they are."""
     filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
+    if _is_on_volume(observed, plan, suspect):
+        return "" if len(recent) < MOST or _time_since(observed, recent[-1]) >= PAUSE else "cache.blamed_often"
     if not filled and not _had_any(observed, suspect):
         return "cache.not_to_blame"
     if not filled and any(entry.signature == suspect.signature for entry in recent):
         return "cache.not_to_blame"
     return "cache.blamed_often" if len(recent) >= MOST else ""
+
+
+def _is_on_volume(observed: ObservedState, plan: Plan, suspect: _Suspect) -> bool:
+    """Whether the damaged file can only be in the caches of the plan.
+
+    A start on a full volume writes such a file, and the next one of the same container dies of it, also in a new directory.
+    """
+    signature = observed.knowledge.signatures.get(suspect.signature)
+    variable = signature.cache_variable if signature is not None else None
+    is_set = any(planned.name == variable and planned.value for planned in plan.env)
+    return is_set and suspect.run > 0
+
+
+def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
+    when = reading.moment(entry.time)
+    return observed.observation.now - when if when is not None else WINDOW
 
 
 def _had_any(observed: ObservedState, suspect: _Suspect) -> bool:
