@@ -190,7 +190,9 @@ class Operator:
             return None
         self.metrics.observe_leader(fence.is_open)
         identity = self._settings.identity or f"{socket.gethostname()}_{uuid.uuid4()}"
-        return Leadership(self._client, fence, self.readiness, lease=self._settings.lease, identity=identity)
+        return Leadership(
+            self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
+        )
 
     def _make_followers(self, crashes: KnownCrashes) -> Followers:
         settings = self._settings

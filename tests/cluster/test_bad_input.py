@@ -124,12 +124,13 @@ async def limited(cluster: Cluster, tmp_path: Path, rules: list[Manifest]) -> Pa
 
 
 def rules(*, without: tuple[str, str] = ("", "")) -> list[Manifest]:
-    """What the operator says it needs, which is what the chart grants, without one verb on one resource."""
+    """What the operator says it needs and its Lease, which is what the chart grants, without one verb on one resource."""
     wanted: dict[tuple[str, str], list[str]] = {}
     for permission in (*REQUIRED, *OPTIONAL):
         resource = permission.kind.plural + (f"/{permission.subresource}" if permission.subresource else "")
         if (resource, permission.verb) != without:
             wanted.setdefault((permission.kind.group, resource), []).append(permission.verb)
+    wanted["coordination.k8s.io", "leases"] = ["get", "watch", "create", "patch"]  # in the operator's own namespace
     return [{"apiGroups": [group], "resources": [resource], "verbs": verbs} for (group, resource), verbs in wanted.items()]
 
 

@@ -11,7 +11,18 @@ import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
 
-from vllm_operator.cluster.client import LEASE, ClusterClient, ClusterError, Conflict, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import (
+    LEASE,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Manifest,
+    NotFound,
+    NotLeading,
+    Unauthorized,
+    Unavailable,
+)
 from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.lease import (
     LEASE_SECONDS,
@@ -56,14 +67,16 @@ class Leadership:
         *,
         lease: str,
         identity: str,
+        host: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`lease` is `namespace/name`; `fence` is that of the client."""
+        """`lease` is `namespace/name`; `fence` is that of the client; `host` is the address of the API server, for messages."""
         self._client = client
         self._fence = fence
         self._readiness = readiness
         self._namespace, _, self._name = lease.rpartition("/")
         self._identity = identity
+        self._host = host
         self._now = now
         self._sighting: Sighting | None = None
         self._version = ""
@@ -239,6 +252,8 @@ class Leadership:
             words = f"The operator may not {error.verb} {place}, so it writes nothing: allow it in a Role there, as the chart does"
         elif isinstance(error, NotFound):
             words = f"{place[0].upper()}{place[1:]} cannot be created, so nothing is written: {error}"
+        elif isinstance(error, Unavailable) and not isinstance(error, Unauthorized | NotLeading):
+            words = f"The API server {self._host} cannot be reached, so {place} is not held and nothing is written: {error}"
         else:
             words = f"{place[0].upper()}{place[1:]} cannot be held now, so nothing is written: {error}"
         self._readiness.set_missing(MISSING, words)
