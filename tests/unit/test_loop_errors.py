@@ -83,15 +83,26 @@ def test_a_connection_that_is_cancelled_in_its_handshake_is_told_at_the_level_of
     assert {record.levelno for record in told()} == {logging.DEBUG}
 
 
+async def test_a_handshake_that_nobody_awaits_and_the_peer_ends_is_told_at_the_level_of_debug(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    names: dict[str, object] = {"ConnectionResetError": ConnectionResetError}
+    with pytest.raises(ConnectionResetError) as found:
+        exec(compile("raise ConnectionResetError", "uvloop/sslproto.pyx", "exec"), names)
+    context = {"message": "Future exception was never retrieved", "exception": found.value}
+    handle_loop_error(asyncio.get_running_loop(), context)
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
+
 @pytest.mark.parametrize(
     "context",
     [
         {"message": "Fatal error on SSL protocol", "exception": ValueError("the handler is closed")},
         {"message": "Fatal error on SSL protocol", "exception": RuntimeError("something else")},
         {"message": "Task exception was never retrieved", "exception": RuntimeError("the handler is closed")},
+        {"message": "Future exception was never retrieved", "exception": ConnectionResetError()},
         {"message": "no exception at all"},
     ],
-    ids=["another class", "other words", "not of TLS", "no exception"],
+    ids=["another class", "other words", "not of TLS", "another future", "no exception"],
 )
 async def test_all_else_is_an_error(context: dict[str, object], caplog: pytest.LogCaptureFixture) -> None:
     handle_loop_error(asyncio.get_running_loop(), context)

@@ -20,6 +20,7 @@ from vllm_operator.api import labels
 from vllm_operator.cluster.client import Kind, Manifest
 from vllm_operator.cluster.selectors import selector_of
 from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
+from vllm_operator.runtime.loop_errors import handle_loop_error
 
 CHUNK = 500
 EXIT_SECONDS = 1.5
@@ -79,6 +80,7 @@ class Watches:
                 await asyncio.wait({ended}, timeout=EXIT_SECONDS)
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        asyncio.get_running_loop().set_exception_handler(handle_loop_error)
         await kopf.operator(
             registry=self._registry(loop),
             settings=self._settings(),
