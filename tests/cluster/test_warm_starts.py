@@ -335,7 +335,7 @@ async def test_a_job_that_may_not_be_created_is_told(served: Cluster, sim: Simul
     await served.patch("Role", ACCOUNT, {"rules": [rule for rule in role["rules"] if "jobs" not in rule["resources"]]})
     await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
     told = await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "could not be created" in condition(r, "CacheWarm").get("message", ""), within=40
+        "VLLMDeployment", "llama", lambda r: "cannot be created" in condition(r, "CacheWarm").get("message", ""), within=40
     )
     said = condition(told, "CacheWarm")["message"]
     assert "jobs.batch is forbidden" in said

@@ -153,7 +153,7 @@ def remove(root: str, name: str) -> bool:
         before = last_use(path)
         os.rename(path, leaving)
         try:
-            time.sleep(float(os.environ.get("CLEAN_GRACE", "10")))
+            wait(float(os.environ.get("CLEAN_GRACE", "10")))
             is_used = last_use(leaving) > before
         except BaseException:
             put_back(leaving, path)
@@ -167,6 +167,13 @@ def remove(root: str, name: str) -> bool:
         print(f"{name} cannot be removed: {error}", file=sys.stderr)
         return False
     return True
+
+
+def wait(seconds: float) -> None:
+    """Sleep in short steps: a signal that comes just before a sleep does not end it."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(1.0, left))
 
 
 def put_back(leaving: str, path: str) -> None:
