@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from support.pasted import read_either_way
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Stage
@@ -43,7 +44,7 @@ def test_every_recording_is_expected_to_be_something() -> None:
 
 @pytest.mark.parametrize("name", EXPECTED)
 def test_a_recorded_start(name: str) -> None:
-    parser = parse((CORPUS / f"{name}.log").read_bytes())
+    parser = read_either_way((CORPUS / f"{name}.log").read_bytes())
 
     stage, signature, cache = EXPECTED[name]
     assert parser.state.stage is stage

@@ -6,22 +6,18 @@ from typing import Any
 import pytest
 import yaml
 
-from vllm_operator.catalog.startup import load_startup
+from support.pasted import KNOWLEDGE, read_either_way
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Progress, Stage
 
 H200 = Path(__file__).parent.parent / "corpus" / "h200"
 INDUCED = Path(__file__).parent.parent / "corpus" / "induced"
 LABELS: dict[str, dict[str, Any]] = yaml.safe_load((INDUCED / "labels.yaml").read_text("utf-8"))
-KNOWLEDGE = load_startup()
 SERVED = sorted(name for name, label in LABELS.items() if name.startswith("good-") and label["stage"] == "Ready")
 
 
 def read(name: str) -> StartupParser:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed((INDUCED / f"{name}.log").read_bytes())
-    parser.end()
-    return parser
+    return read_either_way((INDUCED / f"{name}.log").read_bytes())
 
 
 def test_every_recording_has_a_label() -> None:

@@ -2,17 +2,13 @@
 
 import pytest
 
-from vllm_operator.catalog.startup import load_startup
+from support.pasted import KNOWLEDGE, read_either_way
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash
 
-KNOWLEDGE = load_startup()
-
 
 def crash(log: str) -> Crash | None:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(log)
-    parser.end()
+    parser = read_either_way(log)
     return parser.final_state.crash
 
 
@@ -212,9 +208,7 @@ ENGINE_FRAME = '  File "/opt/vllm/engine/multiprocessing/engine.py", line 391, i
 
 
 def cut_off_at(log: str) -> int | None:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(log)
-    parser.end()
+    parser = read_either_way(log)
     state = parser.final_state
     assert state.crash is None
     return state.cut_off_at

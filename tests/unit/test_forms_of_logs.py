@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.lines.wraps import rejoined
+from support.pasted import read_delivered, read_pasted
+from vllm_operator.cli.paste.wraps import rejoined
 from vllm_operator.startup.parser import StartupParser
 
-KNOWLEDGE = load_startup()
 CORPUS = Path(__file__).parent.parent / "corpus"
 SAMPLE = [path for path in sorted((CORPUS / "induced").glob("*.log")) if "-v0" not in path.stem][::17]
 CHOSEN = (
@@ -153,10 +152,20 @@ FORMS: dict[str, Callable[[str], str]] = {
 }
 
 
+IN_CONTAINERS = {
+    *("Docker's JSON", "Loki's JSON", "Google's JSON", "Datadog's JSON", "Fluent Bit's JSON", "journald's JSON"),
+    *("docker compose", "pm2", "Ray", "Ray, coloured", "torchrun", "Slurm", "mpirun", "a chat", "a web server"),
+    *("kubectl --timestamps", "stern", "colours", "no process names", "typographic quotes", "tabs", "three restarts"),
+    *("Windows line ends", "blanks at the ends of lines", "empty lines between", "no indentation"),
+}
+"""Forms that the command of a container can give to its output: a logger, a launcher, a supervisor, a locale."""
+
+
 def read(log: str) -> tuple[str | None, str]:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(log)
-    parser.end()
+    return said(read_pasted(log))
+
+
+def said(parser: StartupParser) -> tuple[str | None, str]:
     state = parser.final_state
     return state.crash.signature if state.crash else None, state.stage.value
 
@@ -172,6 +181,12 @@ def test_a_log_says_the_same_in_each_form(form: Callable[[str], str]) -> None:
     assert {name: read(form(log)) for name, (log, _) in recorded().items()} == {name: said for name, (_, said) in recorded().items()}
 
 
+@pytest.mark.parametrize("form", sorted(IN_CONTAINERS))
+def test_the_operator_reads_what_a_container_writes(form: str) -> None:
+    told = {name: said(read_delivered(*FORMS[form](log).splitlines(keepends=True))) for name, (log, _) in recorded().items()}
+    assert told == {name: expected for name, (_, expected) in recorded().items()}
+
+
 RAISED = '  File "/opt/vllm/config.py", line 1016, in __init__\n    raise RuntimeError("Failed to infer device type")\n'
 
 
@@ -182,11 +197,8 @@ def test_a_time_leaves_the_indentation_of_what_follows(form: str) -> None:
 
 def test_what_powershell_redirects_is_read() -> None:
     log, said = recorded()["cli-len-negative"]
-    parser = StartupParser(KNOWLEDGE)
     encoded = log.replace("\n", "\r\n").encode("utf-16")
-    for at in range(0, len(encoded), 999):
-        parser.feed(encoded[at : at + 999])
-    parser.end()
+    parser = read_pasted(*(encoded[at : at + 999] for at in range(0, len(encoded), 999)))
     crash = parser.final_state.crash
     assert (crash.signature if crash else None, parser.final_state.stage.value) == said
     assert crash is not None
@@ -206,10 +218,7 @@ def test_lines_of_one_length_are_no_cut_lines(text: str) -> None:
 def test_a_prefix_is_learned_however_the_log_is_cut(size: int) -> None:
     log, said = recorded()["vllm-root-nowhere"]
     text = FORMS["stern"](log)
-    parser = StartupParser(KNOWLEDGE)
-    for at in range(0, len(text), size):
-        parser.feed(text[at : at + size])
-    parser.end()
+    parser = read_pasted(*(text[at : at + size] for at in range(0, len(text), size)))
     crash = parser.final_state.crash
     assert (crash.signature if crash else None, parser.final_state.stage.value) == said
 

@@ -6,20 +6,15 @@ from pathlib import Path
 import pytest
 import yaml
 
+from support.pasted import KNOWLEDGE, read_either_way
 from vllm_operator.catalog.signatures import Signature, load_signature_samples
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
 
-KNOWLEDGE = load_startup()
 ROOT = Path(__file__).parents[2]
 
 
 def read(text: str) -> StartupState:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(text)
-    parser.end()
-    return parser.final_state
+    return read_either_way(text).final_state
 
 
 TEXTS = {

@@ -5,19 +5,12 @@ from collections.abc import Callable
 
 import pytest
 
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
+from support.pasted import read_pasted
 from vllm_operator.startup.state import Stage, StartupState
-
-KNOWLEDGE = load_startup()
 
 
 def read(*chunks: str) -> StartupState:
-    parser = StartupParser(KNOWLEDGE)
-    for chunk in chunks:
-        parser.feed(chunk)
-    parser.end()
-    return parser.final_state
+    return read_pasted(*chunks).final_state
 
 
 def passed_on(log: str, prefix: str) -> str:

@@ -2,16 +2,11 @@
 
 import pytest
 
-from vllm_operator.catalog.startup import load_startup
-from vllm_operator.startup.parser import StartupParser
-
-KNOWLEDGE = load_startup()
+from support.pasted import read_pasted
 
 
 def named(text: str) -> str | None:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(text)
-    parser.end()
+    parser = read_pasted(text)
     crash = parser.final_state.crash
     return crash.signature if crash else None
 
@@ -249,9 +244,7 @@ def test_a_runtime_that_finds_no_gpu_is_not_a_process_that_wants_too_many() -> N
 
 
 def crash_line(log: str) -> tuple[str, str] | None:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(log)
-    parser.end()
+    parser = read_pasted(log)
     crash = parser.final_state.crash
     return None if crash is None else (crash.signature, crash.line)
 
@@ -290,9 +283,7 @@ def test_the_marks_of_a_post_are_no_part_of_the_error(log: str, signature: str, 
 
 def test_a_quotation_that_began_earlier_is_not_captured() -> None:
     """https://github.com/vllm-project/vllm/issues/2915."""
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed('it says "api_server.py: error: unrecognized arguments: --lora-modules name=a/b"\n')
-    parser.end()
+    parser = read_pasted('it says "api_server.py: error: unrecognized arguments: --lora-modules name=a/b"\n')
 
     crash = parser.final_state.crash
     assert crash is not None
@@ -318,9 +309,7 @@ def test_what_is_indented_below_a_program_stays_so() -> None:
     ],
 )
 def test_what_was_captured_reads_well_in_a_sentence(line: str, cause: str) -> None:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(line)
-    parser.end()
+    parser = read_pasted(line)
 
     crash = parser.final_state.crash
     assert crash is not None

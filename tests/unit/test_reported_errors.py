@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.pasted import read_pasted
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash, Stage
@@ -10,10 +11,7 @@ KNOWLEDGE = load_startup()
 
 
 def read(text: str) -> StartupParser:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(text)
-    parser.end()
-    return parser
+    return read_pasted(text)
 
 
 def crash_of(text: str) -> Crash | None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 
+from vllm_operator.cli.paste.log import PastedLog
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
 
@@ -19,43 +20,44 @@ class Sources:
     def __init__(self, make: Callable[[], StartupParser]) -> None:
         """Begin with no log. `make`: makes a parser."""
         self._make = make
-        self._parsers: dict[str, StartupParser] = {}
+        self._logs: dict[str, PastedLog] = {}
         self._latest = ""
         self._tail = b""
 
     def feed(self, data: bytes) -> None:
         """Take the next part of the text."""
-        if not self._parsers:
+        if not self._logs:
             first = _PREFIX.search(data)
             self._latest = _name(first) if first is not None else ""
-            self._parsers[self._latest] = self._make()
-        if "" in self._parsers:
-            self._parsers[""].feed(data)
+            self._logs[self._latest] = PastedLog(self._make())
+        if "" in self._logs:
+            self._logs[""].feed(data)
             return
         complete, end, self._tail = (self._tail + data).rpartition(b"\n")
         self._share_out(complete + end)
         if len(self._tail) > _LINE_LIMIT:
-            self._parsers[self._latest].feed(self._tail)
+            self._logs[self._latest].feed(self._tail)
             self._tail = b""
 
     def end(self) -> list[tuple[str, StartupParser]]:
         """All that was read: the name of each container, and its log; the worst first."""
         self._share_out(self._tail)
-        for parser in self._parsers.values():
-            parser.end()
-        return sorted(self._parsers.items(), key=lambda each: _rank(each[1].final_state))
+        for log in self._logs.values():
+            log.end()
+        parsers = [(name, log.parser) for name, log in self._logs.items()]
+        return sorted(parsers, key=lambda each: _rank(each[1].final_state))
 
     def _share_out(self, lines: bytes) -> None:
         shares: dict[str, list[bytes]] = {}
         for line in lines.splitlines(keepends=True):
             found = _PREFIX.match(line)
             name = _name(found) if found is not None else self._latest
-            if name not in self._parsers and len(self._parsers) < _MOST:
-                self._parsers[name] = self._make()
-            self._latest = name if name in self._parsers else self._latest
+            if name not in self._logs and len(self._logs) < _MOST:
+                self._logs[name] = PastedLog(self._make())
+            self._latest = name if name in self._logs else self._latest
             shares.setdefault(self._latest, []).append(line)
         for name, share in shares.items():
-            self._parsers[name].feed(b"".join(share))
+            self._logs[name].feed(b"".join(share))
 
 
 def _name(found: re.Match[bytes]) -> str:

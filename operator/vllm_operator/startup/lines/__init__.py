@@ -1,6 +1,7 @@
-"""From the bytes of a log to its lines, however the log was obtained.
+"""From the bytes of a log to its lines, as a kubelet's log endpoint delivers them.
 
-a chunk of bytes  chunks, spelling (characters that were replaced), documents (what log stores give: JSON, CSV, the newest first)
+a chunk of bytes  chunks (lines without colours; what is not complete waits)
 a line            framing (known prefixes: who wrote it, how urgent it is, when), prefixes (unknown ones, learned from the log)
-several lines     wraps (what a terminal has cut)
+
+What people paste passes through `cli.paste` first.
 """

@@ -6,7 +6,6 @@ at once, and to bytes, where it takes half the time that it takes in text. No en
 
 import re
 
-from vllm_operator.startup.lines.spelling import plainly
 from vllm_operator.startup.literals import Needle
 
 BAR_LIMIT = 2048
@@ -14,29 +13,19 @@ BAR_LIMIT = 2048
 _UPDATES_KEPT = 4
 _NO_UPDATE = re.compile(rb'\] |pid=|"')
 """What log records have, and updates of bars have not."""
-_ANSI = re.compile(
-    rb"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\^\[|#033|\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m|(?<!\w)\[[0-9;]{1,8}m|#015(?=\n)"
-)
-"""Colours; also as less, rsyslog and JSON write the escape character, and the return that rsyslog writes."""
-_ESCAPE, _NUL, RETURN, _MARK, _QUOTE = b'\x1b\x00\r`"'  # numbers: they are found ten times as fast as bytes
+_ANSI = re.compile(rb"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)|(?:\\x1b|\\u001b|\\033)\[[0-9;]{0,8}m")
+"""Colours; also as JSON and Python write the escape character."""
+_ESCAPE, _NUL, RETURN, _TAB = b"\x1b\x00\r\t"  # numbers: they are found ten times as fast as bytes
 _RESET = Needle("0m")
 """The end of what sets colours back, in each of these forms."""
-_INDENTED = re.compile(rb"(?m)^[ \t]{1,16}[\"'`]?(?=\((?:[\w.-]{1,60} )?(?:[\w=]{1,20} )?pid=\d|(?:INFO|WARNING|ERROR) \d\d-\d\d \d\d:)")
-"""What stands before the lines of a log that is quoted in a list or a program."""
-_MAY_BE_QUOTED = Needle(r"\n  (?:  )?[\"']?\(")
-"""Cheaper to look for: some of the lines hold the names of processes, and stand so far from the margin."""
-_STRING = re.compile(rb"(?m)^[ \t]{0,16}([\"'])([^\n]{1,4000}?)\1[,)]{0,2}\r?$")
-"""A line of a program that is nothing but a string."""
-
-_FENCED = re.compile(rb"(?m)^(?P<margin> {2,12})```[^\n`]{0,40}\n(?:[^\n]{0,4000}\n){1,2000}?(?P=margin)```")
-"""A log in a list of Markdown: all its lines are moved to the right."""
-
-_SPAN = re.compile(rb"(?m)^`{0,3}([^`\n]{1,4000})`{1,3}$")
-"""A line that is a span of code, or at which one ends that has begun in a line before."""
-_MAY_BE_MARKED = Needle(r"`(?:``|\n)")
-_QUOTED = re.compile(rb'(?m)^"([\w.]{1,120}(?:Error|Exception): [^"\n]{1,4000})"$')
-"""An error that somebody quotes, on a line of its own."""
-_MAY_BE_AN_ERROR = Needle(r'\n"')
+TAIL_LIMIT = 32768
+"""Bytes of a line that has not ended after which what is there is looked at."""
+_GENERAL_PUNCTUATION = b"\xe2\x80"
+"""What the quotation marks begin with in UTF-8, and bars do not."""
+_QUOTES = re.compile(rb"\xe2\x80[\x98\x99\x9c\x9d]")
+_PLAIN_QUOTES = {
+    character.encode(): plain for characters, plain in {"\u2018\u2019": b"'", "\u201c\u201d": b'"'}.items() for character in characters
+}
 
 
 def without_colours(data: bytes) -> bytes:
@@ -47,35 +36,51 @@ def without_colours(data: bytes) -> bytes:
 
 
 def cut(data: bytes) -> list[str]:
-    """Lines, with the characters that were logged. A single wide character makes a whole text wide, and slow: bytes are cut."""
-    if data[:1] == b" " or _MAY_BE_QUOTED.stands_in(data):
-        data = _unquoted(data)
-    if _MARK in data and (data[-1] == _MARK or _MAY_BE_MARKED.stands_in(data)):
-        data = _SPAN.sub(rb"\1", _FENCED.sub(_moved_back, data))
-    if _QUOTE in data and (data[0] == _QUOTE or _MAY_BE_AN_ERROR.stands_in(data)):
-        data = _QUOTED.sub(rb"\1", data)
-    data = plainly(data)
+    """Lines. A single wide character makes a whole text wide, and slow: bytes are cut."""
+    if _TAB in data:
+        data = data.replace(b"\t", b"    ")
     if data.isascii():
         return data.decode("ascii").split("\n")
-    lines = data.split(b"\n")
+    lines = with_plain_quotes(data).split(b"\n")
     try:
         return [*map(bytes.decode, lines)]
     except UnicodeDecodeError:
         return [line.decode("utf-8", "replace") for line in lines]
 
 
-def _unquoted(data: bytes) -> bytes:
-    """A part of a log that a list or a program quotes, without what stands around its lines."""
-    found = _INDENTED.search(data)
-    if found is None:
-        return data
-    if found[0][-1:] in (b'"', b"'"):
-        data = _STRING.sub(rb"\2", data)
-    return _INDENTED.sub(b"", data)
+def with_plain_quotes(data: bytes) -> bytes:
+    """Lines in UTF-8 with the quotation marks of ASCII: compilers write others where the locale allows it."""
+    return _QUOTES.sub(lambda found: _PLAIN_QUOTES[found[0]], data) if _GENERAL_PUNCTUATION in data else data
 
 
-def _moved_back(fenced: re.Match[bytes]) -> bytes:
-    return fenced[0].replace(b"\n" + fenced["margin"], b"\n")
+class LineBuffer:
+    """Holds the beginning of a line whose end has not arrived. Its memory is bounded."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.tail = b""
+        self.has_returns = False
+        """Whether the latest chunk holds a carriage return."""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take a chunk; return what is complete: lines without the last line end, and parts of a line that is too long to wait for."""
+        data = without_colours(self.tail + data if self.tail else data)
+        self.has_returns = RETURN in data
+        complete, end, tail = data.rpartition(b"\n")
+        blocks = [complete] if end else []
+        if self.has_returns and len(tail) > BAR_LIMIT:
+            tail = latest_updates(tail)
+        if len(tail) > TAIL_LIMIT:
+            whole = whole_characters(tail)
+            blocks.append(tail[:whole])
+            tail = tail[whole:]
+        self.tail = tail
+        return blocks
+
+    def take(self) -> bytes:
+        """The last line, as no more is to come."""
+        tail, self.tail = self.tail, b""
+        return tail
 
 
 def latest_updates(tail: bytes) -> bytes:

@@ -8,21 +8,17 @@ A progress bar is one line whose updates are separated by `\r`; `\r` counts as a
 can be followed while it grows. Line numbers count `\n` only.
 """
 
-import codecs
 import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from vllm_operator.startup.lines.chunks import BAR_LIMIT, RETURN, cut, latest_updates, whole_characters, without_colours
-from vllm_operator.startup.lines.documents import TEXTS, TIMES, unfolded
+from vllm_operator.startup.lines.chunks import TAIL_LIMIT, LineBuffer, cut
 from vllm_operator.startup.lines.prefixes import Prefixes
-from vllm_operator.startup.lines.wraps import rejoined
 
 LINE_LIMIT = 8192
 """Characters of a line that are looked at; of longer ones the beginning and the end."""
-_TAIL_LIMIT = 32768
 _WRAPPINGS = 6
 _HEAD = 130
 """Characters in which the name of a process stands."""
@@ -83,6 +79,10 @@ _ESCAPED = "Traceback (most recent call last):\\n"
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _JSON_LIMIT = 1 << 20
 """Characters of a line of JSON: it may hold a whole log."""
+TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
+"""Where a line of JSON may have its text."""
+TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
+"""Where it may have its time."""
 _JSON_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
 """Where a line of JSON may have text of several lines."""
 _JSON_INNER = ("content", "jsonPayload", "fields", "attributes", "data")
@@ -194,7 +194,7 @@ def _may_hold_a_record(raw: str, begin: int) -> bool:
     return levels and _RECORD.search(raw, begin) is not None
 
 
-def _is_wrapping(head: str) -> bool:
+def is_wrapping(head: str) -> bool:
     """Whether something before the beginning of a line is one that is taken off here."""
     for _ in range(_WRAPPINGS):
         found = _WRAPPED.match(head) or _VLLM.match(head)
@@ -221,22 +221,14 @@ class Line:
     record: str
 
 
-_UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_CUT_MARKS = (b"", *(mark[:1] for mark in _UTF16_MARKS))
-"""What may yet become such a mark with the next chunk."""
-
-
 class LineReader:
     """Cuts chunks of any size into lines, with a bounded memory."""
 
     def __init__(self) -> None:
         """Begin with line 1."""
-        self._tail = b""
+        self._buffer = LineBuffer()
         self._partial: dict[str, str] = {}
-        self._begun = False
-        self._head = b""
-        self._wide: codecs.IncrementalDecoder | None = None
-        self._prefixes = Prefixes(_is_wrapping)
+        self._prefixes = Prefixes(is_wrapping)
         self.number = 0
         self.has_returns = False
         """Whether the latest chunk holds a carriage return."""
@@ -245,41 +237,19 @@ class LineReader:
         r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
         if isinstance(data, str):
             data = data.encode("utf-8", "replace")
-        elif not self._begun:
-            data = self._head + data
-            if data in _CUT_MARKS:
-                self._head = data
-                return []
-            if data[:2] in _UTF16_MARKS:
-                # PowerShell writes what it redirects like this.
-                self._wide = codecs.getincrementaldecoder("utf-16")("replace")
-        if self._wide is not None:
-            data = self._wide.decode(data).encode("utf-8", "replace")
-        if not self._begun:
-            self._begun, self._head, data = True, b"", unfolded(data)
-        data = without_colours(self._tail + data if self._tail else data)
-        self.has_returns = RETURN in data
-        complete, end, tail = data.rpartition(b"\n")
-        lines = cut(complete) if end else []
-        if self.has_returns and len(tail) > BAR_LIMIT:
-            tail = latest_updates(tail)
-        if len(tail) > _TAIL_LIMIT:
-            # A line that does not end: what is there is looked at.
-            whole = whole_characters(tail)
-            lines += cut(tail[:whole])
-            tail = tail[whole:]
-        self._tail = tail
-        lines = rejoined(lines)
+        blocks = self._buffer.feed(data)
+        self.has_returns = self._buffer.has_returns
+        lines = cut(blocks[0]) if len(blocks) == 1 else [line for block in blocks for line in cut(block)]
         return self._prefixes.without(lines) if self._prefixes.is_watching else lines
 
     @property
     def tail(self) -> str:
         """The beginning of a line that has not ended yet."""
-        return self._tail.decode("utf-8", "replace")
+        return self._buffer.tail.decode("utf-8", "replace")
 
     def end(self) -> list[str]:
         """No more is to come: what is left is a line, if there is more of it than a prefix."""
-        tail, self._tail, self._head = self._tail or self._head, b"", b""
+        tail = self._buffer.take()
         return [line for line in self._prefixes.without(cut(tail)) if line] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
@@ -328,7 +298,7 @@ class LineReader:
                 break
             if wrapped["tag"]:
                 stream = wrapped["stream"]
-                raw = (self._partial.pop(stream, "") + raw)[:_TAIL_LIMIT]
+                raw = (self._partial.pop(stream, "") + raw)[:TAIL_LIMIT]
                 if wrapped["tag"] == "P":
                     self._partial[stream] = raw
                     return

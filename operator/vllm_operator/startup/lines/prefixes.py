@@ -9,13 +9,12 @@ levels in it may differ from line to line.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import takewhile
 
 _PROCESS = r"(?:\([\w.:-]{1,60} [^()\n]{0,60}\) ?){0,2}"
 _RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 _SERVER = "INFO:     (?:Started server process|Waiting for application startup)"
 _TRACEBACK = r"Traceback \(most recent call last\):|  File \"[^\"\n]{1,200}\", line \d"
-_BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|{_SERVER}|{_TRACEBACK})")
+BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|{_SERVER}|{_TRACEBACK})")
 """What stands at the beginning of a line, once everything is taken off."""
 _SIGHTINGS = 2
 """Lines that must show the same prefix: one may be two lines that lost what parted them."""
@@ -26,17 +25,7 @@ _WATCHED_LIMIT = 4000
 _VARYING = re.compile(
     r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
-_VARYING_HEAD = re.compile(r" *\d|(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b")
 _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
-_MARGIN = re.compile(r"(?:[ \t]*[|│┃>#+*•·/-]{1,3})*[ \t]*")
-"""What stands before every line of a text that was moved to the right, quoted or put into a frame."""
-_MARGIN_LINES = 3
-_FIRST = 400
-"""Lines of a text that are compared."""
-_HEAD_LINES, _HEAD_LIMIT = 5, 80
-_ENDS = " :|>],"
-_TELLING = re.compile(r"%|Error|Exception|pid=|File \"|[{\"']")
-"""What is a part of what a line says."""
 _DRAWN = re.compile(r"[\s|+>-]*")
 """What a group of exceptions puts before its lines, and whoever quotes them."""
 
@@ -54,15 +43,17 @@ class Prefixes:
         self.is_watching = True
         """Whether lines have to be shown to it: it expects a prefix, or knows one."""
 
+    @property
+    def is_unused(self) -> bool:
+        """Whether no line has told anything yet."""
+        return not self._watched and not self._seen
+
+    def expect(self, shape: str, prefix: re.Pattern[str]) -> None:
+        """Take this prefix off as well."""
+        self._known[shape] = prefix
+
     def without(self, lines: list[str]) -> list[str]:
         """The lines without their prefixes."""
-        if not self._watched and not self._seen:
-            filled = [line for line in lines[:_FIRST] if line.strip()]
-            if margin := _margin_of(filled) or _margin_of(filled[1:]):
-                self._known[margin] = re.compile(re.escape(margin))
-            elif head := _head_of(filled, self._is_wrapping):
-                shape = "".join(_generalised(head))
-                self._known[shape] = re.compile(shape)
         for line in lines:
             if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
                 break
@@ -80,7 +71,7 @@ class Prefixes:
 
     def _look_at(self, line: str) -> None:
         self._margin = line[0] if self._margin in (None, line[0]) else ""
-        found = _BEGINNING.search(line, 0, 400) if line[0] != "{" else None
+        found = BEGINNING.search(line, 0, 400) if line[0] != "{" else None
         if found is None:
             self._watched += 1
             self.is_watching = bool(self._known) or self._watched < _WATCHED_LIMIT
@@ -100,7 +91,7 @@ class Prefixes:
         return is_record or not _DRAWN.fullmatch(head) or self._margin == head[0]
 
     def _count(self, head: str) -> None:
-        shape = "".join(_generalised(head))
+        shape = "".join(generalised(head))
         self._seen[shape] += 1
         if self._seen[shape] >= _SIGHTINGS:
             self._known[shape] = re.compile(shape)
@@ -108,44 +99,7 @@ class Prefixes:
             self._seen.clear()
 
 
-def _margin_of(filled: list[str]) -> str:
-    """What stands before every line of a text, if it is no part of a log; empty if there is nothing."""
-    if len(filled) < _MARGIN_LINES or _MARGIN.fullmatch(filled[0][0]) is None:
-        return ""
-    shared = "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], zip(min(filled), max(filled), strict=False)))
-    found = _MARGIN.match(shared)
-    margin = found[0] if found is not None else ""
-    if margin.isspace():
-        # Frames and source lines are moved to the right by Python itself, numbers of lines by whoever wrote them.
-        rests = [line[len(margin) :] for line in filled]
-        is_python = any(rest.startswith('File "') for rest in rests)
-        return "" if is_python or all(rest.lstrip()[0].isdigit() for rest in rests) else margin
-    is_table = margin.startswith("|") and sum(line.rstrip().endswith("|") for line in filled) > len(filled) // 2
-    return "" if is_table or margin.endswith(("-", "*", "/")) else margin
-
-
-def _head_of(filled: list[str], is_wrapping: Callable[[str], bool]) -> str:
-    """The longest text with a number, such as that of the line, before what every line says; empty if there is none."""
-    if len(filled) < _HEAD_LINES:
-        return ""
-    first = filled[0]
-    if not (_VARYING_HEAD.match(first) or all(line.startswith(first[0]) for line in filled)):
-        return ""  # as in most logs
-    begun = _BEGINNING.search(first, 0, 400)
-    limit = min(len(first), _HEAD_LIMIT, begun.start() if begun is not None else _HEAD_LIMIT)
-    heads = [first[:end] for end in range(limit, 0, -1) if first[end - 1] in _ENDS and first[end : end + 1] not in ('"', "'")]
-    if any(map(is_wrapping, heads)):
-        return ""
-    for head in heads:
-        if not any(map(str.isdigit, head)) or _TELLING.search(head):
-            continue
-        shape = re.compile("".join(_generalised(head)))
-        if all(shape.match(line) for line in filled):
-            return head
-    return ""
-
-
-def _generalised(head: str) -> Iterable[str]:
+def generalised(head: str) -> Iterable[str]:
     """A regular expression for the prefix with other numbers and levels. The blanks before the text stay as they are."""
     core = head.rstrip(" ")
     for found in _VARYING.finditer(core):

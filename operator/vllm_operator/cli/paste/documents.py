@@ -12,10 +12,8 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
-"""Members of an object that is an entry of a log, with its text."""
-TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
-"""Members with its time."""
+from vllm_operator.startup.lines.framing import TEXTS, TIMES
+
 _INNER = ("jsonPayload", "attributes", "_source")
 """Members of an entry that are objects with its text."""
 _STAMP = re.compile(rb"[^\n]{0,80}?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")

@@ -1,0 +1,32 @@
+"""Logs read by the parser alone, as the operator does, or after what undoes pasting, as `vllm-operator diagnose` does."""
+
+from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cli.paste.log import PastedLog
+from vllm_operator.startup.parser import StartupParser
+
+KNOWLEDGE = load_startup()
+
+
+def read_pasted(*chunks: bytes | str) -> StartupParser:
+    """A text as the command line reads it."""
+    log = PastedLog(StartupParser(KNOWLEDGE))
+    for chunk in chunks:
+        log.feed(chunk)
+    log.end()
+    return log.parser
+
+
+def read_delivered(*chunks: bytes | str) -> StartupParser:
+    """A log as the operator reads it."""
+    parser = StartupParser(KNOWLEDGE)
+    for chunk in chunks:
+        parser.feed(chunk)
+    parser.end()
+    return parser
+
+
+def read_either_way(*chunks: bytes | str) -> StartupParser:
+    """What a container wrote, which says the same to both."""
+    parser = read_delivered(*chunks)
+    assert read_pasted(*chunks).final_state == parser.final_state
+    return parser
