@@ -8,8 +8,7 @@ import yaml
 
 from support.refusals import REFUSALS, Refusal, manifest
 from vllm_operator.api.crd import custom_resource_definition
-from vllm_operator.api.rule_checks import check_of, is_about_change
-from vllm_operator.api.validation import violations
+from vllm_operator.api.validation import check_of, is_about_change, violations
 
 WITHOUT_PAST = [refusal for refusal in REFUSALS if refusal.before is None]
 

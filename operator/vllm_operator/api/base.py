@@ -1,4 +1,9 @@
-"""Base of all API models (camelCase on the wire, snake_case in Python, immutable) and helpers for their schemas."""
+"""Base of all API models (camelCase on the wire, snake_case in Python, immutable), schema helpers, and string types with a format.
+
+Each string type has a bound, a pattern, and a message about what a valid value looks like. For a pattern that does not match, the API
+server quotes only the pattern, so `vllm_operator.api.crd` turns it into a CEL rule with this message. `vllm_operator.api.validation`
+checks a file with the same rule.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -59,10 +64,6 @@ def checked_by(*validations: Mapping[str, str]) -> dict[str, Any]:
     return {"x-kubernetes-validations": [dict(rule) for rule in validations]}
 
 
-Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
-"""The name of a Kubernetes object."""
-
-
 def cut_depth(value: Any, depth: int = DEPTH_LIMIT) -> Any:
     """Remove levels below the limit, because pydantic serializes at most 255 levels."""
     if isinstance(value, dict):
@@ -70,3 +71,134 @@ def cut_depth(value: Any, depth: int = DEPTH_LIMIT) -> Any:
     if isinstance(value, list):
         return [cut_depth(inner, depth - 1) for inner in value] if depth else None
     return value
+
+
+FORM = "x-form"
+"""Key of the message for a pattern in a JSON schema. Not part of the CRD."""
+
+
+def form(words: str) -> dict[str, Any]:
+    """The schema entry for a message about a valid value."""
+    return {FORM: words}
+
+
+Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+"""The name of a Kubernetes object."""
+ModelURI = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
+        json_schema_extra=form(
+            "write hf://organisation/name for a model on the hub, or pvc://claim/path for a model on a PersistentVolumeClaim"
+        ),
+    ),
+]
+Image = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^[^\s]+$",
+        json_schema_extra=form("write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1"),
+    ),
+]
+EngineVersion = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^v?[0-9]+\.[0-9]+(\.[0-9]+)?([.+-]?[A-Za-z0-9.+-]+)?$",
+        json_schema_extra=form("write a vLLM version such as 0.20.1 (not latest or nightly)"),
+    ),
+]
+FlagName = Annotated[
+    str,
+    Field(
+        max_length=128,
+        pattern=r"^-{0,2}[A-Za-z][A-Za-z0-9._-]*$",
+        json_schema_extra=form("write the name of one flag, such as max-model-len, and put its value into the field value"),
+    ),
+]
+VariableName = Annotated[
+    str,
+    Field(
+        max_length=256,
+        pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$",
+        json_schema_extra=form("write letters, digits and _ only, not starting with a digit, and put the value into the field value"),
+    ),
+]
+Architecture = Annotated[
+    str,
+    Field(
+        max_length=16,
+        pattern=r"^sm_[0-9]{2,3}$",
+        json_schema_extra=form(
+            "write sm_ and the compute capability without a dot: sm_90 (H100, H200), sm_100 (B200), sm_120 (RTX PRO 6000)"
+        ),
+    ),
+]
+Product = Annotated[
+    str,
+    Field(
+        max_length=128,
+        pattern=r"^[A-Za-z0-9][-A-Za-z0-9_.]*$",
+        json_schema_extra=form("write the product as in the node label nvidia.com/gpu.product, for example NVIDIA-H200"),
+    ),
+]
+MigProfile = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]+g\.[0-9]+gb(\+[a-z.]+)?$",
+        json_schema_extra=form("write a MIG profile such as 1g.10gb or 3g.40gb, in lower case and without nvidia.com/mig-"),
+    ),
+]
+MigUUID = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^MIG-[0-9A-Za-z/-]+$",
+        json_schema_extra=form("write the UUID of a MIG device as nvidia-smi -L shows it; it starts with MIG-"),
+    ),
+]
+GpuUUID = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^GPU-[0-9A-Za-z-]+$",
+        json_schema_extra=form(
+            "write the UUID of a whole GPU as nvidia-smi -L shows it; it starts with GPU- (for MIG devices, use mig.uuids)"
+        ),
+    ),
+]
+Backend = Annotated[
+    str,
+    Field(
+        max_length=64,
+        pattern=r"^[A-Za-z][A-Za-z0-9_-]*$",
+        json_schema_extra=form("write Auto, or the name of one backend in vLLM (letters, digits, _ and -)"),
+    ),
+]
+WeightSize = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[0-9]+(\.[0-9]+)?(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        json_schema_extra=form("write a size such as 640Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
+    ),
+]
+HostPath = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=r"^/[^/\s:.][^\s:]*$",
+        json_schema_extra=form("write an absolute path other than /, such as /var/cache/vllm-operator"),
+    ),
+]
+VolumeSize = Annotated[
+    str,
+    Field(
+        max_length=32,
+        pattern=r"^[1-9][0-9]*(Ki|Mi|Gi|Ti|k|M|G|T)?$",
+        json_schema_extra=form("write a whole number with a unit, such as 20Gi (units Ki, Mi, Gi, Ti, k, M, G, T)"),
+    ),
+]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from vllm_operator.api import labels, rules
-from vllm_operator.api.fields import FORM
+from vllm_operator.api.base import FORM
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 

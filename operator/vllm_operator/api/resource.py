@@ -1,11 +1,13 @@
-"""The VLLMDeployment object as a whole."""
+"""The VLLMDeployment object as a whole, and the names, labels and owner references of its children."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 from pydantic import Field
 
 from vllm_operator.api.base import Model
+from vllm_operator.api.labels import API_VERSION, COMPONENT_LABEL, INSTANCE_LABEL, KIND, MANAGED_BY, MANAGED_BY_LABEL, NAME, NAME_LABEL
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -36,3 +38,60 @@ class VLLMDeployment(Model):
             pydantic.ValidationError: The manifest does not match the schema.
         """
         return cls.model_validate(manifest)
+
+
+class Role(StrEnum):
+    """Purpose of a child: the value of the component label."""
+
+    ENGINE = "engine"
+    CACHE = "cache"
+    WEIGHTS = "weights"
+    PRIMER = "primer"
+    CLEANING = "cleaning"
+
+
+def selector_of(resource: VLLMDeployment) -> dict[str, str]:
+    """Selector of the Deployment and the Service. It must never change, because the selector of a Deployment is immutable."""
+    return {NAME_LABEL: NAME, INSTANCE_LABEL: resource.metadata.name, COMPONENT_LABEL: Role.ENGINE.value}
+
+
+def labels_of(resource: VLLMDeployment, component: Role) -> dict[str, str]:
+    """Labels of a child."""
+    return {**selector_of(resource), COMPONENT_LABEL: component.value, MANAGED_BY_LABEL: MANAGED_BY}
+
+
+def metadata_of(resource: VLLMDeployment, name: str, component: Role = Role.ENGINE, *, owned: bool = True) -> dict[str, Any]:
+    """Metadata of a child.
+
+    Args:
+        resource: The VLLMDeployment.
+        name: Name of the child.
+        component: Purpose of the child.
+        owned: Whether it is deleted together with the VLLMDeployment.
+    """
+    metadata: dict[str, Any] = {"name": name, "namespace": resource.metadata.namespace, "labels": labels_of(resource, component)}
+    # A VLLMDeployment from a file has no uid, so an owner reference to it is not possible.
+    if owned and resource.metadata.uid:
+        metadata["ownerReferences"] = [_owner_reference(resource)]
+    return metadata
+
+
+def _owner_reference(resource: VLLMDeployment) -> dict[str, Any]:
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": resource.metadata.name,
+        "uid": resource.metadata.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def primer_name(name: str) -> str:
+    """Name of the primer of a VLLMDeployment."""
+    return f"{name}-primer"
+
+
+def cleaning_prefix(name: str) -> str:
+    """Prefix of the names of the cleaning Jobs of a VLLMDeployment."""
+    return f"{name[:200]}-clean-"

@@ -10,8 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import Model, Name, checked_by, cut_depth, list_atomic, list_map, list_set, open_objects
-from vllm_operator.api.fields import (
+from vllm_operator.api.base import (
     Architecture,
     Backend,
     EngineVersion,
@@ -20,13 +19,20 @@ from vllm_operator.api.fields import (
     Image,
     MigProfile,
     MigUUID,
+    Model,
     ModelURI,
+    Name,
     Product,
     VariableName,
     WeightSize,
+    checked_by,
+    cut_depth,
+    list_atomic,
+    list_map,
+    list_set,
+    open_objects,
 )
-from vllm_operator.api.operation import RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec
-from vllm_operator.api.storage import CacheSpec, WeightsSpec
+from vllm_operator.api.operation import CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
 
 
 class Distribution(StrEnum):

@@ -1,17 +1,19 @@
-"""Checking a VLLMDeployment the way the API server does, for reading a file without one.
+"""Validation of a VLLMDeployment as the API server does it, for files that are read without one.
 
-The schema is the one of the CRD. The messages name the field as the API server does; an unknown field is refused
-as `kubectl apply` does by default, with the name that was probably meant.
+The schema is that of the CRD, and the messages name fields as the API server does. An unknown field is an error, as in `kubectl apply`, and
+the message suggests a similar name. Each rule of `vllm_operator.api.rules` that looks at one object has a function here that evaluates it.
+Rules about a change (`oldSelf`) have none, because a file has no previous state.
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from vllm_operator.api import rules
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.labels import API_VERSION, KIND
-from vllm_operator.api.rule_checks import check_of, is_about_change
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (Mapping,),
@@ -25,7 +27,7 @@ KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
 
 
 def violations(manifest: Mapping[str, Any]) -> list[str]:
-    """Say what the API server would refuse, one line per problem, in the order of the fields; empty if nothing."""
+    """Return what the API server would refuse, one line per problem, in the order of the fields."""
     if manifest.get("kind") != KIND or manifest.get("apiVersion") != API_VERSION:
         given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
         return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {given}"]
@@ -48,7 +50,7 @@ def _schema() -> Mapping[str, Any]:
 
 
 def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
-    """Check one value and, if it has the right type and form, what is in it."""
+    """Check a value and, if it has the right type, its content. Rules are evaluated only if both are valid."""
     kind = schema.get("type")
     wrong_bool = isinstance(value, bool) and kind != "boolean"
     if kind is not None and (wrong_bool or not isinstance(value, TYPES[kind])):
@@ -138,3 +140,111 @@ def _hint(value: Any, schema: Mapping[str, Any]) -> str:
     if schema.get("type") == "integer" and isinstance(value, str) and value.isdecimal():
         return f"; write it without quotes: {value}"
     return ""
+
+
+Check = Callable[[Any], bool]
+
+
+def check_of(rule: str) -> Check | None:
+    """Return the function for a CEL rule, or None for a rule about a change."""
+    pattern = re.fullmatch(r"self\.matches\(r'(.*)'\)", rule, re.DOTALL)
+    if pattern is not None:
+        expression = re.compile(pattern[1])
+        return lambda value: not isinstance(value, str) or expression.search(value) is not None
+    owned = re.fullmatch(r"self\.all\(a, !\(a\.name\.find\(.*\) in \[(.*)\]\)\)", rule)
+    if owned is not None:
+        names = {name.strip("' ") for name in owned[1].split(",")}
+        return lambda arguments: not any(_flag(argument) in names for argument in arguments)
+    return _CHECKS.get(rule)
+
+
+def is_about_change(rule: str) -> bool:
+    """True for a rule that compares with the stored object."""
+    return "oldSelf" in rule
+
+
+def _flag(argument: Any) -> str:
+    return re.sub(r"^-*", "", str(_of(argument, "name", default=""))).replace("_", "-")
+
+
+def _of(value: Any, *path: str, default: Any = None) -> Any:
+    for name in path:
+        if not isinstance(value, Mapping) or value.get(name) is None:
+            return default
+        value = value[name]
+    return value
+
+
+def _number(value: Any, *path: str, default: int = 1) -> int:
+    number = _of(value, *path, default=default)
+    return number if isinstance(number, int) else default
+
+
+def _size(spec: Any, *names: str) -> int:
+    size = 1
+    for name in names:
+        size *= _number(spec, "parallelism", name)
+    return size
+
+
+def _no_flag_twice(arguments: Any) -> bool:
+    flags = [_flag(argument) for argument in arguments]
+    return len(set(flags)) == len(flags)
+
+
+def _needed_uuids(spec: Any) -> int:
+    return _number(spec, "replicas") * _number(spec, "accelerator", "count", default=_number(spec, "parallelism", "data"))
+
+
+def _replicas_fit(spec: Any, field: str) -> bool:
+    """Whether the access mode of a shared PVC allows this number of replicas."""
+    shared = _of(spec, field, "storage") != "ClaimPerReplica"
+    return _number(spec, "replicas") <= 1 or not shared or _of(spec, field, "volume", "accessMode") != "ReadWriteOncePod"
+
+
+def _name_fits(resource: Any) -> bool:
+    return re.search(r"^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", str(_of(resource, "metadata", "name", default=""))) is not None
+
+
+_CHECKS: Mapping[str, Check] = {
+    rules.NAME["rule"]: _name_fits,
+    rules.ARGUMENTS[0]["rule"]: _no_flag_twice,
+    rules.VALUE_OR_SOURCE["rule"]: lambda v: _of(v, "value") is None or _of(v, "valueFrom") is None,
+    rules.REVISION_ON_HUB["rule"]: lambda m: _of(m, "revision") is None or str(_of(m, "uri", default="hf://")).startswith("hf://"),
+    rules.MIG_SELECTED["rule"]: lambda m: _of(m, "profile") is not None or _of(m, "uuids") is not None,
+    rules.UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "allocation") == "DRA",
+    rules.UUID_OR_MIG["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "mig") is None,
+    rules.UUID_PER_REPLICA["rule"]: lambda s: (
+        _of(s, "accelerator", "uuids") is None
+        or len(_of(s, "accelerator", "uuids"))
+        >= _number(s, "replicas") * _number(s, "accelerator", "count", default=_size(s, "tensor", "pipeline", "data"))
+    ),
+    rules.MIG_UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "mig", "uuids") is None or _of(a, "allocation") == "DRA",
+    rules.CLAIM_OR_VOLUME["rule"]: lambda c: _of(c, "claimName") is None or _of(c, "volume") is None,
+    rules.ROLLING_UPDATE_FIELDS["rule"]: lambda r: (
+        (_of(r, "maxSurge") is None and _of(r, "maxUnavailable") is None) or _of(r, "strategy") != "Recreate"
+    ),
+    rules.ROLLING_UPDATE_MOVES["rule"]: lambda r: (_of(r, "maxSurge"), _of(r, "maxUnavailable")) != (0, 0),
+    rules.STALL_WITHIN_DEADLINE["rule"]: lambda s: (
+        _number(s, "stallSeconds", default=0) <= _number(s, "deadlineSeconds", default=_number(s, "stallSeconds", default=0))
+    ),
+    rules.GPUS_FOR_PARALLELISM["rule"]: lambda s: (
+        _of(s, "accelerator", "count") is None or _number(s, "accelerator", "count") >= _size(s, "tensor", "pipeline", "data")
+    ),
+    rules.MIG_WITHOUT_PEERS["rule"]: lambda s: _of(s, "accelerator", "mig") is None or _size(s, "tensor", "pipeline") == 1,
+    rules.MIG_UUID_PER_REPLICA["rule"]: lambda s: (
+        _of(s, "accelerator", "mig", "uuids") is None or len(_of(s, "accelerator", "mig", "uuids")) >= _needed_uuids(s)
+    ),
+    rules.EXPERTS_TO_SPREAD["rule"]: lambda s: (
+        _of(s, "parallelism", "expert") in (None, "Disabled") or _number(s, "model", "facts", "experts") > 0
+    ),
+    rules.CLAIM_IS_SHARED["rule"]: lambda v: (
+        _of(v, "claimName") is None or (_of(v, "hostPath") is None and _of(v, "storage") in (None, "SharedClaim"))
+    ),
+    rules.VOLUME_IS_CLAIM["rule"]: lambda v: (
+        _of(v, "volume") is None or (_of(v, "hostPath") is None and _of(v, "storage") in (None, "SharedClaim", "ClaimPerReplica"))
+    ),
+    rules.PATH_IS_HOSTS["rule"]: lambda v: _of(v, "hostPath") is None or _of(v, "storage") in (None, "HostPath"),
+    rules.ONE_POD_CLAIM["rule"]: lambda s: _replicas_fit(s, "cache"),
+    rules.ONE_POD_WEIGHTS["rule"]: lambda s: _replicas_fit(s, "weights"),
+}

@@ -17,7 +17,7 @@ from vllm_operator.api.labels import (
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
 )
-from vllm_operator.api.metadata import Role
+from vllm_operator.api.resource import Role
 from vllm_operator.caches.activity import Cleaning, CleaningState, LeftAlone
 from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
 from vllm_operator.caches.cleaning_job import FREE_PERCENT, render_cleaning

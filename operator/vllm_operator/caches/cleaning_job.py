@@ -12,8 +12,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from vllm_operator.api.metadata import Role, cleaning_prefix, labels_of, metadata_of
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment, cleaning_prefix, labels_of, metadata_of
 
 CONTAINER = "clean"
 ROOT = "/claim"

@@ -7,8 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
-from vllm_operator.api.metadata import Role
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.caches.address import CacheAddress, cache_address, template_spec
 from vllm_operator.caches.key import digest_of, key_with_image

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL
-from vllm_operator.api.metadata import Role, primer_name
+from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.priming import PrimingDecision

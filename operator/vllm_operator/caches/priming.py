@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
-from vllm_operator.api.storage import CacheSpec, Priming
+from vllm_operator.api.operation import CacheSpec, Priming
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep
 from vllm_operator.caches.address import CacheAddress, cache_address
 from vllm_operator.caches.context import CacheContext

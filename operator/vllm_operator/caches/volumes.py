@@ -6,10 +6,10 @@ user's (which may hold weights already, for several to share), on a directory of
 `podTemplate`; and for as long as they were downloaded there before, because no start shall download them again unasked.
 """
 
+from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedWeights, WeightsPlace
-from vllm_operator.api.storage import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods.reading import mapping, sequence
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.api.metadata import primer_name
+from vllm_operator.api.resource import primer_name
 from vllm_operator.caches.context import is_primer
 from vllm_operator.cluster.client import (
     CLAIM,

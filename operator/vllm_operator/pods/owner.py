@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
-from vllm_operator.api.metadata import Role, cleaning_prefix, primer_name
+from vllm_operator.api.resource import Role, cleaning_prefix, primer_name
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 HASH_LABEL = "pod-template-hash"

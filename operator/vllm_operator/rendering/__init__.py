@@ -1,6 +1,6 @@
-"""From a plan to manifests: plain dictionaries as the API server takes them. Pure.
+"""Render a plan as manifests. Pure.
 
-manifests       all of them, in the order in which they are applied
-deployment      pod, container, volumes, pod_template (merging `spec.podTemplate`)
-the others      claim (PVCs), service, resource_claim (ResourceClaimTemplate for DRA)
+manifests       all children in the order in which they are applied: PVCs, Service, ResourceClaimTemplate, Deployment
+pod             Pod template: container, volumes, and the user's `spec.podTemplate` merged over it (pod_template)
+resource_claim  ResourceClaimTemplate for DRA
 """

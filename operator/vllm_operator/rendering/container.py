@@ -1,8 +1,8 @@
-"""The engine container: command, flags, environment.
+"""The engine container: command, flags, environment, probes.
 
-`vllm serve MODEL` is the same in every version and in nvLLM, while the entry point of the image is not (the
-server's module, `vllm serve`, or `vllm` alone); so the command is always given. Flags and variables of the
-plan come first, the user's after them; where both say something about the same, only the user's is passed.
+The command is always set, because the entry point differs between images (the module of the server, `vllm serve`, or `vllm`), while
+`vllm serve MODEL` works in every version and in nvLLM. Flags and variables of the plan come first, then the user's. If both set the same,
+only the user's is passed.
 """
 
 import math
@@ -16,25 +16,25 @@ from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.overrides import subject_of, subjects_of
-from vllm_operator.rendering.resource_claim import uses_claims
+from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
 
 PORT = 8000
 PORT_NAME = "http"
 TOKEN_VARIABLE = "HF_TOKEN_PATH"
-"""Where the client of the hub looks for a token (huggingface_hub/constants.py, in all versions that vLLM 0.11 and later take).
-A file, because an environment is printed in crash reports and inherited by every process; HF_TOKEN of the user still wins."""
+"""File from which the client of the hub reads the token (huggingface_hub/constants.py in all versions that vLLM 0.11 and later use).
+A file, because crash reports print the environment and every process inherits it. A user's HF_TOKEN takes precedence."""
 CLAIM_REQUEST = "gpu"
-"""Name by which the container refers to the resource claim of the Pod."""
+"""Name of the Pod's ResourceClaim in the container."""
 
 LOG_ENVIRONMENT = (
-    # A progress bar is one line without an end until it closes, and container logs hold whole lines only.
+    # By default a progress bar is one line that ends when the bar does, and container logs contain only complete lines.
     EnvironmentVariable(name="TQDM_BAR_FORMAT", value="{l_bar}{bar:10}{r_bar}\n"),
-    # One line per bar and second: enough to follow it, little enough to keep.
+    # At most one line per bar and second.
     EnvironmentVariable(name="TQDM_MININTERVAL", value="1"),
     EnvironmentVariable(name="PYTHONUNBUFFERED", value="1"),
 )
-"""Variables that make the log of a start readable while it runs."""
+"""Variables that make a start readable in its log while it runs."""
 
 
 def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -51,25 +51,27 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "resources": _resources(resource, plan),
         **render_probes(resource.spec, PORT_NAME),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
-        # The last lines of the log, where an engine that crashed says why.
+        # On an error the kubelet puts the last lines of the log into the termination message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": render_mounts(resource, plan),
     }
 
 
 def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:
-    """Render flags: the planned ones that the user says nothing about, then the user's in their order."""
+    """Render flags: those of the plan that the user does not set, then the user's in their order."""
     users = tuple(given)
     subjects = {subject_of(argument.name) for argument in users}
     arguments: list[PlannedArgument | EngineArgument] = [a for a in planned if subjects.isdisjoint(subjects_of(a.name))]
     return [word for argument in (*arguments, *users) for word in _words(argument)]
 
 
-def render_environment(ours: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]) -> list[dict[str, Any]]:
-    """Render variables: ours that the user does not set, then the user's in their order. Of two of ours the first stays."""
+def render_environment(
+    planned: Iterable[PlannedVariable | EnvironmentVariable], given: Iterable[EnvironmentVariable]
+) -> list[dict[str, Any]]:
+    """Render variables: the operator's that the user does not set, then the user's in their order. Of duplicates the first stays."""
     users = tuple(given)
     variables: dict[str, PlannedVariable | EnvironmentVariable] = {}
-    for variable in ours:
+    for variable in planned:
         variables.setdefault(variable.name, variable)
     for variable in users:
         variables.pop(variable.name, None)
@@ -77,7 +79,7 @@ def render_environment(ours: Iterable[PlannedVariable | EnvironmentVariable], gi
 
 
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    if uses_claims(resource):
+    if uses_dra(resource):
         return {"claims": [{"name": CLAIM_REQUEST}]}
     return {"limits": {plan.resource: str(plan.count)}} if plan.count else {}
 
@@ -91,7 +93,7 @@ def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
 def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:
     if isinstance(variable, EnvironmentVariable) and variable.value_from is not None:
         return {"name": variable.name, "valueFrom": variable.value_from}
-    # The API server drops an empty value, and would then differ from what is rendered.
+    # The API server drops an empty value, so the live object would differ from the rendered one.
     return {"name": variable.name, "value": variable.value} if variable.value else {"name": variable.name}
 
 
@@ -99,13 +101,13 @@ def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
     flag = argument.name if argument.name.startswith("-") else f"--{argument.name}"
     if argument.value is None:
         return [flag]
-    # Anything that starts with a dash would be taken for the next flag.
+    # argparse would read a value that starts with a dash as the next flag.
     return [f"{flag}={argument.value}"] if argument.value.startswith("-") else [flag, argument.value]
 
 
 HEALTH_PATH = "/health"
 STARTUP_PERIOD_SECONDS = 5
-"""Also how late a warm start of half a minute may be noticed."""
+"""Also the delay after which a finished start is noticed. A warm start takes half a minute."""
 
 
 def render_probes(spec: VLLMDeploymentSpec, port: str) -> dict[str, Any]:
@@ -119,7 +121,7 @@ def render_probes(spec: VLLMDeploymentSpec, port: str) -> dict[str, Any]:
             "failureThreshold": math.ceil(deadline_seconds(spec) / STARTUP_PERIOD_SECONDS),
         },
         "readinessProbe": {"httpGet": dict(get), "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 3},
-        # An engine that fails exits by itself. This is for one that hangs, and must not end one that is only
-        # busy: it takes ten minutes without a single answer.
+        # An engine that fails exits by itself. This probe is for an engine that hangs. It fails after ten minutes without an answer, so
+        # that it does not kill a busy engine.
         "livenessProbe": {"httpGet": dict(get), "periodSeconds": 30, "timeoutSeconds": 30, "failureThreshold": 20},
     }

@@ -1,32 +1,89 @@
-"""From a plan to manifests: plain dicts as the API server takes them.
+"""Render a plan as manifests: plain dictionaries as the API server takes them.
 
-The result depends on name, namespace, uid and spec of the VLLMDeployment and on the plan, on nothing else,
-and is equal for equal input. It holds no null, no status, and no field that is only the API server's to
-fill in: applying it twice changes nothing, and what others set beside it stays.
+The result depends only on the name, namespace, uid and spec of the VLLMDeployment and on the plan. It contains no null, no status and no
+field that the API server fills in, so applying it twice changes nothing and keeps what others set.
 """
 
 from typing import Any
 
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.operation import RolloutSpec, RolloutStrategy, ServiceSpec, ServiceType
+from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
+from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.caches.address import claims_of, template_spec
+from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.placement.visible_devices import translate
-from vllm_operator.rendering.claim import render_claims
-from vllm_operator.rendering.deployment import render_deployment
+from vllm_operator.rendering.container import PORT, PORT_NAME
+from vllm_operator.rendering.pod import render_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
-from vllm_operator.rendering.service import render_service
+from vllm_operator.rendering.volumes import render_claims
+
+IMAGE_PULL_SECONDS = 3600
+"""Time to find a node and to pull an image of 10 to 25 GB before a start begins."""
+REVISIONS = 3
 
 
 def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """Render everything that belongs to a VLLMDeployment, in the order in which it is applied.
+    """Render all children of a VLLMDeployment in the order in which they are applied.
 
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
     resource, _ = translate(resource)
     deployment = render_deployment(resource, plan)
-    # a claim that the Pods do not mount: the user's Pod template keeps caches or weights elsewhere
+    # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
     mounted = claims_of(template_spec(deployment))
     claims = [claim for claim in render_claims(resource, plan) if claim["metadata"]["name"] in mounted]
     manifests = (*claims, render_service(resource), render_resource_claim_template(resource, plan), deployment)
     return [manifest for manifest in manifests if manifest is not None]
+
+
+def render_service(resource: VLLMDeployment) -> dict[str, Any]:
+    """Render the Service in front of the replicas. It has the name of the VLLMDeployment."""
+    service = resource.spec.service or ServiceSpec()
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata_of(resource, resource.metadata.name),
+        "spec": {
+            "type": (service.type or ServiceType.CLUSTER_IP).value,
+            "selector": selector_of(resource),
+            "ports": [{"name": PORT_NAME, "port": service.port or PORT, "targetPort": PORT_NAME, "protocol": "TCP"}],
+        },
+    }
+
+
+def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Render the Deployment of the replicas. It has the name of the VLLMDeployment.
+
+    Raises:
+        PodTemplateError: `spec.podTemplate` cannot be merged.
+    """
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": metadata_of(resource, resource.metadata.name),
+        "spec": {
+            "replicas": resource.spec.replicas,
+            "selector": {"matchLabels": selector_of(resource)},
+            "strategy": _strategy(resource.spec),
+            "revisionHistoryLimit": REVISIONS,
+            # Longer than the deadline of a start: the startup probe fails first, with a more precise reason.
+            "progressDeadlineSeconds": deadline_seconds(resource.spec) + IMAGE_PULL_SECONDS,
+            "template": render_pod_template(resource, plan),
+        },
+    }
+
+
+def _strategy(spec: VLLMDeploymentSpec) -> dict[str, Any]:
+    """Return the update strategy. By default there is no surge Pod, which would wait for the GPU of the old Pod."""
+    rollout = spec.rollout or RolloutSpec()
+    strategy = rollout.strategy or RolloutStrategy.AUTO
+    is_tuned = rollout.max_surge is not None or rollout.max_unavailable is not None
+    if strategy is RolloutStrategy.AUTO:
+        strategy = RolloutStrategy.ROLLING_UPDATE if spec.replicas > 1 or is_tuned else RolloutStrategy.RECREATE
+    if strategy is RolloutStrategy.RECREATE:
+        return {"type": strategy.value}
+    surge = rollout.max_surge or 0
+    unavailable = rollout.max_unavailable if rollout.max_unavailable is not None else int(surge == 0)
+    return {"type": strategy.value, "rollingUpdate": {"maxSurge": surge, "maxUnavailable": unavailable}}

@@ -1,30 +1,43 @@
-"""The Pod template of a replica."""
+"""The Pod template of a replica.
 
+The init container `mark-cache` marks the cache directory as the operator's. The cleaning Job deletes only marked directories
+(`caches/scripts/clean_caches.py`). The marker is an empty file whose name contains the name of the directory, so a copy of the directory
+under another name is not marked. Each start touches the marker. Its time tells when the directory was last used, even on a file system
+that does not record access times. A start continues if the marker cannot be written.
+"""
+
+import copy
+from collections.abc import Mapping
 from typing import Any
 
-from vllm_operator.api.metadata import Role, labels_of
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.api.status import NodeRequirement, Plan
+from vllm_operator.caches.address import cache_address, is_read_only
+from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
-from vllm_operator.rendering.marker import with_marker
 from vllm_operator.rendering.pod_template import merge_pod_template
-from vllm_operator.rendering.resource_claim import template_name, uses_claims
+from vllm_operator.rendering.resource_claim import template_name, uses_dra
 from vllm_operator.rendering.volumes import render_volumes
 
 FILE_SYSTEM_GROUP = 2000
-"""Group that owns the volumes, so that a user other than root can write there; the ID of vllm in vLLM's own images."""
+"""Group that owns the volumes, so that users other than root can write to them. It is the ID of the user vllm in vLLM's images."""
 GPU_TAINT = "nvidia.com/gpu"
 TERMINATION_SECONDS = 60
-"""Time to finish requests that are being answered when a Pod is stopped."""
+"""Time for requests in progress when a Pod is stopped."""
+MARKER_CONTAINER = "mark-cache"
+MARKER_PREFIX = ".vllm-operator-"
+_INHERITED = ("image", "imagePullPolicy", "securityContext")
+_NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
-    """Render the Pod template, the user's own merged over it.
+    """Render the Pod template with `spec.podTemplate` merged over it.
 
-    Nothing is in here that may change without a reason to replace the Pods.
+    It depends only on what justifies a rollout, because each change replaces the Pods.
 
     Raises:
-        PodTemplateError: The user's template cannot be merged.
+        PodTemplateError: `spec.podTemplate` cannot be merged.
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     return with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
@@ -34,24 +47,24 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "containers": [render_container(resource, plan)],
         "volumes": render_volumes(resource, plan),
-        # Clouds taint their GPU nodes with this; the value differs from one to the next.
+        # Clouds taint their GPU nodes with this key and different values.
         "tolerations": [{"key": GPU_TAINT, "operator": "Exists"}],
-        # A Service called vllm would put VLLM_PORT=tcp://... into the environment, and vLLM crashes on it.
+        # A Service named vllm would set VLLM_PORT=tcp://..., on which vLLM crashes.
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": TERMINATION_SECONDS,
-        # The user is the image's own: root in vLLM's images, another one through podTemplate.
+        # The image decides about the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
-            # Changing the owner of a million cached files at each start takes minutes.
+            # To change the owner of a million cached files takes minutes, so it is not done at each start.
             "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
         },
     }
     if plan.node_requirements:
         spec["affinity"] = {"nodeAffinity": _node_affinity(plan.node_requirements)}
-    if uses_claims(resource):
+    if uses_dra(resource):
         spec["resourceClaims"] = [{"name": CLAIM_REQUEST, "resourceClaimTemplateName": template_name(resource, plan)}]
     if resource.spec.accelerator and resource.spec.accelerator.runtime_class_name:
         spec["runtimeClassName"] = resource.spec.accelerator.runtime_class_name
@@ -61,3 +74,32 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 def _node_affinity(requirements: list[NodeRequirement]) -> dict[str, Any]:
     term = {"matchExpressions": [requirement.to_json() for requirement in requirements]}
     return {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [term]}}
+
+
+def with_marker(template: dict[str, Any], plan: Plan) -> dict[str, Any]:
+    """Return the Pod template with the init container `mark-cache` if the cache directory is on a PVC and the plan marks it."""
+    spec = template["spec"]
+    address = cache_address(spec)
+    present = spec.get("initContainers") or []
+    named = any(container.get("name") == MARKER_CONTAINER for container in present)
+    if plan.cache_marker is None or named or address is None or address.key != plan.cache_key or is_read_only(spec, CACHE_ROOT):
+        return template
+    engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
+    return {**template, "spec": {**spec, "initContainers": [*present, _container(engine, plan.cache_key)]}}
+
+
+def _container(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Same image and user as the engine, so that it can run wherever the engine can, but no GPU."""
+    mount = next(mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT)
+    resources = {
+        kind: kept
+        for kind in ("limits", "requests")
+        if (kept := {name: value for name, value in (engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES})
+    }
+    return {
+        "name": MARKER_CONTAINER,
+        **{name: copy.deepcopy(engine[name]) for name in _INHERITED if name in engine},
+        "command": ["sh", "-c", 'touch -- "$1" || true', "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{key}"],
+        **({"resources": resources} if resources else {}),
+        "volumeMounts": [copy.deepcopy(mount)],
+    }

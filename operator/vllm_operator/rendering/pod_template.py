@@ -1,10 +1,9 @@
-"""Merging what the user writes in `spec.podTemplate` over the Pod that the operator renders.
+"""Merging `spec.podTemplate` over the Pod template that the operator renders.
 
-The user wins. Objects are merged field by field; the lists of containers, volumes, variables and so on
-entry by entry, told apart as Kubernetes does; tolerations are added to; all other lists are replaced. A
-null removes what the operator renders. Entries that are one thing out of several (a volume, a variable, a
-port) are replaced as a whole: a merged one would be two things at once, which the API server refuses.
-The labels by which Pods are selected keep their values.
+The user's values take precedence. Objects are merged field by field. Lists of containers, volumes, variables and so on are merged entry by
+entry, with the keys that Kubernetes uses. Tolerations are appended. All other lists are replaced. A null removes what the operator renders.
+Entries that are one of several kinds (a volume, a variable, a port) are replaced as a whole, because a merged entry would be of two kinds,
+which the API server refuses. The labels that select Pods keep their values.
 """
 
 from collections.abc import Mapping
@@ -14,11 +13,11 @@ from vllm_operator.planning.pod_template import PLAIN, POD_TEMPLATE, SELECTOR_LA
 from vllm_operator.pods.reading import mapping
 
 _HANDLERS = frozenset({"httpGet", "exec", "tcpSocket", "grpc", "sleep"})
-"""A probe or a hook has exactly one of these."""
+"""A probe or hook has exactly one of these."""
 
 
 def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a Pod template with the user's merged over it; neither argument is changed.
+    """Return the rendered Pod template with the user's template merged over it. The arguments are not modified.
 
     Raises:
         PodTemplateError: The user's template cannot be merged.
@@ -31,7 +30,7 @@ def merge_pod_template(rendered: Mapping[str, Any], template: Mapping[str, Any] 
 
 
 def _without_empty_parts(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what holds nothing: `spec:` with nothing below it is a null in YAML, and no Pod is without a spec."""
+    """Drop nulls where a Pod template requires an object: in YAML, `spec:` with nothing below it is a null."""
     given = {name: value for name, value in template.items() if value is not None}
     for name, part in (("metadata", "labels"), ("spec", "containers")):
         if name in given:
@@ -65,7 +64,7 @@ def _merge_field(name: str, ours: Any, theirs: Any, rules: MergeRules) -> Any:
 
 
 def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry_rules: MergeRules | None) -> list[Any]:
-    """Merge by entry; an entry without rules of its own is replaced as a whole."""
+    """Merge by entry. Entries without merge rules are replaced as a whole."""
     given = {identify(entry, keys): entry for entry in theirs}
     merged = []
     for entry in ours:
@@ -80,7 +79,7 @@ def _merge_list(ours: list[Any], theirs: list[Any], keys: tuple[str, ...], entry
 
 
 def _without_nulls(value: Any) -> Any:
-    """Leave out what was set to null: there is nothing of ours that it could remove."""
+    """Drop fields that are null: the operator renders nothing that they could remove."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(entry) for name, entry in value.items() if entry is not None}
     if isinstance(value, list):

@@ -1,7 +1,7 @@
-"""The ResourceClaimTemplate of a Pod that gets its GPUs by dynamic resource allocation.
+"""The ResourceClaimTemplate of a Pod that gets its GPUs by dynamic resource allocation (DRA).
 
-A CEL selector that reads an attribute which a device does not have ends the allocation with an error, for
-all devices; so every attribute is asked for first. Dynamic MIG devices, for one, have no uuid.
+If a CEL selector reads an attribute that one device does not have, the allocation fails for all devices. So each selector first tests
+that the attribute exists. For example, dynamic MIG devices have no uuid.
 """
 
 import hashlib
@@ -9,8 +9,7 @@ import json
 import re
 from typing import Any
 
-from vllm_operator.api.metadata import metadata_of
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
 from vllm_operator.api.status import Plan
 from vllm_operator.catalog.gpus import capability_of
@@ -20,20 +19,20 @@ REQUEST = "gpu"
 _ATTRIBUTES = f"device.attributes['{DRIVER}']"
 
 
-def uses_claims(resource: VLLMDeployment) -> bool:
+def uses_dra(resource: VLLMDeployment) -> bool:
     """Whether the Pods get their GPUs by dynamic resource allocation."""
     return resource.spec.accelerator is not None and resource.spec.accelerator.allocation is Allocation.DRA
 
 
 def template_name(resource: VLLMDeployment, plan: Plan) -> str:
-    """Name of the template. It holds a digest of the content, because a template cannot be changed."""
+    """Name of the template. It contains a digest of the content, because a ResourceClaimTemplate is immutable."""
     content = json.dumps(_spec(resource, plan), sort_keys=True)
     return f"{resource.metadata.name}-gpu-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def render_resource_claim_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any] | None:
-    """Render the template, or None where the device plugin allocates the GPUs."""
-    if not uses_claims(resource):
+    """Render the template, or return None if the device plugin allocates the GPUs."""
+    if not uses_dra(resource):
         return None
     return {
         "apiVersion": "resource.k8s.io/v1",
@@ -75,7 +74,7 @@ def _where(attribute: str, test: str) -> str:
 
 
 def _device_product(product: str) -> str:
-    """The node label of a slice or a shared GPU has a suffix that the device does not have."""
+    """Product of the device: the node label of a MIG slice or a shared GPU has an additional suffix."""
     return re.sub(r"-(MIG-.*|SHARED)$", "", product)
 
 

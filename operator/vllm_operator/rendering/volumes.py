@@ -1,14 +1,15 @@
-"""Volumes of the Pod, and where they are mounted.
+"""Volumes of the Pod, their mounts, and the PVCs that the operator creates.
 
-Everything that an engine writes is on a volume: caches and weights where the spec keeps them, the rest in memory or on
-the node's disk with a stated size. So a read-only root file system and any user ID will do.
+The engine writes only to volumes: caches and weights to the storage of the spec, everything else to memory or to the disk of the node,
+with a size limit. So it runs with a read-only root file system and with any user ID.
 """
 
 from typing import Any
 
-from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.operation import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
+from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
+from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
 from vllm_operator.api.status import Plan
-from vllm_operator.api.storage import Storage, StorageSpec
 from vllm_operator.caches.volumes import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,
@@ -20,19 +21,18 @@ from vllm_operator.caches.volumes import (
 )
 from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
-from vllm_operator.rendering.claim import claim_spec
 
 MODEL_VOLUME = "model"
 SHARED_MEMORY_VOLUME = "shared-memory"
 TEMPORARY_VOLUME = "temporary"
 TOKEN_VOLUME = "hub-token"
 TEMPORARY_SIZE = "16Gi"
-"""For compilers' temporary files, megabytes to a few gigabytes. A limit, not a reservation: a Pod over it is evicted."""
+"""Limit for temporary files of compilers, which take megabytes to a few gigabytes. A Pod above the limit is evicted."""
 _PVC_SCHEME = "pvc://"
 
 
 def model_claim(resource: VLLMDeployment) -> str | None:
-    """Name of the claim that holds the model, or None for a model on the hub."""
+    """Name of the PVC with the model, or None for a model on the hub."""
     uri = resource.spec.model.uri
     return uri.removeprefix(_PVC_SCHEME).partition("/")[0] if uri.startswith(_PVC_SCHEME) else None
 
@@ -58,7 +58,7 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     kept = _kept(resource, plan)
     mounts: list[dict[str, Any]] = [
         {"name": CACHE_VOLUME, "mountPath": CACHE_ROOT, "subPath": plan.cache_key},
-        {"name": kept[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": _weights_folder(resource)},
+        {"name": kept[-1]["name"], "mountPath": WEIGHTS_ROOT, "subPath": _weights_directory(resource)},
         {"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"},
         {"name": TEMPORARY_VOLUME, "mountPath": "/tmp"},
     ]
@@ -71,7 +71,7 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 
 
 def _kept(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
-    """The volume of the caches, then that of the weights where it is another one."""
+    """The volume of the caches, then the volume of the weights if it is a different one."""
     volumes = [_volume(CACHE_VOLUME, resource.spec.cache, cache_claim_name(resource))]
     weights = weights_storage(resource.spec, plan.weights)
     if weights is not None:
@@ -96,16 +96,55 @@ def _volume(name: str, spec: StorageSpec | None, claim: str) -> dict[str, Any]:
 
 
 def _volume_of_claim(volumes: list[dict[str, Any]], claim: str) -> str | None:
-    """Name of the volume of a claim. A Pod with two volumes of one claim never starts (kubernetes#132921)."""
+    """Name of the volume of a PVC. A Pod with two volumes of the same PVC never starts (kubernetes#132921)."""
     return next((str(v["name"]) for v in volumes if (v.get("persistentVolumeClaim") or {}).get("claimName") == claim), None)
 
 
-def _weights_folder(resource: VLLMDeployment) -> str:
-    """Folder of downloaded weights. Each user has one: what root has written, another user may not add to."""
+def _weights_directory(resource: VLLMDeployment) -> str:
+    """Directory of downloaded weights. Each user has its own, because other users cannot write to a directory of root."""
     user = run_as_user(resource.spec.pod_template)
     return WEIGHTS_SUBPATH if user is None else f"{WEIGHTS_SUBPATH}-u{user}"
 
 
 def _shared_memory_size(gpus: int) -> str:
-    """Limit of /dev/shm: the container default of 64 MiB is too little for NCCL, each further GPU adds its buffers."""
+    """Limit of /dev/shm. The default of 64 MiB is too small for NCCL, and each further GPU adds buffers."""
     return f"{4 + 2 * max(gpus - 1, 0)}Gi"
+
+
+def render_claims(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
+    """Render the PVCs that the operator creates: those of SharedClaim storage for which the spec names no existing PVC.
+
+    With `onDelete: Retain` a PVC has no owner reference. It remains when the VLLMDeployment is deleted, and a later VLLMDeployment of the
+    same name uses it again.
+    """
+    weights = weights_storage(resource.spec, plan.weights)
+    desired: list[tuple[StorageSpec | None, str, Role]] = [(resource.spec.cache, cache_claim_name(resource), Role.CACHE)]
+    if weights is not None:
+        desired.append((weights, weights_claim_name(resource), Role.WEIGHTS))
+    return [
+        _claim(resource, spec or StorageSpec(), name, component)
+        for spec, name, component in desired
+        if storage_of(spec) is Storage.SHARED_CLAIM and not (spec and spec.claim_name)
+    ]
+
+
+def claim_spec(volume: ClaimVolume | None) -> dict[str, Any]:
+    """Return the spec of a PVC."""
+    volume = volume or ClaimVolume()
+    spec: dict[str, Any] = {
+        "accessModes": [(volume.access_mode or AccessMode.READ_WRITE_ONCE).value],
+        "resources": {"requests": {"storage": volume.size or DEFAULT_CACHE_SIZE}},
+    }
+    if volume.storage_class_name is not None:
+        spec["storageClassName"] = volume.storage_class_name
+    return spec
+
+
+def _claim(resource: VLLMDeployment, storage: StorageSpec, name: str, component: Role) -> dict[str, Any]:
+    owned = storage.on_delete is OnDelete.DELETE
+    return {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": metadata_of(resource, name, component, owned=owned),
+        "spec": claim_spec(storage.volume),
+    }

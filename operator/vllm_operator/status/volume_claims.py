@@ -5,7 +5,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.storage import StorageSpec
+from vllm_operator.api.operation import StorageSpec
 from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
