@@ -11,6 +11,7 @@ import aiohttp
 import pytest
 import yaml
 
+from support import kstatus
 from support.cluster import Cluster, RefusedError
 from support.crd import install_crd
 from support.refusals import REFUSALS, Refusal, manifest
@@ -101,7 +102,14 @@ async def test_absent_fields_stay_absent(api: Cluster) -> None:
     """A default that the API server writes could not change any more with a newer operator."""
     stored = await send(api, "POST", manifest("plain", {}, {"namespace": api.namespace}))
     assert stored["spec"] == {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "replicas": 1}
-    assert "status" not in stored
+    assert stored["status"] == {"observedGeneration": -1}
+
+
+async def test_an_object_that_nobody_has_reconciled_is_in_progress(api: Cluster) -> None:
+    await send(api, "POST", manifest("fresh", {}, {"namespace": api.namespace}))
+    fresh = await api.request("GET", PATH.format(namespace=api.namespace) + "/fresh")
+    assert fresh["status"] == {"observedGeneration": -1}
+    assert kstatus.compute(fresh)[0] == kstatus.IN_PROGRESS
 
 
 async def test_the_scale_subresource_moves_replicas_and_keeps_to_the_rules(api: Cluster) -> None:
@@ -116,10 +124,10 @@ async def test_the_scale_subresource_moves_replicas_and_keeps_to_the_rules(api: 
 
 async def test_the_spec_and_the_status_are_written_apart(api: Cluster) -> None:
     await send(api, "POST", manifest("two", {}, {"namespace": api.namespace}) | {"status": {"readyReplicas": 7}})
-    assert "status" not in await api.get("VLLMDeployment", "two")
+    assert (await api.get("VLLMDeployment", "two"))["status"] == {"observedGeneration": -1}
     await api.patch("VLLMDeployment", "two", {"spec": {"replicas": 5}, "status": {"readyReplicas": 1}}, subresource="status")
     stored = await api.get("VLLMDeployment", "two")
-    assert (stored["spec"]["replicas"], stored["status"]) == (1, {"readyReplicas": 1})
+    assert (stored["spec"]["replicas"], stored["status"]) == (1, {"observedGeneration": -1, "readyReplicas": 1})
 
 
 async def test_kubectl_get_shows_what_matters_in_one_line(api: Cluster) -> None:

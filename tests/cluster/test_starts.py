@@ -72,7 +72,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
     page = await story(served)
     silent = "warming up FlashInfer attention; probably compiling FlashInfer kernels, which vLLM does not log"
     assert in_order(page, f"Ready=False Progressing: Pod {pod}: {silent}", "CacheWarm=False Miss", f"Starting=True Progressing: Pod {pod}")
-    assert "Stalled" not in await own_events(served)
+    assert "StartStalled" not in await own_events(served)
 
     for output in recording[compiles + 1 :]:
         log.write(output.data)
@@ -122,10 +122,10 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
     page = await story(served)
     assert in_order(
         page,
-        "Starting=False Stalled",
+        "Starting=False StartStalled",
         "Last seen: waiting for the readiness probe",
         "To start again with the caches filled so far, delete the Pod",
-        "Warning Stalled x1",
+        "Warning StartStalled x1",
     )
     assert len(await served.list_all("Pod")) == 1
 
@@ -158,7 +158,7 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
     idle = {"name": "vllm", "usage": {"cpu": "1204211n", "memory": "9Gi"}}
     await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
     sim.log(pod).write(RUNNING + LOADING)  # a stage that may be silent for 15 minutes
-    told = await measured.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Stalled"), within=60)
+    told = await measured.wait_for("VLLMDeployment", "llama", has("Starting", "False", "StartStalled"), within=60)
     assert "Last seen: loading weights. It uses no CPU. In this stage up to 30 s" in condition(told, "Starting")["message"]
 
 
@@ -171,7 +171,7 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
     second = await the_running_pod(served)
     assert second != first
     page = await story(served)
-    assert in_order(page, "Warning Stalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
+    assert in_order(page, "Warning StartStalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
     status = (await served.get("VLLMDeployment", "llama"))["status"]
     assert status["remediation"]["stalledPods"] == [first]
     await served.wait_for("VLLMDeployment", "llama", has("Starting", "True"))
@@ -193,7 +193,7 @@ async def until_stalled(served: Cluster, sim: Simulator, pod: str) -> Manifest:
     """Lets the start of a Pod stall; its limit is 30 seconds."""
     serving = asyncio.create_task(serve_without_answering(sim, pod))
     try:
-        return await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Stalled"), within=60)
+        return await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "StartStalled"), within=60)
     finally:
         serving.cancel()
 

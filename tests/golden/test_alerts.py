@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there i
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
 OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
 NOT_AVAILABLE = {**OBJECT, "type": "Available", "status": "False", "reason": "NotServing"}
-STALLED = {**OBJECT, "type": "Starting", "status": "False", "reason": "Stalled"}
+STALLED = {**OBJECT, "type": "Starting", "status": "False", "reason": "StartStalled"}
 X1 = ("vllm-a-x1", 0)
 Minute = Callable[[int], Observation]
 
@@ -155,7 +155,7 @@ STORIES = {
     "a start that falls silent": Story(
         60,
         until(50, silent, lambda minute: serving(minute, since=50)),
-        {14: {}, 22: IS_STALLED, 42: {**IS_STALLED, **serves_nothing("Stalled")}, 55: {}},
+        {14: {}, 22: IS_STALLED, 42: {**IS_STALLED, **serves_nothing("StartStalled")}, 55: {}},
     ),
     "a crash, then another one, then it serves": Story(
         20,

@@ -4,25 +4,33 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from support import kstatus
 from support import observations as o
 from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from testenv.replay import SERVING, read_recording
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
+from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.observation.observation import Observation
-from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.outcome import Verdict, not_accepted
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 from vllm_operator.status.events import EventDraft
+from vllm_operator.status.failures import status_with_failure
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"
 X1 = ("vllm-a-x1", 0)
+CRD = custom_resource_definition()
+DOCS = Path(__file__).parents[2] / "docs" / "operations.md"
+HEALTH_CHECK = DOCS.read_text("utf-8").split("```lua\n")[1].split("```")[0]
+NO_EXPERTS = "Llama-3.1-8B has no experts, so spec.backends.moe has no effect. Remove it."
 NO_GPU = "No node has an sm_100 GPU. The cluster has 3 nodes with 8 NVIDIA-H200 (sm_90). Add sm_90 to spec.accelerator.architectures."
 
 
@@ -147,19 +155,98 @@ STORIES: dict[str, tuple[Observation, ...]] = {
         ),
     ),
     "scaled-to-zero": (o.observe(replicas=0, deployment=o.deployment(0)),),
+    "hopeless-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
+    "known-bad": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "KnownBad", NO_EXPERTS)), deployment=None),),
 }
+KSTATUS = {
+    "compiling": "InProgress",
+    "first-start-serves": "Current",
+    "second-start-serves": "Current",
+    "silent-jit": "InProgress",
+    "silent-jit-over": "Current",
+    "stalled": "InProgress",
+    "crash-loop": "InProgress",
+    "unknown-crash": "InProgress",
+    "out-of-memory": "InProgress",
+    "startup-probe-killed": "InProgress",
+    "recovered": "Current",
+    "one-of-four-crashed": "InProgress",
+    "unschedulable": "InProgress",
+    "no-such-image": "InProgress",
+    "no-matching-gpu": "InProgress",
+    "claim-not-bound": "InProgress",
+    "scaled-to-zero": "Current",
+    "hopeless-crash": "Failed",
+    "known-bad": "Failed",
+}
+"""What kstatus makes of the last page of each story."""
+DEGRADED = {"crash-loop", "unknown-crash", "out-of-memory", "startup-probe-killed", "one-of-four-crashed", "hopeless-crash", "known-bad"}
+"""Stories that Argo CD shows as degraded although kstatus may still wait."""
 
 
-def page(story: tuple[Observation, ...]) -> str:
-    """Report on each scene with the status of the one before; the last status, and all events."""
+def told(story: tuple[Observation, ...]) -> tuple[VLLMDeploymentStatus, list[EventDraft]]:
+    """Report on each observation with the status of the one before; the last status, and all events."""
     status, events = story[0].resource.status, list[EventDraft]()
     for observed in story:
         written = report(replace(observed, resource=observed.resource.model_copy(update={"status": status})))
         status = written.status
         events += written.events
-    return describe(status, events)
+    return status, events
+
+
+def manifest(status: VLLMDeploymentStatus, *, generation: int = 3, **metadata: str) -> dict[str, Any]:
+    return {"metadata": {"name": "vllm-a", "generation": generation, **metadata}, "status": status.to_json()}
 
 
 @pytest.mark.parametrize("name", STORIES)
 def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
-    golden(FOLDER / f"{name}.txt", page(STORIES[name]))
+    golden(FOLDER / f"{name}.txt", describe(*told(STORIES[name])))
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_kstatus_reads_what_is_the_case(name: str) -> None:
+    status, _ = told(STORIES[name])
+    assert kstatus.compute(manifest(status))[0] == KSTATUS[name]
+    assert kstatus.compute(manifest(status, generation=4))[0] == "InProgress"
+    assert kstatus.compute(manifest(status, deletionTimestamp="2026-11-21T14:10:00Z"))[0] == "Terminating"
+
+
+def test_an_object_that_was_never_reconciled_is_in_progress() -> None:
+    status = CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
+    assert kstatus.compute({"metadata": {"generation": 1}, "status": status})[0] == "InProgress"
+    assert VLLMDeploymentStatus.model_validate(status) == VLLMDeploymentStatus(observed_generation=-1)
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_the_health_check_for_argo_cd_reads_what_is_the_case(name: str) -> None:
+    status, _ = told(STORIES[name])
+    ready = next(condition for condition in status.conditions if condition.type == "Ready")
+    expected = "Degraded" if name in DEGRADED else "Healthy" if KSTATUS[name] == "Current" else "Progressing"
+    assert health(manifest(status)) == ("Suspended" if name == "scaled-to-zero" else expected, ready.message)
+    assert health(manifest(status, generation=4))[0] == "Progressing"
+
+
+@pytest.mark.parametrize("status", [{}, {"observedGeneration": -1}, {"observedGeneration": 3}], ids=["none", "default", "no conditions"])
+def test_the_health_check_waits_for_the_first_status(status: dict[str, Any]) -> None:
+    assert health({"metadata": {"generation": 3}} | ({"status": status} if status else {})) == ("Progressing", "Waiting for the operator")
+
+
+def health(manifest: dict[str, Any]) -> tuple[str, str]:
+    """Status and message by the Lua script in the docs; Argo CD gives it the object as `obj`."""
+    # the version of Argo CD's interpreter; an environment from before this test has none
+    lua = pytest.importorskip("lupa.lua51").LuaRuntime(unpack_returned_tuples=True)
+    lua.globals().obj = lua.table_from(manifest, recursive=True)
+    found = lua.execute(HEALTH_CHECK)
+    return found.status, found.message
+
+
+FAILURES = {"a spec that cannot be read": ("InvalidSpec", "Failed"), "a bug of the operator": ("OperatorFailed", "InProgress")}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+@pytest.mark.parametrize("name", ["second-start-serves", "hopeless-crash"])
+def test_kstatus_reads_a_failure_of_the_operator(name: str, failure: str) -> None:
+    reason, expected = FAILURES[failure]
+    before, _ = told(STORIES[name])
+    status = status_with_failure(before, reason=reason, message="It failed.", generation=4, now=o.stamp(900))
+    assert kstatus.compute(manifest(status, generation=4))[0] == expected

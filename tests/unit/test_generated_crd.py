@@ -91,8 +91,9 @@ def test_only_what_kubernetes_itself_defines_is_left_unchecked() -> None:
     }
 
 
-def test_the_only_default_is_the_number_of_replicas() -> None:
-    assert {path: schema["default"] for path, schema in NODES if "default" in schema} == {"spec.replicas": 1}
+def test_the_only_defaults_are_the_number_of_replicas_and_a_status_that_nobody_has_written() -> None:
+    defaults = {path: schema["default"] for path, schema in NODES if "default" in schema}
+    assert defaults == {"spec.replicas": 1, "status": {"observedGeneration": -1}}
 
 
 def test_every_enum_value_is_camel_case_and_starts_like_a_name() -> None:

@@ -115,11 +115,11 @@ def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
     hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
     observed = o.observe(o.starting_pod(since=-700), states={X1: hung})
     story = play(observed, replace(observed, now=o.at(60)), replace(observed, now=o.at(600)))
-    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "Stalled")], [], []]
+    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "StartStalled")], [], []]
     moved_on = replace(observed, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
     hung_again = replace(moved_on, now=o.at(10 + 900))
     later = play(observed, replace(moved_on, now=o.at(20)), hung_again)
-    assert told(later[2].events) == [("Warning", "Stalled")]
+    assert told(later[2].events) == [("Warning", "StartStalled")]
     assert later[2].events[0].key != story[0].events[1].key
 
 
@@ -214,7 +214,7 @@ def silent(seconds: float, *names: str) -> Observation:
 def test_each_pod_that_stalls_is_told_once() -> None:
     both = ("vllm-a-x0", "vllm-a-x1")
     story = play(silent(10, "vllm-a-x1"), silent(700, "vllm-a-x1"), silent(710, *both), silent(720, *both))
-    stalls = [[event.message.split()[1] for event in written.events if event.reason == "Stalled"] for written in story]
+    stalls = [[event.message.split()[1] for event in written.events if event.reason == "StartStalled"] for written in story]
     assert stalls == [[], ["vllm-a-x1"], ["vllm-a-x0"], []]
 
 

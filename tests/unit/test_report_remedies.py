@@ -89,7 +89,7 @@ def stalled(**startup: Any) -> Observation:
 
 def test_a_stall_is_reported_and_left_alone() -> None:
     written = report(stalled())
-    assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled")]
+    assert told(written) == [("Normal", "Planned"), ("Warning", "StartStalled")]
     assert decide_on(stalled()).restart_pods == ()
     assert written.status.remediation is None
 
@@ -98,7 +98,7 @@ def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> Non
     observed = stalled(onStall="Restart")
     written = report(observed)
     assert decide_on(observed).restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
-    assert told(written) == [("Normal", "Planned"), ("Warning", "Stalled"), ("Warning", "RestartedStalled")]
+    assert told(written) == [("Normal", "Planned"), ("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
     assert "The operator deletes the Pod" in message(written, "Starting")
     later = o.after(observed, written, seconds=1)
     again = report(later)

@@ -1,7 +1,10 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-`Starting` and `Crashed` have negative polarity: False is their normal status. All others have positive polarity. `Ready`
+`Starting`, `Crashed` and `Stalled` have negative polarity: False is their normal status. All others have positive polarity. `Ready`
 is the summary: while it is not True, it has the reason and the message of the problem.
+
+kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
+(https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,8 +25,10 @@ STARTING = "Starting"
 """A Pod is starting."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet."""
+STALLED = "Stalled"
+"""Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, STARTING, CRASHED)
+ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, STARTING, CRASHED, STALLED)
 """Order in which conditions are shown."""
 
 
@@ -96,7 +101,7 @@ class Reason:
     """The Pod was ready, and its readiness probe fails now."""
     ROLLING_OUT = "RollingOut"
     """All replicas are ready, but some of them still serve the previous spec."""
-    STALLED = "Stalled"
+    START_STALLED = "StartStalled"
     """A start has made no progress for longer than expected in its stage."""
     STARTED = "Started"
     """All replicas have started."""

@@ -115,8 +115,10 @@ def custom_resource_definition() -> dict[str, Any]:
 
 def _version() -> dict[str, Any]:
     spec = schema_of(VLLMDeploymentSpec)
-    # The only default in the CRD: autoscalers read spec.replicas and need a number.
+    # Autoscalers read spec.replicas and need a number.
     spec["properties"]["replicas"]["default"] = VLLMDeploymentSpec.model_fields["replicas"].default
+    # kstatus takes an object without a status for one that is up to date.
+    status = schema_of(VLLMDeploymentStatus) | {"default": {"observedGeneration": -1}}
     return {
         "name": labels.VERSION,
         "served": True,
@@ -140,7 +142,7 @@ def _version() -> dict[str, Any]:
                     "kind": {"description": "Kind of the object.", "type": "string"},
                     "metadata": {"type": "object"},
                     "spec": spec,
-                    "status": schema_of(VLLMDeploymentStatus),
+                    "status": status,
                 },
                 "x-kubernetes-validations": [dict(rules.NAME)],
             }

@@ -368,7 +368,9 @@ class RemediationStatus(Model):
 class VLLMDeploymentStatus(Model):
     """Observed state."""
 
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the status was observed for.")
+    observed_generation: int | None = Field(
+        default=None, ge=-1, description="Generation of the spec that the status was observed for. -1 until the first reconciliation."
+    )
     replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")

@@ -7,7 +7,8 @@ after its restart. The next reconciliation renders what the status says (`vllm_o
 from dataclasses import dataclass
 
 from vllm_operator.api.operation import OnStall, StartupSpec
-from vllm_operator.api.status import RemediationStatus
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import Plan, RemediationState, RemediationStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.state import ObservedState
@@ -15,7 +16,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
 from vllm_operator.remediation.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.remediation.in_force import current, settled, with_stalled
-from vllm_operator.remediation.remediator import Case, Remediator
+from vllm_operator.remediation.remediator import Case, Remediator, ends_every_start
 
 DEFAULT_MAX_STALL_RESTARTS = 2
 
@@ -37,11 +38,13 @@ class Decision:
             None if nothing was decided for the present spec.
         cache_damage: Whether the caches of the plan are damaged and replaced by an empty directory; None without a plan.
         restart_pods: Pods to delete, because their start has stalled, after the status is written.
+        is_hopeless: Whether all starts end in the same crash until the spec changes.
     """
 
     remediation: RemediationStatus | None = None
     cache_damage: CacheDamage | None = None
     restart_pods: tuple[PodReference, ...] = ()
+    is_hopeless: bool = False
 
 
 def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) -> Decision:
@@ -50,11 +53,14 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
     Decisions made before for the same spec stand.
     """
     resource, plan = observed.observation.resource, observed.observation.outcome.plan
-    remediation = with_stalled(resource, _about_crashes(observed, crashes, remediator), _newly_stalled(observed))
+    case = _case(observed, crashes)
+    remediation = with_stalled(resource, _about_crash(resource, plan, case, remediator), _newly_stalled(observed))
+    is_stopped = remediation is not None and remediation.state is RemediationState.STOPPED
     return Decision(
         remediation=remediation,
         cache_damage=assess_cache_damage(observed, plan, crashes) if plan is not None else None,
         restart_pods=tuple(PodReference(view.name, view.uid) for view in _pods_to_restart(observed, remediation)),
+        is_hopeless=is_stopped or (case is not None and ends_every_start(case, remediation)),
     )
 
 
@@ -73,12 +79,13 @@ def stall_restarts_left(observed: ObservedState) -> int | None:
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))
 
 
-def _about_crashes(observed: ObservedState, crashes: Crashes, remediator: Remediator) -> RemediationStatus | None:
-    resource, plan, finding = observed.observation.resource, observed.observation.outcome.plan, crashes.most_informative
+def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
+    """The crash to decide about; None if no known crash is in force."""
+    finding = crashes.most_informative
     signature = observed.knowledge.signatures.get(finding.status.signature) if finding is not None else None
-    if plan is None or finding is None or signature is None:
-        return settled(resource)
-    case = Case(
+    if finding is None or signature is None:
+        return None
+    return Case(
         signature=signature,
         pod=finding.view.name,
         restarts=finding.run,
@@ -89,6 +96,11 @@ def _about_crashes(observed: ObservedState, crashes: Crashes, remediator: Remedi
         created_at=finding.view.created_at,
         serving=observed.serving,
     )
+
+
+def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None, remediator: Remediator) -> RemediationStatus | None:
+    if plan is None or case is None:
+        return settled(resource)
     decided = remediator.decide(resource, plan, case)
     return decided if decided.state is not None or decided.applied or decided.stalled_pods else None
 

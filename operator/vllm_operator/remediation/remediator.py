@@ -124,12 +124,26 @@ def _is_decided(kept: RemediationStatus, case: Case) -> bool:
     return not case.during_start and (kept.pod, kept.restarts, kept.signature) == (case.pod, case.restarts, case.signature.id)
 
 
-def _is_superseded(kept: RemediationStatus, case: Case) -> bool:
-    """Whether the crash is of a Pod from before the last change: it says nothing about that."""
+def ends_every_start(case: Case, kept: RemediationStatus | None) -> bool:
+    """Whether all starts end in this crash, and neither a restart nor the operator can change that."""
+    if case.serving or not _is_permanent(case.signature) or _is_superseded(kept, case):
+        return False
+    return case.restarts + 1 >= HOPELESS_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
+
+
+def _is_permanent(signature: Signature) -> bool:
+    """Whether a restart of the same engine crashes again."""
+    return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
+
+
+def _is_superseded(kept: RemediationStatus | None, case: Case) -> bool:
+    """Whether the crashed Pod is older than the last change, so that its crash says nothing about it."""
     if not case.is_current:
         return True
-    if not kept.applied or case.created_at is None:
-        return bool(kept.applied)
+    if kept is None or not kept.applied:
+        return False
+    if case.created_at is None:
+        return True
     return case.created_at < datetime.fromisoformat(kept.applied[-1].since)
 
 
@@ -156,9 +170,8 @@ def _given_up(status: RemediationStatus, words: str) -> RemediationStatus:
 
 def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> RemediationStatus:
     """Scale to zero, if that is the policy and no restart can help."""
-    hopeless = case.signature.severity is Severity.FATAL and not case.signature.retryable and not case.signature.is_echo
-    wished = _settings(resource).on_hopeless_crash is OnHopelessCrash.SCALE_TO_ZERO
-    if not (hopeless and wished and case.serving == 0 and case.restarts + 1 >= HOPELESS_RUNS):
+    is_asked = _settings(resource).on_hopeless_crash is OnHopelessCrash.SCALE_TO_ZERO
+    if not is_asked or case.serving or not _is_permanent(case.signature) or case.restarts + 1 < HOPELESS_RUNS:
         return status
     message = (
         f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} ({case.signature.id}), because a restart cannot help. "

@@ -28,7 +28,7 @@ NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
 """A stage that lasted longer is worth an event."""
-_STUCK = (Reason.STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
+_STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,31 +1,33 @@
-"""A status for where nothing could be observed: the Ready condition says what failed, the rest stays as it was."""
+"""The status of an object that could not be observed: Ready says what failed, the rest stays as it was."""
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import READY, set_condition
+from vllm_operator.api.conditions import READY, STALLED, Reason, set_condition
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
+
+_STALLED = "Waiting does not help: the operator cannot read the spec. See condition Ready."
 
 
 def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message: str, generation: int, now: str) -> VLLMDeploymentStatus:
-    """The status with Ready=False for this reason.
+    """Return the status with Ready=False for this reason, and with Stalled=True if only a change of the spec helps.
 
     Args:
         previous: The status that was last written.
         reason: One of the documented reasons.
         message: What failed, and what the user can do.
         generation: The generation of the object.
-        now: The present time as in a condition.
+        now: The current time as in a condition.
     """
-    conditions = set_condition(
-        previous.conditions, type=READY, status=ConditionStatus.FALSE, reason=reason, message=message, generation=generation, now=now
-    )
-    return previous.model_copy(update={"conditions": list(conditions)})
+    is_stalled = reason == Reason.INVALID_SPEC
+    conditions = tuple(condition for condition in previous.conditions if is_stalled or condition.type != STALLED)
+    verdicts = [(READY, ConditionStatus.FALSE, message), (STALLED, ConditionStatus.TRUE, _STALLED)]
+    for type, status, text in verdicts[: 2 if is_stalled else 1]:
+        conditions = set_condition(conditions, type=type, status=status, reason=reason, message=text, generation=generation, now=now)
+    return previous.model_copy(update={"observed_generation": generation, "conditions": list(conditions)})
 
 
 def describe_invalid_spec(error: ValidationError) -> str:
-    """Describe the first error of a spec that the CRD in the cluster has accepted and the operator cannot read."""
+    """Describe the first error of a spec that the CRD in the cluster accepted and the operator cannot read."""
     first = error.errors(include_url=False, include_input=False)[0]
-    place = ".".join(str(part) for part in first["loc"])
-    return (
-        f"{place}: {first['msg']}. The CRD in the cluster and the operator do not fit together: apply the CRD of this operator's version."
-    )
+    field = ".".join(str(part) for part in first["loc"])
+    return f"{field}: {first['msg']}. The CRD in the cluster does not match the operator. Apply the CRD of this version of the operator."

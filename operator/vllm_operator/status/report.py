@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STALLED, STARTING, Reason, find_condition
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crashes import Crashes, crash_settles
@@ -74,6 +74,8 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         AVAILABLE: summary.available(observed),
     }
     judged[READY] = summary.ready(observed, crashes, judged)
+    if (verdict := summary.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
+        judged[STALLED] = verdict
     generation = observation.resource.metadata.generation
     return VLLMDeploymentStatus(
         observed_generation=generation,

@@ -115,7 +115,7 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
     waiting = _waiting(observed)
     if waiting:
         text = observed.messages.fit("starting.first_pod", shrink=("text",), text=text, waiting=waiting)
-    status, reason = (FALSE, Reason.STALLED) if observed.stalled(worst) else _VERDICTS[worst.phase]
+    status, reason = (FALSE, Reason.START_STALLED) if observed.stalled(worst) else _VERDICTS[worst.phase]
     return Verdict(status, reason, partly(observed, text))
 
 

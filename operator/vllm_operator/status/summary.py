@@ -104,6 +104,15 @@ def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict])
     return _not_ready(observed, crashes, judged)
 
 
+def stalled(observed: ObservedState, judged: dict[str, Verdict], *, is_hopeless: bool) -> Verdict | None:
+    """Why waiting does not help; None if it may. What a node, a volume or another user may cure is not stalled."""
+    if judged[ACCEPTED].status is FALSE:
+        return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
+    if is_hopeless:
+        return Verdict(TRUE, judged[CRASHED].reason, observed.messages.say("stalled.crash", reason=judged[CRASHED].reason))
+    return None
+
+
 def _not_ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
     if judged[CRASHED].status is TRUE:
         return Verdict(FALSE, judged[CRASHED].reason, partly(observed, _crash_in_short(observed, crashes)))
