@@ -1,12 +1,20 @@
 """Damaged caches are left behind, sound ones are not: on a cluster in memory, with the real planner and reporter."""
 
+from dataclasses import replace
 from typing import Any
 
+import pytest
+
 from support.fleet import Fleet
-from support.operators import Bench
+from support.operators import KEY, Bench, known_catalog, known_crashes, llama
 from vllm_operator.api import labels
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.key import key_with_image
 from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
+from vllm_operator.cluster.observe import observe
+from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.cache_damage import PAUSE
+from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
 
 POISON = Crash(
@@ -223,3 +231,25 @@ async def test_a_lock_that_nobody_holds_is_left_behind_with_its_caches(bench: Be
     await fleet.settle()
     assert fleet.key() != key
     assert "JitLockStale" in bench.condition("CacheWarm").message
+
+
+@pytest.mark.timeout(30)
+async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined_directory(bench: Bench) -> None:
+    """A plan of an earlier version: no generation of it leads out of a directory that is quarantined."""
+    bench.cluster.put(llama())
+    outcome = plan(VLLMDeployment.parse(bench.resource()), await bench.inventory.read(), known_catalog().shipped)
+    assert outcome.plan is not None
+    parts = [part for part in outcome.plan.cache_key_parts if part.name != "generation"]
+    outcome = replace(outcome, plan=outcome.plan.model_copy(update={"cache_key_parts": parts}))
+    assert outcome.plan is not None
+    directory = key_with_image(outcome.plan, outcome.plan.image)
+    assert directory != outcome.plan.cache_key
+    annotations = {labels.QUARANTINED_ANNOTATION_PREFIX + directory: "2026-11-21T12:00:00Z"}
+    metadata = {"name": "llama-cache", "namespace": "default", "annotations": annotations}
+    bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": {}})
+    snapshot = await observe(bench.cluster, *KEY)
+    assert snapshot is not None
+    caches = CacheReconciler(bench.cluster, known_catalog(), known_crashes(), count=bench.metrics.wrote, now=lambda: bench.now)
+    found = await caches.reconcile(VLLMDeployment.parse(bench.resource()), snapshot, outcome, lambda generation: outcome)
+    assert found.outcome.plan is not None
+    assert found.outcome.plan.cache_key == directory

@@ -259,6 +259,16 @@ async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: p
     assert bench.condition("Ready").reason != "OperatorFailed"
 
 
+async def test_the_condition_about_a_bug_is_one_line_without_secrets(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    await bench.reconciler.report_bug(KEY, ValueError("cannot read\n\x1b[31mAuthorization: Bearer abcdef0123456789abcdef\x00"))
+    message = bench.condition("Ready").message
+    assert message.isprintable()
+    assert "ValueError: cannot read" in message
+    assert "abcdef0123456789" not in message
+
+
 async def test_what_is_not_rendered_any_more_is_deleted_but_never_a_claim(bench: Bench) -> None:
     bench.cluster.put(llama(cache={"onDelete": "Delete"}))
     await bench.settle()

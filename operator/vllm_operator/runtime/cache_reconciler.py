@@ -1,6 +1,6 @@
-"""The hands of `vllm_operator.caches`: reads the claim of the caches and who else uses it, records what was decided.
+"""Carry out what `vllm_operator.caches` decides: read the PersistentVolumeClaim and its users, and write the records.
 
-What is recorded is written before the Pods that follow from it: a lease is taken first, then used.
+A record is written before the Pods that depend on it. For example, a priming lease is taken before the primer is created.
 """
 
 import logging
@@ -50,9 +50,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOutcome:
-    """What to apply, and what was found out on the way.
+    """What to apply, and what was read on the way.
 
-    `live` are the children that may be changed or deleted, `kept` those that stay as they are for now.
+    `live` are the children that may be changed or deleted. `kept` are the children to keep as they are for now.
     """
 
     manifests: list[Manifest]
@@ -65,11 +65,11 @@ class CacheOutcome:
     weights_claim: Manifest | None = None
     activity: CacheActivity = NO_ACTIVITY
     held_replicas: int | None = None
-    """How many replicas the Deployment among `kept` is to have; None if it stays as it is."""
+    """Desired replicas of the Deployment among `kept`; None if they stay as they are."""
 
 
 class CacheReconciler:
-    """Takes care of the caches of one VLLMDeployment after the other."""
+    """Reconciles the caches of VLLMDeployments."""
 
     def __init__(
         self,
@@ -81,14 +81,14 @@ class CacheReconciler:
         primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Prepare to reconcile.
+        """Set up a reconciler of caches.
 
         Args:
-            client: The way to the API server.
-            catalog: When `priming: Auto` primes.
-            crashes: Which crashes come from a full or a read-only volume.
+            client: The client for the API server.
+            catalog: The catalog with the rules for `priming: Auto`.
+            crashes: The known crashes. Some mean a full or a read-only volume.
             count: Called with the verb and the kind of each write.
-            primer_patience_seconds: How long a primer may wait for a GPU while replicas serve.
+            primer_patience_seconds: Maximum time that a primer may wait for a GPU while replicas serve.
             now: The clock.
         """
         self._client = client
@@ -101,38 +101,20 @@ class CacheReconciler:
     async def reconcile(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, replan: Callable[[int], Outcome]
     ) -> CacheOutcome:
-        """Find out what is to be applied now, and record on the claim what must be recorded before.
+        """Decide what to apply now, and write the records that must exist before.
 
         Args:
             resource: The VLLMDeployment.
-            snapshot: It and its children, as read.
-            outcome: What planning says.
-            replan: Plans with another generation of the caches.
+            snapshot: The VLLMDeployment as read, with its children and Pods.
+            outcome: The outcome of planning.
+            replan: Plans again with this generation of the caches.
 
         Raises:
-            ClusterError: Try again.
+            ClusterError: The API server failed or refused.
         """
-        children = list(snapshot.children)
         if outcome.plan is None:
-            # what runs keeps running: a spec that cannot be planned is no reason to stop; a wish for fewer replicas is
-            deployment = snapshot.child(DEPLOYMENT)
-            name = _claim_name(resource, deployment)
-            of_weights = weights_claim(template_spec(deployment))
-            claims = [await read_claim(self._client, snapshot, claim) for claim in (name, of_weights)]
-            fewer = resource.spec.replicas < ((deployment or {}).get("spec") or {}).get("replicas", 0)
-            held = resource.spec.replicas if fewer else None
-            return CacheOutcome(
-                manifests=[],
-                live=[],
-                outcome=outcome,
-                kept=children,
-                claim_name=name,
-                claim=claims[0],
-                weights_claim_name=of_weights,
-                weights_claim=claims[1],
-                held_replicas=held,
-            )
-        outcome, context, manifests = await self._on_the_claim(resource, snapshot, outcome, outcome.plan, replan)
+            return await self._keep_all(resource, snapshot, outcome)
+        outcome, context, manifests = await self._choose_directory(resource, snapshot, outcome, outcome.plan, replan)
         cache_actions = plan_cache_actions(
             context,
             manifests,
@@ -140,59 +122,78 @@ class CacheReconciler:
             full=self._crashes.reporting.cleaning,
             read_only=self._crashes.reporting.remounting,
         )
-        name = context.address.claim if context.address else None
         claim = await self._record(context, cache_actions)
         activity = cache_actions.activity
-        if cache_actions.cleaning is not None and (said := await self._clean(context, cache_actions.cleaning)) is not None:
-            activity = replace(activity, cleaning=said)
-        wished = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in cache_actions.manifests}
+        if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning)) is not None:
+            activity = replace(activity, cleaning=cleaning)
+        desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in cache_actions.manifests}
         kept = [
             child
-            for child in children
-            if cache_actions.activity.held and _stays(child, resource) and (child["kind"], child["metadata"]["name"]) not in wished
+            for child in snapshot.children
+            if activity.held and _is_held(child, resource) and (child["kind"], child["metadata"]["name"]) not in desired
         ]
-        live = [claim if claim is not None and _is_same(child, claim) else child for child in children if child not in kept]
-        of_weights = context.weights_claim_name
-        found = context.claims.get(of_weights or "")
+        weights = context.claims.get(context.weights_claim_name or "")
         return CacheOutcome(
             manifests=cache_actions.manifests,
-            live=live,
+            live=[claim if claim is not None and _is_same(child, claim) else child for child in snapshot.children if child not in kept],
             outcome=outcome,
             kept=kept,
-            claim_name=name,
+            claim_name=context.address.claim if context.address else None,
             claim=claim,
-            weights_claim_name=of_weights,
-            weights_claim=dict(found) if found is not None else None,
+            weights_claim_name=context.weights_claim_name,
+            weights_claim=dict(weights) if weights is not None else None,
             activity=activity,
             held_replicas=cache_actions.scale,
         )
 
-    async def _on_the_claim(
+    async def _keep_all(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> CacheOutcome:
+        """Keep all children, because a spec that cannot be planned is no reason to stop what runs. Only scale down if asked to."""
+        deployment = snapshot.child(DEPLOYMENT)
+        name = _claim_name(resource, deployment)
+        weights_name = weights_claim(template_spec(deployment))
+        is_fewer = resource.spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
+        return CacheOutcome(
+            manifests=[],
+            live=[],
+            outcome=outcome,
+            kept=list(snapshot.children),
+            claim_name=name,
+            claim=await read_claim(self._client, snapshot, name),
+            weights_claim_name=weights_name,
+            weights_claim=await read_claim(self._client, snapshot, weights_name),
+            held_replicas=resource.spec.replicas if is_fewer else None,
+        )
+
+    async def _choose_directory(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, plan: Plan, replan: Callable[[int], Outcome]
     ) -> tuple[Outcome, CacheContext, list[Manifest]]:
-        """Find the directory as the claim says: not one that was left behind as damaged, nor one that another image has filled."""
+        """Choose a cache directory that fits the image and is not quarantined, by the records on the PersistentVolumeClaim."""
+        tried: set[str] = set()
         while True:
-            manifests = render(*carried_out(resource, plan))
-            context = await self._context(resource, snapshot, plan, manifests)
+            tried.add(plan.cache_key)
+            context, manifests = await self._read_context(resource, snapshot, plan)
             if (directory := other_directory(context)) is not None:
                 plan = plan.model_copy(update={"cache_key": directory})
                 outcome = replace(outcome, plan=plan)
-                manifests = render(*carried_out(resource, plan))
-                context = await self._context(resource, snapshot, plan, manifests)
+                context, manifests = await self._read_context(resource, snapshot, plan)
             generation = next_cache_generation(context)
             again = replan(generation) if generation is not None else outcome
-            if again.plan is None or again.plan.cache_key == plan.cache_key:
+            # A plan whose key has no generation stays the same, and would be tried for ever.
+            if again.plan is None or again.plan.cache_key in {*tried, plan.cache_key}:
                 return outcome, context, manifests
             outcome, plan = again, again.plan
 
-    async def _context(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan, manifests: list[Manifest]) -> CacheContext:
+    async def _read_context(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> tuple[CacheContext, list[Manifest]]:
+        """Render a plan, and read what decisions about its caches depend on."""
+        manifests = render(*carried_out(resource, plan))
         desired = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
         address = cache_address(template_spec(desired))
         claim = await read_claim(self._client, snapshot, address.claim if address else None)
-        of_weights = weights_claim(template_spec(desired))
-        of_weights = None if address is not None and of_weights == address.claim else of_weights
-        weights = await read_claim(self._client, snapshot, of_weights)
-        wished = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
+        weights_name = weights_claim(template_spec(desired))
+        if address is not None and weights_name == address.claim:
+            weights_name = None
+        weights = await read_claim(self._client, snapshot, weights_name)
+        desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
         context = CacheContext(
             resource=resource,
             plan=plan,
@@ -201,19 +202,20 @@ class CacheReconciler:
             deployment=next((child for child in snapshot.children if _is_replicas(child, resource)), None),
             primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
             claim=claim,
-            desired_claim=wished.get(address.claim) if address else None,
+            desired_claim=desired_claims.get(address.claim) if address else None,
             claims={found["metadata"]["name"]: found for found in (claim, weights) if found is not None},
-            weights_claim_name=of_weights,
-            weights_modes=reading.access_modes(weights if weights is not None else wished.get(of_weights or "")),
+            weights_claim_name=weights_name,
+            weights_modes=reading.access_modes(weights if weights is not None else desired_claims.get(weights_name or "")),
             pods=snapshot.pods,
             primer_patience_seconds=self._primer_patience_seconds,
         )
         lease = read_lease(context.claim, address.key) if address else None
-        if lease is None or lease.uid == resource.metadata.uid:
-            return context
-        return await self._with_holder(context, lease.name)
+        if lease is not None and lease.uid != resource.metadata.uid:
+            context = await self._with_holder(context, lease.name)
+        return context, manifests
 
     async def _with_holder(self, context: CacheContext, name: str) -> CacheContext:
+        """Add the VLLMDeployment that holds the priming lease, and its Pods."""
         namespace = context.resource.metadata.namespace
         try:
             holder = await self._client.get(VLLM_DEPLOYMENT, name, namespace)
@@ -222,21 +224,21 @@ class CacheReconciler:
         return replace(context, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
     async def _record(self, context: CacheContext, cache_actions: CacheActions) -> Manifest | None:
-        """Write what is to be recorded; return the claim as it is then."""
+        """Write the records to the PersistentVolumeClaim, and return it as it is then."""
         claim = dict(context.claim) if context.claim is not None else None
         if claim is None or not cache_actions.record:
             return claim
         try:
-            now = await annotate_claim(self._client, claim, cache_actions.record)
+            written = await annotate_claim(self._client, claim, cache_actions.record)
         except (Forbidden, Invalid) as error:
-            log.warning("what is known of the caches cannot be recorded: %s", error)
+            log.warning("cannot record the state of the caches on PersistentVolumeClaim %s: %s", claim["metadata"]["name"], error)
             return claim
-        if now["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
+        if written["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
-        return now
+        return written
 
     async def _clean(self, context: CacheContext, need: CleaningNeed) -> Cleaning | None:
-        """Start the Job that makes room; return what is to be said if that cannot be. One that exists already is left alone."""
+        """Create the Job that deletes unused cache directories. Return why that is not possible; None if it exists now."""
         namespace, address = context.resource.metadata.namespace, context.address
         full = self._crashes.reporting.cleaning
         pods = await self._client.find(POD, namespace)
@@ -248,14 +250,14 @@ class CacheReconciler:
         except Conflict:
             return None
         except (Forbidden, Invalid) as error:
-            log.warning("no room can be made on the volume of the caches: %s", error)
+            log.warning("cannot create the Job that cleans the cache volume: %s", error)
             return describe_blocked_cleaning(context, full, CleaningState.REFUSED, str(error))
         self._count("create", JOB.kind)
         return None
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:
-    """The claim that the caches are expected on while there is no plan."""
+    """The PersistentVolumeClaim of the caches while there is no plan."""
     address = cache_address(template_spec(deployment))
     named = resource.spec.cache.claim_name if resource.spec.cache else None
     return address.claim if address else named
@@ -266,13 +268,13 @@ def _is_replicas(child: Manifest, resource: VLLMDeployment) -> bool:
     return _is_deployment(child, resource, resource.metadata.name)
 
 
-def _stays(child: Manifest, resource: VLLMDeployment) -> bool:
-    """Whether a child stays as it is while a rollout is held: the replicas, and what new Pods of theirs would need."""
+def _is_held(child: Manifest, resource: VLLMDeployment) -> bool:
+    """Whether a child stays as it is while a rollout is held: the Deployment of the replicas, and ResourceClaimTemplates for its Pods."""
     return _is_replicas(child, resource) or child["kind"] == CLAIM_TEMPLATE.kind
 
 
 def _is_deployment(child: Manifest, resource: VLLMDeployment, name: str) -> bool:
-    """Whether a child is the Deployment of this name. One of an earlier VLLMDeployment of the same name is not."""
+    """Whether a child is the Deployment of this name, and not that of an earlier VLLMDeployment."""
     metadata = child["metadata"]
     owners = [reference.get("uid") for reference in metadata.get("ownerReferences") or ()]
     named = (child["kind"], metadata["name"]) == (DEPLOYMENT.kind, name)

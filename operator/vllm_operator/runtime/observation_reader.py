@@ -1,38 +1,63 @@
-"""Reads what decisions and status are made from: one `Observation` from the children, the logs, events and metrics."""
+"""Read the `Observation` that decisions and the status are made from: children, logs, events, metrics of Pods and taints of nodes."""
 
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Protocol
 
+from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.cluster.apply import Applied, Refusal
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, SERVICE, ClusterClient, Forbidden, Invalid, Key, Kind, Manifest
+from vllm_operator.cluster.client import (
+    CLAIM,
+    DEPLOYMENT,
+    POD_METRICS,
+    SERVICE,
+    ClusterClient,
+    ClusterError,
+    Forbidden,
+    Invalid,
+    Key,
+    Kind,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
 from vllm_operator.cluster.events import shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, is_of_earlier
+from vllm_operator.cluster.observe import Snapshot, is_of_earlier, is_ready
 from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.stalls import DEFAULT_STALL_SECONDS, IDLE_CORES, last_sign
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
-from vllm_operator.pods.view import waits_for_node
+from vllm_operator.pods import reading
+from vllm_operator.pods.quantities import read_cores
+from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
 from vllm_operator.runtime.cache_reconciler import CacheOutcome
-from vllm_operator.runtime.cpu_use import CpuUse
 from vllm_operator.startup.state import StartupState
+
+METRICS_MISSING_SECONDS = 300.0
+"""Delay until the metrics API is asked again after it was missing or forbidden."""
+METRICS_OUTAGE_SECONDS = 30.0
+"""The same after it was unavailable, for example because metrics-server restarts."""
+BUSY_SECONDS = 300.0
+"""Age up to which a measurement of a busy engine replaces one that is not possible now, so that an outage makes no start look stalled."""
 
 
 class LogStates(Protocol):
-    """What logs have told."""
+    """What container logs say."""
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
-        """What the logs of the Pods of a VLLMDeployment have told, by run."""
+        """Return what the logs of a VLLMDeployment's Pods say, by run."""
 
 
 class ObservationReader:
-    """Reads the observation of one VLLMDeployment after the other."""
+    """Reads the observations of VLLMDeployments."""
 
     def __init__(
         self,
@@ -46,12 +71,12 @@ class ObservationReader:
         self._logs = logs
         self._now = now
         self._explanations = Explanations(client, now=now)
-        self._cpu_use = CpuUse(client)
+        self._cpu_usage = CpuUsage(client)
 
     async def read(
         self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied
     ) -> tuple[Observation, float | None]:
-        """Everything that is known now, and in how many seconds there may be more to know; None if only a change can tell more.
+        """Read an observation. Also return after how many seconds to read it again; None if watch events tell when.
 
         Raises:
             ClusterError: The API server cannot be read.
@@ -59,7 +84,7 @@ class ObservationReader:
         claims = {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim = claims.get(cache_outcome.claim_name or "", cache_outcome.claim)
         weights = claims.get(cache_outcome.weights_claim_name or "", cache_outcome.weights_claim)
-        events, look_again = await self._explanations.read(snapshot.pods, (claim, weights))
+        events, requeue_seconds = await self._explanations.read(snapshot.pods, (claim, weights))
         states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
         now = self._now()
         deployment = snapshot.child(DEPLOYMENT)
@@ -78,16 +103,16 @@ class ObservationReader:
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
             startups=states,
-            cores=await self._cpu_use.read(resource, snapshot.pods, states, now),
+            cores=await self._cpu_usage.read(resource, snapshot.pods, states, now),
             taints=await self._taints(cache_outcome.outcome.plan, snapshot.pods),
             activity=_with_refused_claims(cache_outcome.activity, applied, (claim, weights)),
             not_kept=tuple(applied.not_kept),
             apply_error=_apply_error(applied, (claim, weights)),
         )
-        return observation, look_again
+        return observation, requeue_seconds
 
     async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
-        """What keeps Pods off the nodes with the GPUs of the plan, where a Pod waits for a node."""
+        """The taints of the nodes with the planned GPUs, if a Pod waits for a node."""
         if plan is None or not any(map(waits_for_node, pods)):
             return {}
         try:
@@ -97,33 +122,90 @@ class ObservationReader:
         return inventory.taints_of(plan.resource, plan.architecture)
 
 
+class CpuUsage:
+    """Reads how many CPUs silent starts use, from `metrics.k8s.io`, which metrics-server provides.
+
+    It is read only for Pods whose log has been silent for longer than the user allows, so usually never.
+    """
+
+    def __init__(self, client: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """`clock` returns seconds."""
+        self._client = client
+        self._clock = clock
+        self._retry_at = 0.0
+        self._busy: dict[str, tuple[float, float]] = {}
+
+    async def read(
+        self, resource: VLLMDeployment, pods: Iterable[Manifest], states: Mapping[tuple[str, int], StartupState], now: datetime
+    ) -> Mapping[str, float]:
+        """Return the CPUs that the engines of silent starts use, by uid of the Pod. Pods without metrics are left out."""
+        startup = resource.spec.startup
+        allowed = timedelta(seconds=(startup.stall_seconds if startup else None) or DEFAULT_STALL_SECONDS)
+        self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
+        found: dict[str, float] = {}
+        for pod in pods:
+            if is_ready(pod) or (view := read_pod(pod)).phase is not Phase.STARTING:
+                continue
+            since = last_sign(view, states.get(view.run), now)
+            if since is None or now - since < allowed:
+                continue
+            cores = await self._read_pod(view, resource.metadata.namespace)
+            if cores is not None:
+                found[view.uid] = cores
+        return found
+
+    async def _read_pod(self, pod: PodView, namespace: str) -> float | None:
+        if self._clock() < self._retry_at:
+            return self._last_busy(pod.uid)
+        try:
+            metrics = await self._client.get(POD_METRICS, pod.name, namespace)
+        except NotFound as error:
+            # The message names a Pod that has no metrics. If the API itself is missing, it names no Pod.
+            if pod.name not in str(error):
+                self._retry_at = self._clock() + METRICS_MISSING_SECONDS
+            return None
+        except ClusterError as error:
+            self._retry_at = self._clock() + (METRICS_OUTAGE_SECONDS if isinstance(error, Unavailable) else METRICS_MISSING_SECONDS)
+            return self._last_busy(pod.uid)
+        engine = reading.named(metrics, CONTAINER, "containers", key="name")
+        cores = read_cores(reading.mapping(engine, "usage").get("cpu"))
+        self._busy.pop(pod.uid, None)
+        if cores is not None and cores >= IDLE_CORES:
+            self._busy[pod.uid] = (cores, self._clock())
+        return cores
+
+    def _last_busy(self, uid: str) -> float | None:
+        cores, _ = self._busy.get(uid, (None, 0.0))
+        return cores
+
+
 def _child(applied: Applied, kind: Kind, resource: VLLMDeployment) -> Manifest | None:
     name = resource.metadata.name
     return next((child for child in applied.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
 def _apply_error(applied: Applied, claims: Sequence[Manifest | None]) -> str | None:
-    """What the API server refused, and only somebody can change; None if nothing."""
-    errors = [str(refusal) for refusal in applied.refusals if not _is_only_size(refusal, claims)]
+    """What the API server refused until somebody changes something; None if nothing."""
+    errors = [str(refusal) for refusal in applied.refusals if not _is_about_existing_claim(refusal, claims)]
     if isinstance(applied.failure, (Forbidden, Invalid)):
         errors.append(str(applied.failure))
     return "; ".join(errors) or None
 
 
-def _is_only_size(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
-    """Whether a refusal is about a PersistentVolumeClaim that exists: everything works but with its former size."""
+def _is_about_existing_claim(refusal: Refusal, claims: Sequence[Manifest | None]) -> bool:
+    """Whether a change of an existing PersistentVolumeClaim was refused. Pods can use it as it is."""
     return any(claim is not None and (refusal.kind, refusal.name) == (CLAIM.kind, claim["metadata"]["name"]) for claim in claims)
 
 
 def _with_refused_claims(activity: CacheActivity, applied: Applied, claims: Sequence[Manifest | None]) -> CacheActivity:
-    notes = [_about_refused_claim(refusal) for refusal in applied.refusals if _is_only_size(refusal, claims)]
+    notes = [_describe_refused_claim(refusal) for refusal in applied.refusals if _is_about_existing_claim(refusal, claims)]
     return replace(activity, claim_note=" ".join(notes)) if notes else activity
 
 
-def _about_refused_claim(refusal: Refusal) -> str:
+def _describe_refused_claim(refusal: Refusal) -> str:
     if isinstance(refusal.error, Forbidden) and "ownerRef" in str(refusal.error):
         return (
-            f"{refusal.kind} {refusal.name} stays when this object is deleted: the API server lets only those give it an owner who may "
-            f"delete it, and the operator may not. Delete it yourself."
+            f"{refusal.kind} {refusal.name} stays when this object is deleted, because the operator may not set its owner: the API "
+            f"server demands the permission to delete it. Delete it yourself."
         )
     return f"{refusal.kind} {refusal.name} keeps its size: {shorten(str(refusal.error))}"

@@ -1,13 +1,12 @@
-"""Make one VLLMDeployment what it should be, and report how it is.
+"""Reconcile one VLLMDeployment: make the cluster match its spec, and report its state.
 
-Always in the same sequence:
+The steps are always the same:
 
     observe -> plan -> caches -> apply -> logs -> decide -> status
 
-The steps after `apply` also follow where that has failed: the status is written, then the error is raised. Everything is
-read each time; nothing that matters is remembered between two runs. Events are written before the status that
-follows from the same report: an operator that ends in between makes the same report again, and finds the events that it
-has written.
+If `apply` fails, the later steps still run: the status is written, then the error is raised. Each reconciliation reads everything
+again and depends on nothing that an earlier one kept in memory. Events are written before the status of the same report. An operator
+that is killed between the two makes the same report again, and finds the events that it wrote.
 """
 
 import logging
@@ -35,7 +34,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import EventRecorder, Occurrence, shorten
+from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
@@ -58,45 +57,49 @@ from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.state import StartupState
 from vllm_operator.status.failures import describe_invalid_spec, status_with_failure
 from vllm_operator.status.report import Report, report
+from vllm_operator.text import wording
 
 log = logging.getLogger(__name__)
 
 CATCH_UP_SECONDS = 0.5
-"""Logs that have not shown yet what they hold are asked again after this."""
+"""Delay until the next reconciliation while the followers still read what a log already contains."""
 ACT_SECONDS = 0.1
-"""What was decided about a crash is carried out after this, from the status that it was written to."""
-LEAVING_SECONDS = 1.0
-"""A child that is being deleted is looked at again after this; its end is also seen by a watch."""
+"""Delay until a remedy is carried out. The next reconciliation does it, because it reads the decision from the status."""
+DELETION_SECONDS = 1.0
+"""Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 HUB_SECONDS = 30.0
-"""A key that waits for the hub comes back by itself after this at the latest; its answer brings it back before."""
+"""Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
 
 class Logs(Protocol):
-    """What the reconciler asks of the log followers."""
+    """The followers of container logs."""
 
     def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
-        """Follow what is worth following; `starting` are Pods whose start has not been reported as done."""
+        """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
-        """What the logs have told, by run."""
+        """Return what the logs say, by run."""
 
     def caught_up(self, key: Key) -> bool:
-        """Whether the logs have shown what they hold already."""
+        """Whether everything that the logs already contain has been read."""
 
     def forget(self, key: Key) -> None:
-        """The VLLMDeployment is gone."""
+        """Stop following the logs of a deleted VLLMDeployment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """How a reconciliation ended. `name` goes to the metrics; `requeue_seconds` is when to look again, None for never."""
+    """The end of a reconciliation.
+
+    `name` is its label in the metrics. `requeue_seconds` is the delay until the next one; None leaves it to watch events and resyncs.
+    """
 
     name: str
     requeue_seconds: float | None = None
 
 
 class Reconciler:
-    """Reconciles one key at a time; several may run at once, for different keys."""
+    """Reconciles VLLMDeployments. Different keys may be reconciled concurrently."""
 
     def __init__(
         self,
@@ -111,17 +114,17 @@ class Reconciler:
         configs: ModelConfigs | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """Prepare to reconcile.
+        """Set up a reconciler.
 
         Args:
-            client: The way to the API server.
-            catalog: What plans are made from.
-            crashes: The crashes that are known.
-            caches: Reconciles the caches.
+            client: The client for the API server.
+            catalog: The catalog for plans, with users' rules.
+            crashes: The known crashes, with users' signatures.
+            caches: The reconciler of caches.
             inventory: The GPUs of the cluster.
-            logs: The log followers.
-            metrics: Where the numbers go.
-            configs: The files of models on the hub; None where no hub is to be asked.
+            logs: The followers of container logs.
+            metrics: The operator's metrics.
+            configs: The reader of model files; None if the operator uses no model hub.
             now: The clock.
         """
         self._client = client
@@ -141,10 +144,10 @@ class Reconciler:
         self._pod_schema = PodSchemas(client)
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one VLLMDeployment and its status up to date.
+        """Reconcile one VLLMDeployment and write its status.
 
         Raises:
-            ClusterError: Try again; nothing is half done that the next run does not complete.
+            ClusterError: The API server failed or refused. The next reconciliation completes what this one began.
         """
         snapshot = await self._observe(key)
         if snapshot is None:
@@ -156,7 +159,7 @@ class Reconciler:
             return Result("refused")
         files = self._configs.ask(resource) if self._configs is not None else HubAnswer()
         if files is None:
-            return Result("waiting", HUB_SECONDS)  # the answer of the hub puts the key into the queue
+            return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
         outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
         applied = await self._apply(snapshot, cache_outcome)
@@ -167,7 +170,7 @@ class Reconciler:
         except ClusterError as error:
             if applied.failure is None:
                 raise
-            log.debug("the status cannot be written after a failure: %s", error)
+            log.debug("cannot write the status after a failure: %s", error)
         if applied.failure is not None:
             raise applied.failure
         return result
@@ -175,7 +178,7 @@ class Reconciler:
     async def _report(
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied
     ) -> Result:
-        """The steps after applying, which also follow where applying has failed."""
+        """Run the steps after `apply`, also if that failed."""
         if not self._follow_logs(key, resource, snapshot):
             return Result("waiting", CATCH_UP_SECONDS)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied)
@@ -188,17 +191,17 @@ class Reconciler:
         return _result(reported, applied, look_again)
 
     async def report_bug(self, key: Key, error: Exception) -> None:
-        """Say in the status that the operator itself has failed. Raises ClusterError."""
+        """Report in the status that the operator itself failed on this object. Raises ClusterError."""
         try:
             snapshot = await observe(self._client, *key)
         except NotFound:
             return
         if snapshot is not None:
-            words = f"The operator failed on this object ({type(error).__name__}: {error}). It tries again; what runs keeps running."
-            await self._write_failure(snapshot.resource, Reason.OPERATOR_FAILED, words)
+            message = f"The operator failed on this object and tries again ({type(error).__name__}: {error}). Running Pods keep running."
+            await self._write_failure(snapshot.resource, Reason.OPERATOR_FAILED, message)
 
     async def _observe(self, key: Key) -> Snapshot | None:
-        """Read the object, its children and its Pods; forget an object that is gone."""
+        """Read the object, its children and its Pods. Return None, and drop what is kept of it, if the object is gone."""
         snapshot = await observe(self._client, *key)
         if snapshot is None:
             self._logs.forget(key)
@@ -225,7 +228,7 @@ class Reconciler:
         return self._plans.plan(resource, inventory, catalog, files), replan
 
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
-        """Make the children what is desired; those that are kept stay as they are, except for their number of replicas."""
+        """Apply the manifests. Of the children to keep, change at most the number of replicas."""
         applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
         for child in cache_outcome.kept:
             held = cache_outcome.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
@@ -237,21 +240,21 @@ class Reconciler:
         return applied
 
     def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> bool:
-        """Follow the logs of Pods that start; return whether the logs have shown what they hold already."""
+        """Follow the logs of Pods that start. Return whether everything that the logs already contain has been read."""
         startup = resource.status.startup
         starting = frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
         self._logs.sync(key, snapshot.pods, starting)
         return self._logs.caught_up(key)
 
     def _decide(self, observation: Observation) -> tuple[Decision, Report]:
-        """Decide what to do about what was observed, and how to report it."""
+        """Decide what to do about the observation, and make the report."""
         observed = ObservedState.read(observation, self._crashes.reporting)
         crashes = find_crashes(observed)
         decision = decide(observed, crashes, self._remediator)
         return decision, report(observed, crashes, decision)
 
     async def _write_events(self, resource: VLLMDeployment, snapshot: Snapshot, reported: Report) -> None:
-        """Write the events that do not exist yet."""
+        """Write the events of the report that do not exist yet."""
         for event in reported.events:
             occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
             verb = await self._recorder.record(snapshot.resource, occurrence, now=self._now())
@@ -260,23 +263,23 @@ class Reconciler:
                 log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
 
     async def _write_status(self, resource: VLLMDeployment, snapshot: Snapshot, reported: Report) -> None:
-        """Write the status, where it differs from the last one."""
+        """Write the status if it changed."""
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
         if reported.status != resource.status:
             await self._apply_status(snapshot.resource, reported.status)
 
     async def _restart_stalled(self, resource: VLLMDeployment, decision: Decision) -> None:
-        """Delete Pods whose start has stalled. The status says so already: an operator that ends here continues from it."""
+        """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in decision.restart_pods:
             try:
                 await self._client.delete(POD, pod.name, resource.metadata.namespace, uid=pod.uid)
             except Forbidden as error:
-                log.warning("the stalled Pod %s cannot be deleted: %s", pod.name, error)
+                log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
             self._metrics.wrote("delete", POD.kind)
 
     async def _write_failure(self, resource: Manifest, reason: str, message: str) -> None:
-        """Say in the condition Ready what failed, where the status does not say so yet; the rest of the status stays."""
+        """Report a failure in the condition Ready, and keep the rest of the status."""
         try:
             status = VLLMDeploymentStatus.model_validate(resource.get("status") or {})
         except ValidationError:
@@ -285,7 +288,7 @@ class Reconciler:
         changed = status_with_failure(
             status,
             reason=reason,
-            message=shorten(message),
+            message=wording.clean(message),
             generation=metadata.get("generation", 0),
             now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
         )
@@ -294,7 +297,7 @@ class Reconciler:
             await self._apply_status(resource, changed)
 
     async def _apply_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
-        # For a status the API server ignores a uid that does not fit: only the version tells a new object of the same name.
+        # The API server ignores a wrong uid in a status. Only the resourceVersion protects a new object of the same name.
         metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
         manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
         await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
@@ -302,17 +305,17 @@ class Reconciler:
 
 
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
-    """Whether the status is written although applying has failed.
+    """Whether to write a status after this failure of `apply`.
 
-    An API server that is away takes no status either. A conflict is over at the next try; the first status of an object
-    waits for that, because it would speak of children that do not exist yet.
+    An unavailable API server accepts no status either. A conflict is usually gone at the next attempt, so it is not worth a first
+    status, which would describe children that do not exist yet.
     """
     return not isinstance(failure, Unavailable) and (resource.status.plan is not None or not isinstance(failure, Conflict))
 
 
 def _result(reported: Report, applied: Applied, look_again: float | None) -> Result:
     if applied.waiting:
-        return Result("waiting", LEAVING_SECONDS)
+        return Result("waiting", DELETION_SECONDS)
     unavailable = any(isinstance(refusal.error, Unavailable) for refusal in applied.refusals)
     times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
     return Result("retry" if unavailable else "refused" if applied.refusals else "success", min(times, default=None))

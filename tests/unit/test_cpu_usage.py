@@ -1,4 +1,4 @@
-"""CPU use of silent starts: what it says about a stall, and that a cluster which does not measure it is left in peace."""
+"""CPU usage of silent starts: what it means for a stall, and how rarely a metrics API that fails is asked."""
 
 from datetime import timedelta
 from typing import Any
@@ -9,7 +9,7 @@ from support import observations as o
 from support.fake_cluster import FakeCluster
 from support.reports import report
 from vllm_operator.cluster.client import POD_METRICS, ClusterError, Forbidden, Unavailable
-from vllm_operator.runtime.cpu_use import ABSENT_SECONDS, CpuUse
+from vllm_operator.runtime.observation_reader import BUSY_SECONDS, METRICS_MISSING_SECONDS, METRICS_OUTAGE_SECONDS, CpuUsage
 from vllm_operator.startup.state import Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)
@@ -57,10 +57,10 @@ def metrics(cpu: Any, container: str = "vllm") -> dict[str, Any]:
     return {"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": name, "containers": usage}
 
 
-async def asked(cluster: FakeCluster, *, silent: float = 400, pod: dict[str, Any] | None = None, use: CpuUse | None = None) -> Any:
+async def asked(cluster: FakeCluster, *, silent: float = 400, pod: dict[str, Any] | None = None, usage: CpuUsage | None = None) -> Any:
     states = {RUN: StartupState(stage=Stage.WEIGHT_LOAD, last_line_at=o.at(0))}
     resource = o.resource(startup={"stallSeconds": 300})
-    return await (use or CpuUse(cluster)).read(resource, [pod or o.starting_pod(since=0)], states, o.at(0) + timedelta(seconds=silent))
+    return await (usage or CpuUsage(cluster)).read(resource, [pod or o.starting_pod(since=0)], states, o.at(0) + timedelta(seconds=silent))
 
 
 async def test_the_engine_of_a_silent_start_is_measured() -> None:
@@ -83,13 +83,31 @@ async def test_nobody_asks_about_a_start_that_speaks_or_a_pod_that_serves() -> N
     assert not cluster.calls
 
 
-@pytest.mark.parametrize("error", [Forbidden("no"), Unavailable("away")])
-async def test_a_cluster_that_does_not_measure_is_asked_once_in_a_while(error: ClusterError) -> None:
+@pytest.mark.parametrize(
+    ("error", "seconds"), [(Forbidden("no"), METRICS_MISSING_SECONDS), (Unavailable("away"), METRICS_OUTAGE_SECONDS)], ids=str
+)
+async def test_a_metrics_api_that_fails_is_asked_again_later(error: ClusterError, seconds: float) -> None:
     cluster, now = FakeCluster(), [0.0]
-    use = CpuUse(cluster, clock=lambda: now[0])
+    usage = CpuUsage(cluster, clock=lambda: now[0])
     cluster.put(metrics("1"))
     cluster.fail("get", POD_METRICS, error)
-    assert await asked(cluster, use=use) == {}
-    assert await asked(cluster, use=use) == {}
-    now[0] = ABSENT_SECONDS
-    assert await asked(cluster, use=use) == {"uid-vllm-a-x1": 1.0}
+    assert await asked(cluster, usage=usage) == {}
+    assert await asked(cluster, usage=usage) == {}
+    now[0] = seconds
+    assert await asked(cluster, usage=usage) == {"uid-vllm-a-x1": 1.0}
+
+
+@pytest.mark.parametrize(("cpu", "expected"), [("1", {"uid-vllm-a-x1": 1.0}), ("1m", {})])
+async def test_an_outage_of_the_metrics_api_makes_no_busy_start_look_stalled(cpu: str, expected: dict[str, float]) -> None:
+    cluster, now = FakeCluster(), [0.0]
+    usage = CpuUsage(cluster, clock=lambda: now[0])
+    cluster.put(metrics(cpu))
+    await asked(cluster, usage=usage)
+    now[0] = 60.0
+    cluster.fail("get", POD_METRICS, Unavailable("metrics-server restarts"))
+    assert await asked(cluster, usage=usage) == expected
+    now[0] = 70.0
+    assert await asked(cluster, usage=usage) == expected
+    cluster.fail("get", POD_METRICS, Unavailable("metrics-server restarts"))
+    now[0] = BUSY_SECONDS
+    assert await asked(cluster, usage=usage) == {}
