@@ -104,9 +104,9 @@ WEIGHTS = {"holds": "weights", "variables": {"HF_HOME": "{directory}"}, "default
     ("entries", "want_message"),
     [
         ([ENTRY, {**ENTRY, "name": "b"}], "set by more than one cache"),
-        ([{**ENTRY, "folder": "typo"}], "unknown fields"),
-        ([{**ENTRY, "versions": "newer than 0.20"}], "Invalid specifier"),
-        ([{**ENTRY, "distributions": ["vllm"]}], "is not a valid Distribution"),
+        ([{**ENTRY, "folder": "typo"}], r"caches\[0\]: 'folder' is not a field; use one of default, directory, distributions"),
+        ([{**ENTRY, "versions": "newer than 0.20"}], "'newer than 0.20' is not a range of versions"),
+        ([{**ENTRY, "distributions": ["vllm"]}], r"'vllm' does not exist \(did you mean vLLM\?\)"),
     ],
 )
 def test_a_malformed_table_is_refused(entries: list[object], want_message: str) -> None:

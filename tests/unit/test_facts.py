@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
-from vllm_operator.catalog.models import load_models, parse_models, read_billions
+from vllm_operator.catalog.entry import parse_entry
+from vllm_operator.catalog.models import Models, load_models, read_billions
 from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
 
 MODELS = load_models()
@@ -214,4 +215,4 @@ def test_the_size_of_the_weight_files_beats_the_estimate_and_is_beaten_by_the_us
 
 def test_a_table_with_a_fact_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ValueError, match="Cubist"):
-        parse_models({"formats": [], "families": [{"name": "x", "attention": "Cubist"}]})
+        parse_entry(Models, {"formats": [], "families": [{"name": "x", "attention": "Cubist"}]})

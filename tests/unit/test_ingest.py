@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from ingest_vllm import ingest, main, render
-from vllm_operator.catalog.versions import build_versions, load_versions, parse_table
+from vllm_operator.catalog.entry import parse_entry
+from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions
 
 FILES = {
     "vllm/envs.py": """
@@ -93,7 +94,7 @@ def test_everything_that_planning_needs_is_read(wheel: Path) -> None:
 
 
 def test_a_new_version_is_used_as_soon_as_its_table_is_there(wheel: Path) -> None:
-    table = parse_table(json.loads(render(ingest(wheel))))
+    table = parse_entry(VersionTable, json.loads(render(ingest(wheel))))
     versions = build_versions([*load_versions().tables, table])
     assert versions.newest.version == "0.40.0"
     assert versions.resolve("0.40.0").note is None

@@ -7,7 +7,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.catalog.priming import load_priming_rules
+from vllm_operator.catalog.caches import load_priming_rules
 from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT
 
 MANY = {"accessMode": "ReadWriteMany"}

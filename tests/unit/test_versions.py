@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from vllm_operator.api.spec import Distribution, EngineSpec
-from vllm_operator.catalog.versions import build_versions, load_versions, normalize_flag, parse_table
+from vllm_operator.catalog.entry import parse_entry
+from vllm_operator.catalog.versions import VersionTable, build_versions, load_versions, normalize_flag
 from vllm_operator.planning.engine.version import resolve_version
 from vllm_operator.planning.outcome import Verdict
 
@@ -197,4 +198,4 @@ def test_no_table_at_all_is_refused() -> None:
 def test_a_table_is_named_after_its_version() -> None:
     folder = Path(__file__).parents[2] / "operator/vllm_operator/catalog/data/versions"
     for path in sorted(folder.iterdir()):
-        assert parse_table(json.loads(path.read_text())).version == path.stem
+        assert parse_entry(VersionTable, json.loads(path.read_text())).version == path.stem

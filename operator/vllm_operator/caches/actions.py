@@ -14,7 +14,7 @@ from vllm_operator.caches.priming import PrimingDecision, decide
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.caches.remounting import plan_remounting
 from vllm_operator.caches.volume_changes import fit_claims, foreign_claims
-from vllm_operator.catalog.priming import PrimingRule
+from vllm_operator.catalog.caches import PrimingRule
 from vllm_operator.pods import reading
 
 FOREIGN_RECHECK_SECONDS = 30.0

@@ -25,7 +25,7 @@ from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingSte
 from vllm_operator.caches.address import CacheAddress, cache_address
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_quarantined, read_lease
-from vllm_operator.catalog.priming import PrimingRule
+from vllm_operator.catalog.caches import PrimingRule
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
 from vllm_operator.text import wording

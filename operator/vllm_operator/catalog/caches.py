@@ -1,64 +1,131 @@
-"""The caches of an engine: what compiles, where it is kept, and which variables say where.
+"""The caches of an engine: what compiles, where it is kept, which variables say where, and when one Pod fills them first.
 
-Measured on one H200 with a DeepSeek-V3-shaped model, a second start takes 392.6 s where two of these
-folders survive, 117.9 s where `VLLM_CACHE_ROOT` does, and 34.9 s where all of them do, each time with
-Python's bytecode at hand. A Llama of 1.1B takes 42 s without the bytecode, and 28 s with it. So every one of
-them has a folder under `CACHE_ROOT`, and what has no variable is caught by HOME.
+Measured on one H200 with a DeepSeek-V3-shaped model, a second start takes 392.6 s if two of these
+directories survive, 117.9 s if `VLLM_CACHE_ROOT` does, and 34.9 s if all of them do, each time with
+Python's bytecode present. A Llama of 1.1B takes 42 s without the bytecode, and 28 s with it. So every one of
+them has a directory under `CACHE_ROOT`, and HOME catches what has no variable.
+
+Two Pods that fill one empty cache at once usually both come up (measured with vLLM 0.20.1 and a Llama model). So priming is
+limited to versions that are known to race, and to cases where it is a waste that every Pod compiles everything.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Mapping
+from functools import cached_property
+from typing import Annotated, Any, ClassVar
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
+from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
 from vllm_operator.api.spec import Distribution
 from vllm_operator.api.status import PlannedVariable
+from vllm_operator.catalog.entry import Entry, Specifiers, load_file, parse_entry
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
-from vllm_operator.catalog.resources import read_data
 
 
-@dataclass(frozen=True, slots=True)
-class Cache:
+class CacheVariable(Entry):
+    """A variable that a cache needs; `{directory}` in its value stands for the directory of the cache."""
+
+    value: str
+    because: str = ""
+
+
+def _read_variable(written: Any) -> Any:
+    return {"value": written} if isinstance(written, str) else written
+
+
+class Cache(Entry):
     """One cache.
 
-    `directory` is the absolute path in the container and `default` where the engine would put it by itself.
-    `variables` are set together and in this order. `versions` are the vLLM versions that read them.
+    `folder` is relative to the root of the caches, "." the root itself; `default` is where the engine would put the cache by
+    itself. `versions` are the vLLM versions that read the variables.
     """
+
+    root: ClassVar[str] = CACHE_ROOT
 
     name: str
     holds: str
-    directory: str
-    variables: tuple[PlannedVariable, ...]
-    versions: SpecifierSet
-    distributions: frozenset[Distribution]
+    folder: str = Field(alias="directory")
+    written: Mapping[str, Annotated[CacheVariable, BeforeValidator(_read_variable)]] = Field(alias="variables")
+    versions: Specifiers = SpecifierSet()
+    distributions: frozenset[Distribution] = frozenset(Distribution)
     default: str
     source: str
 
+    @property
+    def directory(self) -> str:
+        """The absolute path in the container."""
+        return self.root if self.folder == "." else f"{self.root}/{self.folder}"
+
+    @cached_property
+    def variables(self) -> tuple[PlannedVariable, ...]:
+        """The variables, which are set together and in this order."""
+        return tuple(
+            PlannedVariable(
+                name=name, value=each.value.replace("{directory}", self.directory), reason=each.because or f"Keeps {self.holds}."
+            )
+            for name, each in self.written.items()
+        )
+
     def is_used_by(self, version: Version | None, distribution: Distribution) -> bool:
-        """Whether this build of vLLM reads the variables. Where the version is not known: they do no harm, so yes."""
+        """Whether this build of vLLM reads the variables. If the version is unknown: yes, because they do no harm."""
         return distribution in self.distributions and (version is None or self.versions.contains(version, prereleases=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """All caches, those of weights apart.
+class WeightsCache(Cache):
+    """Where weights are downloaded to."""
 
-    `per_pod_allowed` are vLLM's variables that are no part of its own cache keys; `keyed_arguments` the flags that are none and
-    should be.
-    """
+    root: ClassVar[str] = WEIGHTS_ROOT
 
-    compiled: tuple[Cache, ...]
-    weights: Cache
-    per_pod_allowed: frozenset[str] = frozenset()
-    keyed_arguments: frozenset[str] = frozenset()
+    name: str = "weights"
+    folder: str = Field(".", alias="directory")
+
+
+class PerPodValues(Entry):
+    """vLLM's variables that are not part of its own cache keys."""
+
+    allowed: frozenset[str] = frozenset()
+    source: str
+
+
+class KeyedArgument(Entry):
+    """A flag that changes what is compiled, but is not part of vLLM's own cache keys."""
+
+    flag: str
+    because: str
+    source: str
+
+
+class Caches(Entry):
+    """All caches, those of weights apart: the content of `caches.yaml`."""
+
+    compiled: tuple[Cache, ...] = Field(alias="caches")
+    weights: WeightsCache
+    per_pod_values: PerPodValues | None = None
+    keyed: tuple[KeyedArgument, ...] = Field((), alias="keyedArguments")
+
+    @model_validator(mode="after")
+    def _check_unique(self) -> "Caches":
+        names = [variable.name for cache in (*self.compiled, self.weights) for variable in cache.variables]
+        if repeated := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"set by more than one cache: {repeated}")
+        return self
+
+    @property
+    def per_pod_allowed(self) -> frozenset[str]:
+        """VLLM's variables whose values may differ from Pod to Pod."""
+        return self.per_pod_values.allowed if self.per_pod_values else frozenset()
+
+    @cached_property
+    def keyed_arguments(self) -> frozenset[str]:
+        """The flags that must be part of the operator's cache key."""
+        return frozenset(argument.flag for argument in self.keyed)
 
     def used_by(self, version: str | None, distribution: Distribution) -> tuple[Cache, ...]:
         """Return the caches of compiled artifacts that a build of vLLM uses.
 
         Args:
-            version: vLLM version; None, or a text that is no version, stands for an unknown one.
+            version: vLLM version; None, or text that is no version, if it is unknown.
             distribution: Build of vLLM.
         """
         known = _parse_version(version)
@@ -70,53 +137,51 @@ class Caches:
         return tuple(variable for cache in used for variable in cache.variables)
 
 
-def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
-    """Load the table of caches.
+def _plain(backend: str) -> str:
+    """VLLM writes one backend as DEEPGEMM, DEEP_GEMM and deep_gemm."""
+    return backend.replace("_", "").upper()
 
-    Args:
-        data: Content of the data file; the one that ships with the package if absent.
+
+class PrimingRule(Entry):
+    """A reason to prime, unless the user decides it. `because` is a sentence for the user."""
+
+    id: str
+    versions: Specifiers = SpecifierSet()
+    backends: tuple[Annotated[str, AfterValidator(_plain)], ...] = ()
+    one_node: StrictBool = False
+    because: str
+    source: str
+
+    def applies(self, *, version: str | None, backends: Collection[str], one_node: bool) -> bool:
+        """Whether the rule applies. An unknown version may be any."""
+        if self.one_node and not one_node:
+            return False
+        if self.backends and not any(_plain(backend).startswith(self.backends) for backend in backends):
+            return False
+        try:
+            return version is None or self.versions.contains(Version(version), prereleases=True)
+        except InvalidVersion:
+            return True
+
+
+class Priming(Entry):
+    """The content of `priming.yaml`."""
+
+    rules: tuple[PrimingRule, ...]
+
+
+def load_caches(data: Mapping[str, Any] | None = None) -> Caches:
+    """Load the table of caches; `data` is the content of the file, the one that ships with the operator if absent.
 
     Raises:
-        ValueError: An entry is malformed, or two entries set the same variable.
+        EntryError: An entry is malformed, or two entries set the same variable.
     """
-    table = read_data("caches.yaml") if data is None else data
-    caches = Caches(
-        compiled=tuple(_read_cache(entry, CACHE_ROOT) for entry in table["caches"]),
-        weights=_read_cache({"name": "weights", "directory": ".", **table["weights"]}, WEIGHTS_ROOT),
-        per_pod_allowed=frozenset(table.get("perPodValues", {}).get("allowed", ())),
-        keyed_arguments=frozenset(entry["flag"] for entry in table.get("keyedArguments", ())),
-    )
-    _check_unique(caches)
-    return caches
+    return load_file(Caches, "caches.yaml") if data is None else parse_entry(Caches, data)
 
 
-def _read_cache(entry: Mapping[str, Any], root: str) -> Cache:
-    unknown = set(entry) - {"name", "holds", "directory", "variables", "versions", "distributions", "default", "source"}
-    if unknown:
-        raise ValueError(f"cache {entry.get('name')!r}: unknown fields {sorted(unknown)}")
-    directory = root if entry["directory"] == "." else f"{root}/{entry['directory']}"
-    return Cache(
-        name=entry["name"],
-        holds=entry["holds"],
-        directory=directory,
-        variables=tuple(_read_variable(name, value, directory, entry["holds"]) for name, value in entry["variables"].items()),
-        versions=SpecifierSet(entry.get("versions", "")),
-        distributions=frozenset(Distribution(name) for name in entry.get("distributions", Distribution)),
-        default=entry["default"],
-        source=entry["source"],
-    )
-
-
-def _read_variable(name: str, value: str | Mapping[str, str], directory: str, holds: str) -> PlannedVariable:
-    text, reason = (value, f"Keeps {holds}.") if isinstance(value, str) else (value["value"], value["because"])
-    return PlannedVariable(name=name, value=text.replace("{directory}", directory), reason=reason)
-
-
-def _check_unique(caches: Caches) -> None:
-    names = [variable.name for cache in (*caches.compiled, caches.weights) for variable in cache.variables]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ValueError(f"set by more than one cache: {repeated}")
+def load_priming_rules() -> tuple[PrimingRule, ...]:
+    """Read the rules that ship with the operator."""
+    return load_file(Priming, "priming.yaml").rules
 
 
 def _parse_version(version: str | None) -> Version | None:

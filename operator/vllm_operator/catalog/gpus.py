@@ -1,4 +1,4 @@
-"""What is known of NVIDIA GPUs: architectures, products, and the labels by which clouds name them.
+"""What is known about NVIDIA GPUs: architectures, products, and the labels by which clouds name them.
 
 An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabilities are compared as tuples of
 integers, never as text ("10.0" < "9.0") and never with one number (12.1 is not "more" than 9.0 in what it can run).
@@ -7,57 +7,69 @@ integers, never as text ("10.0" < "9.0") and never with one number (12.1 is not 
 import fnmatch
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Annotated, Literal
 
-from vllm_operator.catalog.resources import read_data
+from pydantic import Field, PlainValidator, StrictBool, StrictInt
+
+from vllm_operator.catalog.entry import Entry, keyed_by, load_file, read_text
 
 Version = tuple[int, ...]
 """A version or compute capability as a tuple of integers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+def parse_version(text: str) -> Version:
+    """Read `12.8` as (12, 8).
+
+    Raises:
+        ValueError: This is not a version made of numbers.
+    """
+    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
+        raise ValueError(f"{text!r} is not a version")
+    return tuple(int(part) for part in text.split("."))
+
+
+NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]
+"""A version in an entry: text made of numbers."""
+
+
+class Architecture(Entry):
     """A GPU architecture and what it can do.
 
-    `rank` orders architectures where the user states no preference, lowest first. `cuda` is the lowest CUDA
-    toolkit that builds for it, `cuda_before` the first one that does not any more.
+    `cuda` is the lowest CUDA toolkit that builds for it, `cuda_before` the first one that no longer does.
     """
 
     name: str
     family: str
-    rank: int
-    fp8: bool
-    fp4: bool
-    mig: bool
-    unified_memory: bool
-    cuda: Version
-    cuda_before: Version | None = None
+    fp8: StrictBool
+    fp4: StrictBool
+    mig: StrictBool
+    unified_memory: StrictBool = False
+    cuda: NumericVersion
+    cuda_before: NumericVersion | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Product:
+class Product(Entry):
     """A GPU product. `name` is as in the label nvidia.com/gpu.product, `title` is for people.
 
-    `memory_mebibytes` is None where the driver does not report it; `host` is the CPU architecture of the machines
-    it is built into, None where that is open.
+    `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of the machines with this GPU,
+    None if there are several.
     """
 
     name: str
     title: str
     architecture: str
-    memory_mebibytes: int | None
-    data_center: bool
-    host: str | None
+    memory_mebibytes: StrictInt | None = Field(None, alias="memory")
+    data_center: StrictBool = False
+    host: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LabelTable:
+class LabelTable(Entry):
     """A label by which a cloud names its GPUs, and what its values mean (lower case; `match` says how they compare)."""
 
     key: str
     name: str
-    match: str
+    match: Literal["exact", "prefix", "pattern"] = "exact"
     values: Mapping[str, str]
     source: str
     requires: str | None = None
@@ -79,25 +91,42 @@ class LabelTable:
         return self.values.get(value)
 
 
-@dataclass(frozen=True, slots=True)
-class GPUs:
-    """Everything that is known of GPUs."""
+class Presence(Entry):
+    """Labels whose value "true" says that a node has an NVIDIA GPU, whichever it is."""
 
-    architectures: Mapping[str, Architecture]
-    products: Mapping[str, Product]
-    label_tables: tuple[LabelTable, ...]
-    presence_labels: tuple[str, ...]
+    labels: tuple[str, ...]
+    source: str
+
+
+class GPUs(Entry):
+    """Everything that is known about GPUs: the content of `gpus.yaml`.
+
+    Architectures are in order of preference where the user states none.
+    """
+
+    architectures: Annotated[Mapping[str, Architecture], keyed_by("name")]
+    architectures_source: str
+    products_by_name: Annotated[Mapping[str, Product], keyed_by("name")] = Field(alias="products")
+    products_source: str
+    label_tables: tuple[LabelTable, ...] = Field(alias="labels")
+    presence: Presence
+
+    @cached_property
+    def products(self) -> Mapping[str, Product]:
+        """Products by `product_key`."""
+        return {product_key(name): product for name, product in self.products_by_name.items()}
+
+    @cached_property
+    def _ranks(self) -> Mapping[str, int]:
+        return {name: rank for rank, name in enumerate(self.architectures)}
 
     def product(self, name: str | None) -> Product | None:
-        """Return what is known of a product, by its label value in any spelling, or None."""
-        if name is None:
-            return None
-        return self.products.get(product_key(name))
+        """Return what is known about a product, by its label value in any spelling, or None."""
+        return self.products.get(product_key(name)) if name is not None else None
 
     def rank(self, architecture: str | None) -> int:
-        """Return the place of an architecture in the order of preference; unknown ones come last."""
-        known = self.architectures.get(architecture) if architecture else None
-        return known.rank if known else len(self.architectures)
+        """Return the position of an architecture in the order of preference; unknown ones come last."""
+        return self._ranks.get(architecture or "", len(self._ranks))
 
     def title(self, product: str | None, architecture: str | None) -> str:
         """Return a GPU's name for people: "NVIDIA H200 141GB (sm_90)"."""
@@ -133,64 +162,6 @@ def product_key(name: str) -> str:
     return re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
 
 
-def parse_version(text: str) -> Version:
-    """Read `12.8` as (12, 8).
-
-    Raises:
-        ValueError: This is not a version made of numbers.
-    """
-    if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
-        raise ValueError(f"{text!r} is not a version")
-    return tuple(int(part) for part in text.split("."))
-
-
-def load_gpus(data: Mapping[str, Any] | None = None) -> GPUs:
-    """Read the table of GPUs; `data` is the parsed file, the one in the package if absent."""
-    table = read_data("gpus.yaml") if data is None else data
-    architectures = {entry["name"]: _architecture(rank, entry) for rank, entry in enumerate(table["architectures"])}
-    return GPUs(
-        architectures=architectures,
-        products={product_key(entry["name"]): _product(entry) for entry in table["products"]},
-        label_tables=tuple(_label_table(entry) for entry in table["labels"]),
-        presence_labels=tuple(table["presence"]["labels"]),
-    )
-
-
-def _architecture(rank: int, entry: Mapping[str, Any]) -> Architecture:
-    return Architecture(
-        name=entry["name"],
-        family=entry["family"],
-        rank=rank,
-        fp8=entry["fp8"],
-        fp4=entry["fp4"],
-        mig=entry["mig"],
-        unified_memory=entry.get("unifiedMemory", False),
-        cuda=parse_version(entry["cuda"]),
-        cuda_before=parse_version(entry["cudaBefore"]) if "cudaBefore" in entry else None,
-    )
-
-
-def _product(entry: Mapping[str, Any]) -> Product:
-    return Product(
-        name=entry["name"],
-        title=entry["title"],
-        architecture=entry["architecture"],
-        memory_mebibytes=entry.get("memory"),
-        data_center=entry.get("dataCenter", False),
-        host=entry.get("host"),
-    )
-
-
-def _label_table(entry: Mapping[str, Any]) -> LabelTable:
-    return LabelTable(
-        key=entry["key"],
-        name=entry["name"],
-        match=entry.get("match", "exact"),
-        values=entry["values"],
-        source=entry["source"],
-        requires=entry.get("requires"),
-        count_label=entry.get("countLabel"),
-        memory_label=entry.get("memoryLabel"),
-        mig_label=entry.get("migLabel"),
-        sharing_label=entry.get("sharingLabel"),
-    )
+def load_gpus() -> GPUs:
+    """Read the table of GPUs that ships with the operator."""
+    return load_file(GPUs, "gpus.yaml")

@@ -1,41 +1,43 @@
-"""What is known of the images that the vLLM project publishes: the CUDA toolkit inside, and which drivers run it."""
+"""The images that the vLLM project publishes: the CUDA toolkit inside, and which drivers run it."""
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
 
-from packaging.specifiers import SpecifierSet
-
-from vllm_operator.catalog.gpus import Version, parse_version
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import Entry, Specifiers, load_file
+from vllm_operator.catalog.gpus import NumericVersion, Version
 
 
-@dataclass(frozen=True, slots=True)
-class Variant:
-    """An image that is published beside the default one: for which versions, its tag's suffix, its CUDA version."""
+class Variant(Entry):
+    """An image that is published beside the default one: for which vLLM versions, its tag's suffix, its CUDA version."""
 
-    when: SpecifierSet
+    when: Specifiers
     suffix: str
-    cuda: Version
+    cuda: NumericVersion
 
 
-@dataclass(frozen=True, slots=True)
-class Images:
-    """Everything that is known of images.
+class Compatibility(Entry):
+    """The variable that makes the engine load the forward compatibility package in the image."""
 
-    `drivers` maps a CUDA major to the first driver branch that runs it. `compatibility_variable` makes the engine
-    load the forward compatibility package that is in the image.
+    variable: str
+    source: str
+
+
+class Images(Entry):
+    """Everything that is known about images: the content of `images.yaml`.
+
+    `drivers` maps a CUDA major to the first driver branch that runs it.
     """
 
     repository: str
     variants: tuple[Variant, ...]
+    variants_source: str
     host_architectures: tuple[str, ...]
     drivers: Mapping[int, int]
-    compatibility_variable: str
+    drivers_source: str
+    compatibility: Compatibility
 
     def variants_of(self, version: str) -> tuple[Variant, ...]:
-        """Return the images of a vLLM version beside the default one."""
+        """Return the images of a vLLM version besides the default one."""
         return tuple(variant for variant in self.variants if variant.when.contains(version, prereleases=True))
 
     def is_official(self, image: str) -> bool:
@@ -50,13 +52,6 @@ def cuda_of_tag(image: str) -> Version | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def load_images(data: Mapping[str, Any] | None = None) -> Images:
-    """Read the table of images; `data` is the parsed file, the one in the package if absent."""
-    table = read_data("images.yaml") if data is None else data
-    return Images(
-        repository=table["repository"],
-        variants=tuple(Variant(SpecifierSet(entry["when"]), entry["suffix"], parse_version(entry["cuda"])) for entry in table["variants"]),
-        host_architectures=tuple(table["hostArchitectures"]),
-        drivers={entry["cuda"]: entry["driver"] for entry in table["drivers"]},
-        compatibility_variable=table["compatibility"]["variable"],
-    )
+def load_images() -> Images:
+    """Read the table of images that ships with the operator."""
+    return load_file(Images, "images.yaml")

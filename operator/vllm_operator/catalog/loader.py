@@ -7,11 +7,10 @@ from functools import cache
 from typing import Any
 
 from vllm_operator import __version__
-from vllm_operator.catalog.caches import Caches, load_caches
+from vllm_operator.catalog.caches import Caches, PrimingRule, load_caches, load_priming_rules
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.models import Models, load_models
-from vllm_operator.catalog.priming import PrimingRule, load_priming_rules
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.user_rules import UserRules, add_user_rules, read_documents

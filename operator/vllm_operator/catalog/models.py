@@ -1,4 +1,4 @@
-"""Facts about well-known models, found by the name of their repository.
+"""Facts about models, and which are known for well-known models, found by the name of their repository.
 
 An entry describes a family: what all its members share, and which number formats its repositories come in.
 The format is read from the name (`-FP8`, `-NVFP4`, `-AWQ`), because one family is published in many; the
@@ -6,51 +6,108 @@ number of parameters is fixed by the entry or read from the name (`-70B-`).
 """
 
 import re
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Annotated
+
+from pydantic import PlainValidator, StrictFloat, StrictInt
 
 from vllm_operator.api.spec import Attention, Quantization
-from vllm_operator.catalog.facts import NO_FACTS, Facts
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.entry import Entry, load_file, read_text
+
+BLOCK = (128, 128)
+"""Rows and columns of the weight blocks that share a scale in the format FP8Block."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """Facts about a model. None: unknown.
+
+    Attributes:
+        model_type: As in config.json.
+        attention: Kind of attention.
+        experts: Routed experts of a layer; 0 for a dense model.
+        quantization: Number format of the weights.
+        routing: vLLM's name of the way the router picks experts.
+        routing_groups: Groups of experts; 0 if the router has none.
+        hidden_size: Width of a layer.
+        moe_intermediate_size: Width of one expert.
+        attention_heads: Query heads of a layer.
+        mla_dims: Sizes of the nope, rope and value heads.
+        weight_bytes: Size of all weights.
+    """
+
+    model_type: str | None = None
+    attention: Attention | None = None
+    experts: int | None = None
+    quantization: Quantization | None = None
+    routing: str | None = None
+    routing_groups: int | None = None
+    hidden_size: int | None = None
+    moe_intermediate_size: int | None = None
+    attention_heads: int | None = None
+    mla_dims: tuple[int, int, int] | None = None
+    weight_bytes: int | None = None
+
+    @property
+    def block_shape(self) -> tuple[int, int] | None:
+        """Shape of the weight blocks that share a scale, where there is one."""
+        return BLOCK if self.quantization is Quantization.FP8_BLOCK else None
+
+
+NO_FACTS = Facts()
+FACTS: tuple[str, ...] = tuple(Facts.__dataclass_fields__)
+"""Names of all facts."""
 
 _BILLIONS = re.compile(r"(?<![a-z0-9.])(\d{1,4}(?:\.\d{1,3})?)b(?![a-z0-9])", re.IGNORECASE)
 
+_NamePattern = Annotated[re.Pattern[str], PlainValidator(lambda value: re.compile(read_text(value, "llama-?3"), re.IGNORECASE))]
+"""A regular expression for the name of a repository, in any case."""
 
-@dataclass(frozen=True, slots=True)
-class ModelFamily:
+
+class ModelFamily(Entry):
     """What the members of a family share.
 
-    `facts` are those that hold for each of them; the number format is the one of the family's own repositories.
-    `fp8` is what "FP8" in a repository name means here. `config_types` are the values of `model_type` in config.json
-    that lead to this family. `billions` is the number of parameters.
+    `quantization` is the number format of the family's own repositories, `fp8` what "FP8" in a repository name means here.
+    `config_types` are the values of `model_type` in config.json that lead to this family. `billions` is the number of
+    parameters. The other fields are those of `Facts`.
     """
 
     name: str
-    patterns: tuple[re.Pattern[str], ...]
+    patterns: tuple[_NamePattern, ...] = ()
     config_types: tuple[str, ...] = ()
-    facts: Facts = NO_FACTS
+    attention: Attention | None = None
+    experts: StrictInt | None = None
+    quantization: Quantization | None = None
     fp8: Quantization = Quantization.FP8
-    billions: float | None = None
+    routing: str | None = None
+    routing_groups: StrictInt | None = None
+    hidden_size: StrictInt | None = None
+    moe_intermediate_size: StrictInt | None = None
+    attention_heads: StrictInt | None = None
+    mla_dims: tuple[int, int, int] | None = None
+    billions: StrictInt | StrictFloat | None = None
     source: str = ""
 
+    @cached_property
+    def facts(self) -> Facts:
+        """The facts that hold for each member."""
+        return Facts(**{name: getattr(self, name) for name in FACTS if name in type(self).model_fields})
 
-@dataclass(frozen=True, slots=True)
-class NumberFormat:
+
+class NumberFormat(Entry):
     """A number format as repositories are named after it, and the bytes that one weight takes in it."""
 
     quantization: Quantization
-    pattern: re.Pattern[str] | None
-    bytes_per_weight: float
+    pattern: _NamePattern | None = None
+    bytes_per_weight: StrictFloat
 
 
-@dataclass(frozen=True, slots=True)
-class Models:
-    """The known families in order of precedence, and the number formats."""
+class Models(Entry):
+    """The known families in order of precedence, and the number formats: the content of `models.yaml`."""
 
-    families: tuple[ModelFamily, ...]
     formats: tuple[NumberFormat, ...]
+    families: tuple[ModelFamily, ...]
 
     def find(self, repository: str) -> ModelFamily | None:
         """Find the family of `organisation/name`, or of the last part of a path."""
@@ -61,7 +118,7 @@ class Models:
         return next((family for family in self.families if model_type in family.config_types), None)
 
     def quantization(self, repository: str, family: ModelFamily | None) -> Quantization | None:
-        """Read the number format from the repository's name; the family's own format if the name tells none."""
+        """Read the number format from the repository's name; the family's own format if the name has none."""
         for number_format in self.formats:
             if number_format.pattern and number_format.pattern.search(repository):
                 is_fp8 = number_format.quantization is Quantization.FP8
@@ -81,48 +138,7 @@ def read_billions(repository: str) -> float | None:
     return float(match[1]) if match else None
 
 
-def _family(data: Mapping[str, Any]) -> ModelFamily:
-    dims = data.get("mlaDims")
-    return ModelFamily(
-        name=data["name"],
-        patterns=tuple(re.compile(pattern, re.IGNORECASE) for pattern in data.get("patterns", ())),
-        config_types=tuple(data.get("configTypes", ())),
-        facts=Facts(
-            attention=Attention(data["attention"]) if "attention" in data else None,
-            experts=data.get("experts"),
-            quantization=Quantization(data["quantization"]) if "quantization" in data else None,
-            routing=data.get("routing"),
-            routing_groups=data.get("routingGroups"),
-            hidden_size=data.get("hiddenSize"),
-            moe_intermediate_size=data.get("moeIntermediateSize"),
-            attention_heads=data.get("attentionHeads"),
-            mla_dims=(dims[0], dims[1], dims[2]) if dims else None,
-        ),
-        fp8=Quantization(data.get("fp8", Quantization.FP8)),
-        billions=data.get("billions"),
-        source=data.get("source", ""),
-    )
-
-
-def parse_models(data: Mapping[str, Sequence[Mapping[str, Any]]]) -> Models:
-    """Read the content of `models.yaml`.
-
-    Raises:
-        KeyError: A required part is missing.
-        ValueError: A fact has a value that does not exist.
-    """
-    formats = tuple(
-        NumberFormat(
-            Quantization(entry["quantization"]),
-            re.compile(entry["pattern"], re.IGNORECASE) if "pattern" in entry else None,
-            entry["bytesPerWeight"],
-        )
-        for entry in data["formats"]
-    )
-    return Models(tuple(_family(entry) for entry in data["families"]), formats)
-
-
 @cache
 def load_models() -> Models:
     """Read the families that ship with the operator."""
-    return parse_models(read_data("models.yaml"))
+    return load_file(Models, "models.yaml")

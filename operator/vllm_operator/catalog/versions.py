@@ -8,10 +8,13 @@ has no table, and nothing version-specific may be emitted for it.
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from typing import Any
+from functools import cache, cached_property
+from typing import Annotated, Any
 
-from vllm_operator.catalog.resources import list_data, read_data
+from pydantic import AfterValidator, BeforeValidator, StrictBool
+
+from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.resources import list_data
 
 Release = tuple[int, int, int]
 
@@ -34,32 +37,47 @@ class Variable:
     deprecated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Bundle:
+class Bundle(Entry):
     """What comes with the wheel: the CUDA it is built for, pinned packages, a vendored DeepGEMM."""
 
     cuda: str | None = None
     torch: str | None = None
     flashinfer: str | None = None
-    flashinfer_cubins: bool = False
-    deep_gemm: bool = False
+    flashinfer_cubins: StrictBool = False
+    deep_gemm: StrictBool = False
 
 
-@dataclass(frozen=True, slots=True)
-class VersionTable:
-    """What one version knows.
+def _check_version(text: str) -> str:
+    if parse_release(text) is None:
+        raise ValueError(f"{text!r} is not a version")
+    return text
+
+
+def _with_spellings(flags: Any) -> Any:
+    """Flags are written with their other spellings; here they are all equal."""
+    return frozenset(flags).union(*flags.values()) if isinstance(flags, dict) else flags
+
+
+class VersionTable(Entry):
+    """What one version knows: the content of a file in `data/versions`.
 
     `backends` holds the names that the version accepts, by kind: attention, mlaPrefill, moe, linear, all2all,
     kvCacheDtype. `configs` holds the fields of flags that take JSON, by the flag's name without dashes.
     """
 
-    version: str
-    release: Release
+    version: Annotated[str, AfterValidator(_check_version)]
     bundle: Bundle
     backends: Mapping[str, tuple[str, ...]]
     configs: Mapping[str, tuple[str, ...]]
-    flags: frozenset[str]
+    flags: Annotated[frozenset[str], BeforeValidator(_with_spellings)]
     variables: Mapping[str, Variable]
+
+    @cached_property
+    def release(self) -> Release:
+        """The version as numbers that compare."""
+        release = parse_release(self.version)
+        assert release is not None, "checked when it was read"
+        return release
 
     def knows_flag(self, flag: str) -> bool:
         """Whether `vllm serve` of this version takes the flag, also as `--no-x` or `--config.field`."""
@@ -128,37 +146,6 @@ class Versions:
         return Resolution(table, f"vLLM {version} is not known to this operator: it is treated like {table.version}, the next lower one.")
 
 
-def parse_table(data: Mapping[str, Any]) -> VersionTable:
-    """Read the content of a version file.
-
-    Raises:
-        KeyError: A part is missing.
-        ValueError: `version` is not a version.
-    """
-    release = parse_release(data["version"])
-    if release is None:
-        raise ValueError(f"{data['version']!r} is not a version")
-    bundle = data["bundle"]
-    return VersionTable(
-        version=data["version"],
-        release=release,
-        bundle=Bundle(
-            cuda=bundle.get("cuda"),
-            torch=bundle.get("torch"),
-            flashinfer=bundle.get("flashinfer"),
-            flashinfer_cubins=bundle.get("flashinferCubins", False),
-            deep_gemm=bundle.get("deepGemm", False),
-        ),
-        backends={kind: tuple(names) for kind, names in data["backends"].items()},
-        configs={flag: tuple(fields) for flag, fields in data["configs"].items()},
-        flags=frozenset(data["flags"]).union(*data["flags"].values()),
-        variables={
-            name: Variable(facts.get("default"), tuple(facts.get("values", ())), facts.get("deprecated", False))
-            for name, facts in data["variables"].items()
-        },
-    )
-
-
 def build_versions(tables: Iterable[VersionTable]) -> Versions:
     """Put tables in order.
 
@@ -173,14 +160,20 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     return Versions(ordered)
 
 
+class Replacements(Entry):
+    """The content of `replacements.yaml`: what to use instead of variables and flags that newer versions no longer know."""
+
+    source: str
+    replacements: Mapping[str, str]
+
+
 @cache
 def load_replacements() -> Mapping[str, str]:
-    """Read what to use instead of variables and flags that newer versions do not know any more."""
-    replacements: Mapping[str, str] = read_data("replacements.yaml")["replacements"]
-    return replacements
+    """Read what to use instead of variables and flags that newer versions no longer know."""
+    return load_file(Replacements, "replacements.yaml").replacements
 
 
 @cache
 def load_versions() -> Versions:
     """Read the tables that ship with the operator."""
-    return build_versions(parse_table(read_data(name)) for name in list_data("versions"))
+    return build_versions(load_file(VersionTable, name) for name in list_data("versions"))

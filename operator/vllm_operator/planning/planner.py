@@ -16,8 +16,8 @@ from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
 from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
-from vllm_operator.catalog.facts import Facts
 from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
@@ -145,7 +145,7 @@ class _FreshPlan:
 
     def _request(self, premises: _Premises) -> Request:
         spec, images, version = self.resource.spec, self.catalog.images, premises.version
-        variable = images.compatibility_variable
+        variable = images.compatibility.variable
         resized = any(flag in premises.overrides.arguments for flag in RESIZING_FLAGS)
         weight_bytes = premises.facts.weight_bytes
         return Request(
@@ -265,7 +265,7 @@ def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     if not target.fit.compatibility:
         return []
     reason = "The driver of the nodes is older than the CUDA of the image."
-    return [PlannedVariable(name=catalog.images.compatibility_variable, value="1", reason=reason)]
+    return [PlannedVariable(name=catalog.images.compatibility.variable, value="1", reason=reason)]
 
 
 def _distinct(planned: Iterable[Named]) -> list[Named]:

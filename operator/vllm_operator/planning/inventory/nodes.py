@@ -124,7 +124,7 @@ class _Node:
         return found
 
     def _has_gpu(self, gpu_labels: NodeGPULabels) -> bool:
-        present = any(self.labels.get(label) == "true" for label in self.gpus.presence_labels)
+        present = any(self.labels.get(label) == "true" for label in self.gpus.presence.labels)
         return present or gpu_labels.product is not None or gpu_labels.source is not Source.UNKNOWN
 
     def _problems(self, gpu_labels: NodeGPULabels) -> tuple[str, ...]:

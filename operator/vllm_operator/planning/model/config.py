@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
-from vllm_operator.catalog.facts import BLOCK, Facts
+from vllm_operator.catalog.models import BLOCK, Facts
 from vllm_operator.pods.reading import mapping, read_integer
 
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm_operator.api.spec import ModelFacts, ModelSpec
-from vllm_operator.catalog.facts import FACTS, NO_FACTS, Facts
-from vllm_operator.catalog.models import ModelFamily, Models
+from vllm_operator.catalog.models import FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.planning.model.config import read_config
 from vllm_operator.pods.quantities import read_bytes
 

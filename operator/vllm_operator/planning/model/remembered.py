@@ -9,7 +9,7 @@ from typing import Any
 
 from vllm_operator.api.spec import Attention, Quantization
 from vllm_operator.api.status import ModelFact, Plan
-from vllm_operator.catalog.facts import FACTS, Facts
+from vllm_operator.catalog.models import FACTS, Facts
 from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_WEIGHTS, ModelFiles, ResolvedFacts
 from vllm_operator.pods.reading import read_integer
 

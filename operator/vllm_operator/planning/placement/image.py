@@ -139,7 +139,7 @@ def _remedy(option: ImageOption, images: Images, *, data_center: bool = False) -
     if option.cuda[0] >= 13:
         parts.append("use an image built with CUDA 12 (tag ending in -cu129), or leave spec.engine.image out")
     if data_center:
-        parts.append(f'set {images.compatibility_variable}="1" in spec.engine.env to try the forward compatibility package')
+        parts.append(f'set {images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
     return ", or ".join(parts) + "."
 
 

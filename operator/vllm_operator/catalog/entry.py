@@ -1,0 +1,231 @@
+"""How an entry of the catalog is written: the base of its models, the types of its fields, and what is said about a mistake.
+
+One model reads an entry of a file in `data/` and the same entry in a ConfigMap of the cluster's owner. What is written
+there is untrusted: a mistake is an `EntryError` with one sentence, bounded in length.
+"""
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cache
+from typing import Annotated, Any, TypeVar
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, model_validator
+from pydantic.alias_generators import to_camel
+
+from vllm_operator.catalog.resources import read_data
+
+SHOWN = 60
+"""Longest value or name that a message quotes, in characters; the rest is cut."""
+LIKENESS = 0.6
+"""How similar a name must be to be suggested; 1 is equal."""
+
+Compile = Callable[[str], re.Pattern[str]]
+"""Compiles a regular expression; raises ValueError or `re.error`."""
+
+
+class EntryError(ValueError):
+    """An entry that cannot be used. The message names the field, what is wrong, and what to write instead."""
+
+
+class Entry(BaseModel):
+    """An entry, or a part of one: camelCase in YAML, immutable, without unknown fields."""
+
+    model_config = ConfigDict(alias_generator=to_camel, validate_by_name=True, frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, written: Any) -> Any:
+        known = field_names(cls)
+        if isinstance(written, dict) and not written.keys() <= known:
+            name = next(name for name in written if name not in known)
+            raise ValueError(f"{quote(name)} is not a field{suggest(name, known)}")
+        return written
+
+
+EntryType = TypeVar("EntryType", bound=Entry)
+
+
+@cache
+def field_names(model: type[Entry]) -> frozenset[str]:
+    """The names of a model's fields, as in YAML."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
+
+
+def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compile = re.compile) -> EntryType:
+    """Read an entry.
+
+    Args:
+        model: What it is.
+        written: Plain values, as a YAML parser returns them.
+        compile_pattern: Compiles the regular expressions in it.
+
+    Raises:
+        EntryError: It is malformed.
+    """
+    try:
+        return model.model_validate(written, context=compile_pattern, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise EntryError(explain(error)) from None
+
+
+def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -> tuple[EntryType, ...]:
+    """Read a list of entries that ships with the operator.
+
+    Raises:
+        EntryError: One is malformed; the message names it and `source`.
+    """
+    entries = []
+    for number, entry in enumerate(written):
+        try:
+            entries.append(parse_entry(model, entry))
+        except EntryError as error:
+            name = entry.get("id") or entry.get("name") if isinstance(entry, dict) else None
+            raise EntryError(f"{source}: {name or f'entry {number}'}: {error}") from None
+    return tuple(entries)
+
+
+def load_file(model: type[EntryType], name: str) -> EntryType:
+    """Read a data file that is one mapping.
+
+    Raises:
+        EntryError: It is malformed; the message names it.
+    """
+    try:
+        return parse_entry(model, read_data(name))
+    except EntryError as error:
+        raise EntryError(f"{name}: {error}") from None
+
+
+def load_list(model: type[EntryType], name: str) -> tuple[EntryType, ...]:
+    """Read a data file that is a list of entries.
+
+    Raises:
+        EntryError: One is malformed; the message names the file and the entry.
+    """
+    return parse_entries(model, read_data(name), name)
+
+
+def read_text(value: Any, example: str) -> str:
+    """Return text; refuse a number that lost its form because it has no quotes, such as version 0.20, which YAML reads as 0.2.
+
+    Raises:
+        ValueError: It is not text.
+    """
+    if isinstance(value, int | float):
+        raise ValueError(f"{value} is not text; put it in quotes, such as '{example}'")
+    if not isinstance(value, str):
+        raise ValueError(f"write text, such as '{example}', not {describe(value)}")
+    return value
+
+
+def read_specifiers(value: Any) -> SpecifierSet:
+    """Read versions (PEP 440), such as `>=0.14,<0.20`.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    text = read_text(value, ">=0.20")
+    try:
+        return SpecifierSet(text)
+    except InvalidSpecifier:
+        raise ValueError(f"{quote(text)} is not a range of versions; one looks like '>=0.14,<0.20'") from None
+
+
+def _compile(value: Any, info: Any) -> re.Pattern[str]:
+    text = read_text(value, "^fp8")
+    try:
+        compiled: re.Pattern[str] = (info.context or re.compile)(text)
+    except (re.error, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{quote(text)} is not a regular expression: {str(error)[:120]}") from None
+    return compiled
+
+
+Specifiers = Annotated[SpecifierSet, PlainValidator(read_specifiers)]
+"""Versions, as PEP 440 writes them."""
+Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
+"""A regular expression, compiled as `parse_entry` was told."""
+
+
+def keyed_by(name: str) -> BeforeValidator:
+    """Reads a list of mappings into one mapping, with the value of a field as the key."""
+
+    def key(written: Any) -> Any:
+        return {entry[name]: entry for entry in written} if isinstance(written, list) else written
+
+    return BeforeValidator(key)
+
+
+def matching(pattern: str, hint: str) -> Callable[[str], str]:
+    """Return a check for text that must match a pattern as a whole; `hint` says what such text looks like."""
+    compiled = re.compile(pattern)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(f"{quote(text)} {hint}")
+        return text
+
+    return check
+
+
+def explain(error: ValidationError) -> str:
+    """Put the first mistake into a sentence without a period."""
+    first = error.errors(include_url=False)[0]
+    where, kind, value, bounds = locate(first["loc"]), first["type"], first["input"], first.get("ctx", {})
+    if kind == "missing":
+        return f"{where} is missing"
+    if kind == "value_error":
+        return f"{where}: {bounds['error']}" if where else str(bounds["error"])
+    if kind in ("enum", "literal_error"):
+        choices = re.findall(r"'([^']*)'", bounds["expected"])
+        return f"{where}: {quote(value)} does not exist{suggest(value, choices)}"
+    if kind == "string_type" and isinstance(value, int | float):
+        return f"{where} must be text: put {value} in quotes"
+    if kind in _KINDS:
+        return f"{where or 'it'} must be {_KINDS[kind]}, not {describe(value)}"
+    if kind in _BOUNDS:
+        return f"{where} {_BOUNDS[kind].format(**bounds)}"
+    return f"{where}: {first['msg'][:120]}"
+
+
+_KINDS: Mapping[str, str] = {
+    "string_type": "text",
+    "bool_type": "true or false",
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "tuple_type": "a list",
+    "dict_type": "a mapping",
+    "model_type": "a mapping",
+}
+_BOUNDS: Mapping[str, str] = {
+    "string_too_short": "must not be empty",
+    "string_too_long": "must be at most {max_length} characters long",
+    "too_short": "must have at least {min_length} entry",
+    "too_long": "must have at most {max_length} entries",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than_equal": "must be at most {le}",
+}
+
+
+def locate(path: Iterable[int | str]) -> str:
+    """Write the way to a field: `patterns[0].regex`."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path if part != "[key]")
+    return text.removeprefix(".")
+
+
+def quote(value: Any) -> str:
+    """Quote a value that somebody wrote, cut to a bounded length."""
+    return repr(value[:SHOWN] if isinstance(value, str) else str(value)[:SHOWN])
+
+
+def describe(value: Any) -> str:
+    """Say what a value is: a mapping, a list, nothing, or the value itself."""
+    return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else "empty" if value is None else quote(value)
+
+
+def suggest(name: Any, known: Collection[str]) -> str:
+    """Continue a sentence about an unknown name with the similar one that exists, or else with all that do."""
+    spelled = {each.lower(): each for each in sorted(known)}
+    near = difflib.get_close_matches(str(name)[:SHOWN].lower(), spelled, 1, LIKENESS)
+    return f" (did you mean {spelled[near[0]]}?)" if near else f"; use one of {', '.join(sorted(known))}"
