@@ -86,6 +86,10 @@ class Fleet:
     def annotations(self, claim: str = "llama-cache") -> dict[str, str]:
         return dict(self.claim(claim)["metadata"].get("annotations") or {})
 
+    def annotate(self, annotations: dict[str, str], claim: str = "llama-cache") -> None:
+        """Somebody sets annotations of a PVC."""
+        self.bench.cluster.edit(CLAIM, "default", claim, {"metadata": {"annotations": annotations}})
+
     def key(self, name: str = "llama") -> str:
         plan = self.bench.status(name).plan
         assert plan is not None

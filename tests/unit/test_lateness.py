@@ -10,7 +10,7 @@ from support.reports import report
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
-from vllm_operator.status.lateness import StartClock
+from vllm_operator.status.lateness import LONGEST_START_SECONDS, StartClock
 
 X1 = ("vllm-a-x1", 0)
 MODEL = {"uri": "hf://deepseek-ai/DeepSeek-V3"}
@@ -37,6 +37,10 @@ CASES: dict[str, tuple[Observation, int]] = {
     "the weights have a size": (observe(model=MODEL | {"facts": {"weightSize": "100Gi"}}), 3600 + 1024),
     "a probe of the user's own": (observe(with_probe(o.starting_pod(), failureThreshold=30, periodSeconds=20, initialDelaySeconds=5)), 605),
     "a probe that leaves the period to the kubelet": (observe(with_probe(o.starting_pod(), failureThreshold=30)), 300),
+    "a probe that waits for thousands of years": (
+        observe(with_probe(o.starting_pod(), failureThreshold=2**31 - 1, periodSeconds=2**31 - 1)),
+        LONGEST_START_SECONDS,
+    ),
     "a probe that makes no sense": (observe(with_probe(o.starting_pod(), failureThreshold="many")), UNKNOWN_WEIGHTS),
     "twice the last warm start": (observe(cache=known(warm_start_seconds=1000, cold_start_seconds=4000)), 2000),
     "a short start may take ten minutes more": (observe(cache=known(warm_start_seconds=35, cold_start_seconds=459)), 635),

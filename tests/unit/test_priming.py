@@ -305,6 +305,15 @@ async def test_the_other_waits_on_while_the_first_makes_progress(bench: Bench, f
     assert result.requeue_seconds == 15
 
 
+async def test_a_lease_from_the_future_is_not_waited_for(bench: Bench, fleet: Fleet) -> None:
+    await shared(bench, fleet)
+    holder = fleet.annotations("shared")[lease(fleet)].rpartition("/")[0]
+    fleet.annotate({lease(fleet): f"{holder}/2099-01-01T00:00:00Z"}, claim="shared")
+    bench.pass_time(3600)
+    await fleet.settle("other")
+    assert fleet.replicas("other") == 1
+
+
 def test_every_rule_has_a_reason_and_a_source() -> None:
     rules = load_priming_rules()
     assert len({rule.id for rule in rules}) == len(rules)

@@ -100,3 +100,18 @@ async def test_a_claim_that_can_only_be_read_is_told_before_a_pod_starts(bench: 
     assert (warm.status, warm.reason) == ("False", "ClaimReadOnly")
     assert f"spec.{field}.claimName" in warm.message
     assert bench.condition("Ready").reason == "ClaimReadOnly"
+
+
+async def test_a_recorded_time_in_the_future_takes_no_pod_away(fleet: Fleet) -> None:
+    await fleet.serve()
+    fleet.annotate({labels.REMOUNTED_ANNOTATION: "2099-01-01T00:00:00Z"})
+    fleet.start(created=fleet.bench.now)
+    await fleet.settle()
+    assert fleet.replicas() == 1
+
+
+async def test_recorded_times_in_the_future_do_not_count_as_attempts(fleet: Fleet) -> None:
+    await fleet.serve()
+    fleet.annotate({labels.REMOUNTED_ANNOTATION: "2099-01-01T00:00:00Z 2099-01-02T00:00:00Z"})
+    await crashed(fleet)
+    assert fleet.replicas() == 0

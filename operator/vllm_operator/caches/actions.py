@@ -1,4 +1,4 @@
-"""All that is to be done for the caches of one VLLMDeployment at one moment."""
+"""Everything to do for the caches of one VLLMDeployment in one reconciliation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,28 +9,27 @@ from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import image_activity, image_record
-from vllm_operator.caches.primer import apply_priming, held_replicas
-from vllm_operator.caches.priming import PrimingDecision, decide
+from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.caches.remounting import plan_remounting
-from vllm_operator.caches.volume_changes import fit_claims, foreign_claims
+from vllm_operator.caches.volumes import fit_claims, unowned_claims
 from vllm_operator.catalog.caches import PrimingRule
 from vllm_operator.pods import reading
 
-FOREIGN_RECHECK_SECONDS = 30.0
-"""How often a claim that is not the operator's is looked at again: no watch tells of it."""
+UNOWNED_RECHECK_SECONDS = 30.0
+"""Interval between looks at a PVC that the operator does not own. No watch delivers it."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheActions:
-    """What to apply, what to record on the claim, and how to say it."""
+    """What to apply, what to record on the PVC, and what to report."""
 
     manifests: list[dict[str, Any]]
     record: Changes
     activity: CacheActivity
     cleaning: CleaningNeed | None = None
     scale: int | None = None
-    """How many replicas the Deployment is to have that is held; None if it is not held."""
+    """Desired replicas of a Deployment that is held; None if it is not held."""
 
 
 def plan_cache_actions(
@@ -44,14 +43,14 @@ def plan_cache_actions(
     """Decide what to do for the caches.
 
     Args:
-        context: What is the case.
-        manifests: Everything as rendered, with all replicas.
+        context: What to decide from.
+        manifests: All manifests as rendered, with all replicas.
         rules: When `priming: Auto` primes.
-        full: Signatures of a crash for want of room.
-        read_only: Signatures of a crash for want of a writable volume.
+        full: The crash signatures of a full volume.
+        read_only: The crash signatures of a volume that is not writable.
     """
-    if foreign := foreign_claims(manifests, context):
-        return _beside_foreign_claims(context, manifests, foreign)
+    if unowned := unowned_claims(manifests, context):
+        return _without_unowned_claims(context, manifests, unowned)
     priming = decide(context, rules)
     remount, remounted = plan_remounting(context, read_only)
     if remount is Remounting.UNDER_WAY:
@@ -72,12 +71,12 @@ def plan_cache_actions(
     )
 
 
-def _beside_foreign_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], foreign: tuple[str, ...]) -> CacheActions:
-    """Write nothing to these claims, and start nothing on them. Replicas that use them since an earlier version go on."""
-    uses_them = set(foreign) <= claims_of(template_spec(context.deployment))
-    activity = CacheActivity(foreign_claims=foreign, held=not uses_them, recheck_seconds=FOREIGN_RECHECK_SECONDS)
-    rest = [it for it in manifests if it["metadata"]["name"] not in foreign or it["kind"] != "PersistentVolumeClaim"]
+def _without_unowned_claims(context: CacheContext, manifests: Sequence[dict[str, Any]], unowned: tuple[str, ...]) -> CacheActions:
+    """Write nothing to these PVCs, and start no Pod with them. Replicas that an earlier version started with them continue."""
+    uses_them = set(unowned) <= claims_of(template_spec(context.deployment))
+    activity = CacheActivity(unowned_claims=unowned, held=not uses_them, recheck_seconds=UNOWNED_RECHECK_SECONDS)
+    rest = [it for it in manifests if it["metadata"]["name"] not in unowned or it["kind"] != "PersistentVolumeClaim"]
     if uses_them:
         return CacheActions(rest, {}, activity)
-    wanted = reading.integer(context.desired, "spec", "replicas")
-    return CacheActions([it for it in rest if it["kind"] != "Deployment"], {}, activity, scale=wanted)
+    desired = reading.integer(context.desired, "spec", "replicas")
+    return CacheActions([it for it in rest if it["kind"] != "Deployment"], {}, activity, scale=desired)

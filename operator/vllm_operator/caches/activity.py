@@ -1,7 +1,4 @@
-"""What is being done about the caches: filled by one Pod first, filled ahead of a rollout, waited for, cleaned.
-
-The decision is made by `vllm_operator.caches`; this is its outcome, in the words that reports use.
-"""
+"""What is being done for the caches: who fills them, what is cleaned or remounted. The status reports it."""
 
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -12,58 +9,58 @@ class PrimingStep(StrEnum):
     """Who fills an empty cache."""
 
     NONE = "None"
-    """Nobody in particular: the cache is filled, kept nowhere, or not primed."""
+    """No Pod in particular: the cache is filled already, is on no volume, or is not primed."""
     FIRST_POD = "FirstPod"
-    """One replica; the others start once it serves."""
+    """One replica. The others start when it is Ready."""
     PRIMER = "Primer"
-    """A Pod beside the replicas, which serves no requests and goes once it is Ready."""
+    """A Pod beside the replicas that serves no requests. It is deleted when it is Ready."""
     ELSEWHERE = "Elsewhere"
-    """A Pod of another VLLMDeployment that shares the claim; nothing of ours starts until it is done."""
+    """A Pod of another VLLMDeployment that shares the PVC. No Pod of this one starts before."""
 
 
 class CleaningState(StrEnum):
-    """How far the making of room on a full volume is."""
+    """State of cleaning a full volume."""
 
     RUNNING = "Running"
     DONE = "Done"
     NOTHING = "Nothing"
-    """Nothing could be removed: all that is there is in use, or is not ours."""
+    """Everything on the volume is in use or not the operator's."""
     FAILED = "Failed"
     IMPOSSIBLE = "Impossible"
-    """The claim can be mounted by one Pod only."""
+    """Only one Pod can mount the PVC."""
     ROOMY = "Roomy"
-    """There is room on the volume of the caches: what the start found full is another one, `why` says which."""
+    """The volume of the caches has space. Another volume is full; `why` names it."""
     REFUSED = "Refused"
-    """The API server did not take the Job: a missing permission, or an admission policy."""
+    """The API server refused the Job: a missing permission, or an admission policy."""
     UNCLEAR = "Unclear"
-    """Somebody else's Pod mounts the whole claim: what it uses cannot be told, so nothing is removed."""
+    """A Pod of another owner mounts the whole PVC. The operator cannot tell what it uses, and removes nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeftAlone:
-    """What a Job has found on a volume and left alone: how many entries of its root, and their size where it is known."""
+    """Files and directories in the root of a volume that a Job did not remove, and their size if known."""
 
     count: int = 0
     size_bytes: int | None = None
 
     @property
     def gibibytes(self) -> float | None:
-        """Their size in GiB; None if it is not known."""
+        """Size in GiB; None if unknown."""
         return None if self.size_bytes is None else self.size_bytes / 2**30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cleaning:
-    """Making room on a full volume.
+    """Cleaning of a full volume.
 
     Attributes:
-        state: How far it is.
+        state: Its state.
         removed: Directories that were removed.
-        freed_bytes: How much room that made.
-        unmarked: Directories that are recorded as the operator's and lack its marker: an earlier version has filled them.
-        others: What is not the operator's.
+        freed_bytes: Space that was freed.
+        unmarked: Recorded directories without the operator's marker: an earlier version filled them.
+        others: Everything that is not the operator's.
         advice: The command that enlarges the volume.
-        why: What stands in the way.
+        why: The obstacle, if any.
     """
 
     state: CleaningState
@@ -76,19 +73,19 @@ class Cleaning:
 
 
 class Remounting(StrEnum):
-    """What is done about a volume that has become read-only."""
+    """What is done about a read-only volume."""
 
     UNDER_WAY = "UnderWay"
-    """The Pods are taken away, and started again once they are gone."""
+    """The Pods are stopped, and started again when they are gone."""
     GIVEN_UP = "GivenUp"
-    """That was done, and did not help."""
+    """Remounting did not help."""
     BY_TEMPLATE = "ByTemplate"
-    """It is mounted read-only because `podTemplate` says so."""
+    """`podTemplate` mounts it read-only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageActivity:
-    """The image of the Pods. `moved`: its tag stood for another one when the directory in use was filled."""
+    """The image of the Pods. `moved`: its tag pointed to another image when the directory in use was filled."""
 
     digest: str | None = None
     moved: bool = False
@@ -96,22 +93,21 @@ class ImageActivity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheActivity:
-    """What is being done about the caches of one VLLMDeployment.
+    """What is being done for the caches of one VLLMDeployment.
 
     Attributes:
         step: Who fills an empty cache.
-        because: Why one Pod goes first; a sentence, or empty.
-        holder: The VLLMDeployment that fills the cache, where that is another one.
-        held: Whether the Deployment is left as it is until the cache is filled.
-        until: When a Pod that fills the cache ahead of a rollout is not waited for any longer; None if it waits for no GPU.
-        skipped: Why the cache was not filled ahead of the rollout; None if it was, or need not be.
-        foreign_claims: Claims with the names that the operator would give to its own, but which it did not create: it does not
-            write to them.
-        claim_note: What of the spec the claim cannot follow, and what can be done; None if it follows.
+        because: Why one Pod starts first; a sentence, or empty.
+        holder: The other VLLMDeployment that fills the cache, if any.
+        held: Whether the Deployment stays as it is until the cache is filled.
+        until: When the rollout continues without the primer; None unless the primer waits for a GPU.
+        skipped: Why the cache was not filled before the rollout; None if it was, or if that is not needed.
+        unowned_claims: PVCs that have the names of the operator's own and that it did not create. It does not write to them.
+        claim_note: Which part of the spec the PVC cannot follow, and what to do; None without one.
         image: What is known of the image.
-        remounting: What is done about a volume that has become read-only; None if it has not.
-        cleaning: What is done about a volume that a start found full; None if none did.
-        recheck_seconds: When to look again although nothing happens; None if only a change can matter.
+        remounting: What is done about a read-only volume; None without one.
+        cleaning: What is done about a full volume; None without one.
+        recheck_seconds: Seconds after which to look again without an event; None if only an event can change something.
     """
 
     step: PrimingStep = PrimingStep.NONE
@@ -120,7 +116,7 @@ class CacheActivity:
     held: bool = False
     until: datetime | None = None
     skipped: str | None = None
-    foreign_claims: tuple[str, ...] = ()
+    unowned_claims: tuple[str, ...] = ()
     claim_note: str | None = None
     image: ImageActivity = field(default_factory=ImageActivity)
     remounting: Remounting | None = None
@@ -129,9 +125,9 @@ class CacheActivity:
 
     @property
     def is_priming(self) -> bool:
-        """Whether an empty cache is being filled by one Pod, here or elsewhere."""
+        """Whether one Pod is filling an empty cache, here or elsewhere."""
         return self.step is not PrimingStep.NONE
 
 
 NO_ACTIVITY = CacheActivity()
-"""Nothing is being done, and nothing has to be."""
+"""Nothing is being done."""

@@ -82,8 +82,8 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
     if address is None:
         return frozenset()
     keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key, WEIGHTS_SUBPATH}
-    if context.present_address is not None:
-        keys.add(context.present_address.key)
+    if context.live_address is not None:
+        keys.add(context.live_address.key)
     for pod in pods:
         if reading.text(pod, "status", "phase") not in _OVER:
             keys |= folders_of(pod.get("spec"), address.claim)

@@ -1,4 +1,4 @@
-"""What is decided upon: one VLLMDeployment, its plan, its Pods, and the claim of its caches."""
+"""What decisions about caches are made from: one VLLMDeployment, its plan, its Pods, and the PVC of its caches."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -16,29 +16,29 @@ from vllm_operator.pods.view import Phase, PodView, read_pod
 
 Manifest = Mapping[str, Any]
 PRIMER_PATIENCE_SECONDS = 60
-"""How long a primer may look for a GPU before a rollout goes on without it. A scheduler that knows all nodes needs
-seconds; adding a node takes minutes, for which nobody wants to wait who has not asked for it."""
+"""How long a primer may wait for a GPU before the rollout continues without it. The scheduler needs seconds if a GPU is free. A new
+node takes minutes, which users would have to ask for."""
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: what follows from it is worked out once
+@dataclass(frozen=True, kw_only=True)  # without slots, which cached_property does not support
 class CacheContext:
     """Everything that a decision about caches is made from.
 
     Attributes:
-        resource: The VLLMDeployment, with the status that was last written.
+        resource: The VLLMDeployment with the status that was last written.
         plan: Its plan.
-        desired: The Deployment as it would be rendered with all replicas.
-        deployment: The Deployment as it is; None if there is none.
-        primer: The Deployment of the primer as it is; None if there is none.
-        claim: The claim of the caches; None if it does not exist yet.
-        desired_claim: The claim as it is going to be created; None if the user has named one.
-        claims: The claims of caches and weights that exist, by name.
-        weights_claim_name: The claim of the weights, where that is another one.
-        weights_modes: Access modes of the claim of the weights, where that is another one; empty where there is none.
-        pods: The Pods of the VLLMDeployment, primers included.
-        holder: The VLLMDeployment that the claim names as the one who fills the cache, if that is another one and exists.
-        holder_pods: Its Pods.
-        now: The present time.
+        desired: The Deployment as rendered, with all replicas.
+        deployment: The live Deployment; None without one.
+        primer: The live Deployment of the primer; None without one.
+        claim: The live PVC of the caches; None if it does not exist yet.
+        desired_claim: The PVC of the caches as rendered; None if the user named one.
+        claims: The live PVCs of caches and weights, by name.
+        weights_claim_name: The PVC of the weights, if it is another one.
+        weights_modes: Access modes of the PVC of the weights, if it is another one.
+        pods: The Pods of the VLLMDeployment, including primers.
+        holder: The other VLLMDeployment that holds the priming lease; None if there is none or it does not exist.
+        holder_pods: The Pods of the holder.
+        now: The current time, UTC.
         primer_patience_seconds: How long a primer may wait for a GPU while replicas serve.
     """
 
@@ -60,66 +60,66 @@ class CacheContext:
 
     @cached_property
     def address(self) -> CacheAddress | None:
-        """Where the caches of the plan are; None if on no claim."""
+        """Where the caches of the plan are; None if they are on no PVC."""
         return cache_address(template_spec(self.desired))
 
     @cached_property
-    def present_address(self) -> CacheAddress | None:
-        """Where the caches of the Deployment as it is are."""
+    def live_address(self) -> CacheAddress | None:
+        """Where the caches of the live Deployment are."""
         return cache_address(template_spec(self.deployment))
 
     @cached_property
     def key_by_tag(self) -> str:
-        """The directory that belongs to the image as the plan names it, whatever the claim says of its tag."""
+        """The directory for the image as the plan names it, without the records of the PVC about its tag."""
         return key_with_image(self.plan, self.plan.image)
 
     @cached_property
     def running_digest(self) -> str | None:
-        """The digest of the image that the newest Pod with the directory of the plan runs; None if no Pod tells."""
+        """The digest of the image of the newest Pod that uses the directory of the plan; None if no Pod has one."""
         return max(self._digests(), default=("", None))[1]
 
     def _digests(self) -> Iterator[tuple[str, str]]:
         for pod in self.pods:
             container = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
-            wished = reading.named(pod, CONTAINER, "spec", "containers", key="name")
-            # an image that was loaded into a node without a registry has no digest, only an ID of its own
+            desired = reading.named(pod, CONTAINER, "spec", "containers", key="name")
+            # an image that was loaded onto a node without a registry has an ID and no digest
             digest = digest_of(reading.text(container, "imageID"))
-            if digest is None or wished.get("image") != self.plan.image or cache_address(pod.get("spec")) != self.address:
+            if digest is None or desired.get("image") != self.plan.image or cache_address(pod.get("spec")) != self.address:
                 continue
             yield reading.text(pod, "metadata", "creationTimestamp"), digest
 
     @property
     def access_modes(self) -> tuple[str, ...]:
-        """Access modes of the claim; empty where it is not known."""
+        """Access modes of the PVC of the caches; empty if unknown."""
         return reading.access_modes(self.claim if self.claim is not None else self.desired_claim)
 
     @property
     def is_one_node(self) -> bool:
-        """Whether the claim of the caches can be mounted on one node only."""
+        """Whether the PVC of the caches can be mounted on one node only."""
         return reading.is_one_node(self.access_modes)
 
     @property
     def is_bound_to_node(self) -> bool:
-        """Whether all Pods must be on one node, because of this claim or that of the weights."""
+        """Whether all Pods must run on one node, because of the PVC of the caches or of the weights."""
         return self.is_one_node or reading.is_one_node(self.weights_modes)
 
     @cached_property
     def replicas(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
-        """The replicas, each with where its caches are."""
+        """The replicas, each with the address of its caches."""
         return tuple((cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_replica(pod))
 
     @cached_property
     def primers(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
-        """The primers, each with where its caches are. Those that are leaving are left out."""
+        """The primers that are not being deleted, each with the address of its caches."""
         found = [(cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_primer(pod)]
         return tuple((address, view) for address, view in found if view.phase is not Phase.TERMINATING)
 
 
 def is_replica(pod: Manifest) -> bool:
-    """Whether a Pod is there to serve."""
+    """Return whether a Pod serves requests."""
     return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) not in (Role.PRIMER.value, Role.CLEANING.value)
 
 
 def is_primer(pod: Manifest) -> bool:
-    """Whether a Pod is there to fill a cache, not to serve."""
+    """Return whether a Pod only fills a cache."""
     return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PRIMER.value

@@ -1,17 +1,19 @@
-"""Which image a directory of caches was filled by, where the image was named by a tag.
+"""Which cache directory a start uses.
 
-A tag can come to stand for another image, and what one image has compiled another may not be able to read. But what a tag stands
-for is known only once a Pod has started with it. So the cache key holds the tag until then, and the claim records the digest:
+Two images cannot always read each other's compiled files, and a tag can point to another image tomorrow. But the digest behind a tag is
+known only when a Pod has started with it. The cache key therefore contains the tag until then, and the PVC records the digest:
 
-    image.vllm-operator.dev/KEY:  IMAGE@DIGEST of the image that filled the directory, then the latest digest if that is another one
+    image.vllm-operator.dev/KEY:  IMAGE@DIGEST of the image that filled the directory, then the latest digest if it differs
 
-From this record alone follows which directory a start uses, so an object that is deleted and created again finds the same one:
+The directory follows from these records alone, so a VLLMDeployment that is deleted and created again finds the same one:
 
-* the tag still stands for the image that filled its directory: that directory; nothing moves because the digest got known;
-* the tag stands for another image now: a directory with the digest in its key;
-* the image is named by its digest: the directory that this image has filled under a tag, if there is one.
+* If the tag still points to the image that filled its directory, that directory is used. Learning the digest changes nothing.
+* If the tag points to another image now, a directory with the digest in its key is used.
+* If the image is named by digest, the directory that this image filled under a tag is used, if there is one.
 
-What runs is left alone. A directory is exchanged with the image, or when a new plan is asked for.
+Running Pods keep their directory. It changes with the image, or with a new plan.
+
+A quarantined directory is never used for a new start: a plan with the next generation has another key.
 """
 
 from collections.abc import Mapping
@@ -29,7 +31,7 @@ from vllm_operator.pods import reading
 
 @dataclass(frozen=True, slots=True)
 class ImageRecord:
-    """The image, named by a tag, that filled a directory, and what the tag was last seen to stand for."""
+    """The image, named by tag, that filled a directory, its digest, and the latest digest of the tag."""
 
     image: str
     filled_by: str
@@ -40,7 +42,7 @@ class ImageRecord:
 
 
 def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
-    """All records of a claim by directory. A text that is no record counts as none."""
+    """Return the records of a PVC by directory, without those that cannot be read."""
     found = {}
     for name, value in sorted(reading.mapping(claim, "metadata", "annotations").items()):
         reference, _, latest = reading.text(value).partition(" ")
@@ -51,7 +53,7 @@ def read_records(claim: Mapping[str, Any] | None) -> dict[str, ImageRecord]:
 
 
 def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
-    """The directory that a start with a plan uses, as the records of the claim say."""
+    """Return the directory for a plan, according to the records of the PVC."""
     digest = digest_of(plan.image)
     if digest is not None:
         return _filled_by(plan, digest, records)
@@ -63,18 +65,18 @@ def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
 
 
 def other_directory(context: CacheContext) -> str | None:
-    """The directory to use instead of that of the plan; None if that is the right one."""
+    """Return the directory to use instead of the one in the plan; None if the plan has the right one."""
     address, plan, before = context.address, context.plan, context.resource.status.plan
     if address is None or not plan.cache_key_parts:
         return None
-    wanted = directory_of(plan, read_records(context.claim))
+    desired = directory_of(plan, read_records(context.claim))
     if before is not None and before.replan_token == plan.replan_token and _is_in_use(context, before):
-        wanted = before.cache_key
-    return wanted if wanted != plan.cache_key else None
+        desired = before.cache_key
+    return desired if desired != plan.cache_key else None
 
 
 def image_activity(context: CacheContext) -> ImageActivity:
-    """What is known of the image of the Pods: its digest, and whether its tag has moved away from the directory in use."""
+    """Return what is known of the image of the Pods: its digest, and whether its tag moved since the directory was filled."""
     address, plan = context.address, context.plan
     pinned = digest_of(plan.image)
     if pinned is not None or address is None:
@@ -86,7 +88,7 @@ def image_activity(context: CacheContext) -> ImageActivity:
 
 
 def image_record(context: CacheContext) -> Changes:
-    """What is to be recorded of the image that the newest Pod was seen to run."""
+    """Return the record of the image that the newest Pod runs; empty if it exists."""
     address, plan, seen = context.address, context.plan, context.running_digest
     if address is None or seen is None or context.claim is None or digest_of(plan.image) is not None or not plan.cache_key_parts:
         return {}
@@ -99,7 +101,7 @@ def image_record(context: CacheContext) -> Changes:
 
 
 def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> str:
-    """The directory that an image has filled under a tag, all else being equal; else the one with the digest in its key."""
+    """The directory that an image filled under a tag if everything else is equal; else the one with the digest in its key."""
     for key, record in records.items():
         if record.filled_by == digest and key_with_image(plan, record.image) == key:
             return key
@@ -107,24 +109,24 @@ def _filled_by(plan: Plan, digest: str, records: Mapping[str, ImageRecord]) -> s
 
 
 def _is_in_use(context: CacheContext, before: Plan) -> bool:
-    """Whether the Deployment runs with the directory of the plan before, and that differs at most in what its tag stood for."""
-    present, address, plan = context.present_address, context.address, context.plan
-    if present is None or address is None or (present.claim, present.key) != (address.claim, before.cache_key):
+    """Whether the Deployment uses the directory of the previous plan, and only the digest behind the tag can differ."""
+    live, address, plan = context.live_address, context.address, context.plan
+    if live is None or address is None or (live.claim, live.key) != (address.claim, before.cache_key):
         return False
     return before.image == plan.image and key_with_image(before, plan.image) == context.key_by_tag
 
 
 MOST_GENERATIONS = 64
-"""A claim on which so many were left behind is beyond repair; the last one is used, and fails."""
+"""After so many quarantined directories the volume is beyond repair. The last directory is used, and its start fails."""
 
 
 def next_cache_generation(context: CacheContext) -> int | None:
-    """The generation to plan with instead; None if the directory of the plan is sound, or Pods run with it.
+    """Return the generation for a new plan; None if the directory of the plan is not quarantined, or Pods run with it.
 
-    Pods that run with a directory that somebody else has found damaged have loaded what they need; they go on.
+    Running Pods have loaded what they need. They continue when another VLLMDeployment quarantines their directory.
     """
     address = context.address
-    if address is None or address == context.present_address or not is_quarantined(context.claim, address.key):
+    if address is None or address == context.live_address or not is_quarantined(context.claim, address.key):
         return None
     text = next((part.value for part in context.plan.cache_key_parts if part.name == "generation"), "")
     generation = int(text) + 1 if text.isdecimal() else 1

@@ -1,12 +1,10 @@
-"""The cache key: which starts may share compiled artifacts.
+"""The cache key: which starts may share compiled files.
 
-A key names a folder on the claim. It is derived from everything that makes a cache unusable when it
-changes, and from nothing else: not from the name of the VLLMDeployment, so that an object that is deleted
-and created again finds its caches, and not from the model, whose artifacts have keys of their own inside
-the folder.
+The key names a directory on the PVC. It is derived from everything that makes compiled files unusable when it changes, and from nothing
+else. It does not contain the name of the VLLMDeployment, so an object that is deleted and created again finds its caches, nor the
+model, because the files of a model have keys of their own inside the directory.
 
-A key reads like `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`: the parts that a person asks for, then a
-digest of all of them.
+Example: `v0.20.1-sm90-h100-80gb-hbm3-tp8-1f2e3d4c`. The readable parts are followed by a digest of all parts.
 """
 
 import hashlib
@@ -20,7 +18,7 @@ from vllm_operator.api.status import Plan, PlannedVariable
 from vllm_operator.catalog.caches import Caches
 
 MAX_KEY_LENGTH = 63
-"""Length of a label value, and of the name part of an annotation, where keys are kept too."""
+"""Maximum length of a label value and of the name part of an annotation. Keys are used as both."""
 _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
 _MAX_VALUE_LENGTH = 256
@@ -31,19 +29,19 @@ _OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheOrigin:
-    """What fills a cache, and on what: starts that agree in all of this may share it.
+    """What a cache was filled by, and on what. Starts that agree in all attributes may share it.
 
     Attributes:
-        version: vLLM version; None if not known.
+        version: vLLM version; None if unknown.
         distribution: Build of vLLM.
         image: Container image as in the Pod.
-        architecture: GPU architecture, `sm_90`; None if not known.
-        product: GPU product as in the node label; None if not known.
-        mig_profile: Profile of a slice; None for whole GPUs.
-        parallel: How one replica is spread over its GPUs, such as `tp8` or `tp4-pp2-ep`.
-        user: ID of the user that the engine runs as; None for the image's own.
-        arguments: What `keyed_arguments` says; None for nothing.
-        generation: Raised each time a damaged cache is left behind.
+        architecture: GPU architecture such as `sm_90`; None if unknown.
+        product: GPU product as in the node label; None if unknown.
+        mig_profile: Profile of a MIG slice; None for whole GPUs.
+        parallel: Parallelism of one replica, such as `tp8` or `tp4-pp2-ep`.
+        user: User ID of the engine; None for the default of the image.
+        arguments: The result of `keyed_arguments`.
+        generation: Number of quarantined directories before this one.
     """
 
     version: str | None
@@ -62,8 +60,8 @@ class CacheOrigin:
 class CachePlan:
     """Where the caches are.
 
-    `key` is the folder on the claim, at most 63 characters, valid as a label value. `parts` are what it was
-    derived from, each with the reason. `env` are the variables that put every cache there.
+    `key` is the directory on the PVC: at most 63 characters, valid as a label value. `parts` are the parts of the key, each with its
+    reason. `env` are the variables that direct every cache to the directory.
     """
 
     key: str
@@ -72,14 +70,14 @@ class CachePlan:
 
 
 def plan_cache(origin: CacheOrigin, caches: Caches) -> CachePlan:
-    """Derive the cache key and the variables that go with it. Equal arguments give equal results."""
+    """Derive the cache key and its variables. Equal arguments give equal results."""
     parts = _parts(origin)
     variables = caches.variables_of(origin.version, origin.distribution)
     return CachePlan(key=_key(_readable(origin), parts), parts=parts, env=variables)
 
 
 def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str | None:
-    """The user's flags that change what is compiled and are missing in vLLM's own keys; None without any, a digest for a long text."""
+    """Return the user's flags that change what is compiled and are not in vLLM's own keys: as text, or a digest of a long text."""
     flags = sorted((flag, value) for flag, value in arguments.items() if flag.partition(".")[0] in caches.keyed_arguments)
     text = " ".join(flag if value is None else f"{flag}={value}" for flag, value in flags)
     if not flags:
@@ -88,7 +86,7 @@ def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str 
 
 
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
-    """Say which of the user's variables make every start a cold one, because their values differ from Pod to Pod."""
+    """Return a note for each of the user's variables that makes every start cold because its value differs between Pods."""
     return tuple(
         f"{variable.name} has another value in each Pod (fieldRef), and vLLM makes it part of the keys of its compiled artifacts: no Pod "
         f"finds those of another. Pass it as a flag, if there is one, or set it in the Pod's command."
@@ -98,19 +96,19 @@ def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[s
 
 
 def key_with_image(plan: Plan, image: str) -> str:
-    """The key of a plan as it would be with this image (a reference or a digest), all else being equal."""
+    """Return the key of a plan with another image (a reference or a digest)."""
     values = [[part.name, image if part.name == "image" else part.value] for part in plan.cache_key_parts]
     return f"{plan.cache_key.rpartition('-')[0]}-{_digest(values)}"
 
 
 def digest_of(image: str) -> str | None:
-    """Return the digest that pins an image reference, or None."""
+    """Return the digest of an image reference; None if it has none."""
     _, at, digest = image.rpartition("@")
     return digest if at else None
 
 
 def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
-    """All that the key is derived from. Another order, or a part more or less, makes another key."""
+    """The parts of the key. Adding, removing or reordering parts changes all keys."""
     digest = digest_of(origin.image)
     of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."
     return (
@@ -128,7 +126,7 @@ def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
 
 
 def _readable(origin: CacheOrigin) -> tuple[str, ...]:
-    """The parts of the key that a person asks for."""
+    """The readable parts of the key."""
     version = _plain_version(origin)
     return (
         "nvllm" if origin.distribution is Distribution.NVLLM else "",
@@ -161,7 +159,7 @@ def _digest(values: list[list[str]]) -> str:
 
 
 def _short_product(product: str | None) -> str:
-    """Shorten the name of a GPU for people: `NVIDIA-H100-80GB-HBM3-MIG-1g.10gb` to `h100-80gb-hbm3`."""
+    """Shorten the name of a GPU: `NVIDIA-H100-80GB-HBM3-MIG-1g.10gb` to `h100-80gb-hbm3`."""
     words = re.split(r"[^a-z0-9]+", re.sub(r"-(mig-.*|shared)$", "", (product or "").lower()))
     short = ""
     for word in words:

@@ -1,26 +1,36 @@
-"""Who fills an empty cache: one Pod, before the others start.
+"""Priming: one Pod fills an empty cache before the others start.
 
-A cache counts as filled once a Pod with it was seen to be Ready; that is recorded on its claim. Until then, where
-priming is wanted:
+A cache counts as filled when a Pod with it has been Ready. That is recorded on the PVC. Until then, if priming is desired:
 
-* nothing serves yet: the Deployment has one replica, the others follow once it is Ready;
-* Pods with another cache serve (a new image, for example): the Deployment is left as it is, and a primer fills the new
-  cache. If it finds no GPU within `primer_patience_seconds`, that is said, and the rollout goes on without it;
-* no replica is wanted (`spec.replicas: 0`): a primer, for as long as it takes.
+* If no Pod serves, the Deployment has one replica. The others follow when it is Ready.
+* If Pods with another cache serve (for example, before a rollout of a new image), the Deployment stays as it is, and a primer fills
+  the new cache. If the primer finds no GPU within `primer_patience_seconds`, the rollout continues without it.
+* If `spec.replicas` is 0, a primer fills the cache.
 
-An interrupted start does not make a Pod Ready, so it does not count; its successor goes on with what is on the volume.
+An interrupted start does not make a Pod Ready, so it does not count. The next start continues with what is on the volume.
 
-Who shares a claim and a key agrees by a lease on the claim. Its holder must exist and have a Pod that is on its way;
-one that is gone or stuck is replaced, so nobody waits for ever.
+VLLMDeployments that share a PVC and a key coordinate by a lease on the PVC. The holder of the lease must exist and have a Pod that
+makes progress. Otherwise another one takes over, so none waits forever.
+
+The primer is a Deployment with one Pod from the template of the replicas, so Kubernetes replaces the Pod after an eviction, the loss
+of a node, or a crash. It has another component label, so neither the Service nor the Deployment of the replicas selects its Pod.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api.labels import PRIME_ANNOTATION, PRIMED_ANNOTATION_PREFIX, PRIMING_ANNOTATION_PREFIX
+from vllm_operator.api.labels import (
+    COMPONENT_LABEL,
+    INSTANCE_LABEL,
+    PRIME_ANNOTATION,
+    PRIMED_ANNOTATION_PREFIX,
+    PRIMING_ANNOTATION_PREFIX,
+)
 from vllm_operator.api.operation import CacheSpec, Priming
+from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep
 from vllm_operator.caches.address import CacheAddress, cache_address
 from vllm_operator.caches.context import CacheContext
@@ -31,19 +41,19 @@ from vllm_operator.pods.view import Phase, PodView, read_pod
 from vllm_operator.text import wording
 
 LEASE_GRACE_SECONDS = 60
-"""How long the holder of a lease may have no Pod that is on its way: to be created, scheduled, moved to another node."""
+"""How long the holder of a lease may be without a Pod that makes progress, for example while the Pod is replaced."""
 HOLDER_RECHECK_SECONDS = 15.0
-"""How often a VLLMDeployment that waits for another one looks at it: the other's Pods are not its own to watch."""
+"""Interval between looks at the holder of a lease. Events of its Pods do not reconcile the VLLMDeployment that waits."""
 HOLDER_RESTARTS = 3
-"""A holder whose Pod has crashed this often is not waited for any longer."""
-_ON_THE_WAY = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
+"""A holder whose Pod has restarted this often is no longer waited for."""
+_IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
 
 
 @dataclass(frozen=True, slots=True)
 class PrimingDecision:
-    """Which Pods are to run, and what to record on the claim.
+    """Who fills the cache, and what to record on the PVC.
 
-    `replicas` is how many the Deployment has for now; None stands for what the spec says.
+    `replicas` is the desired number for now; None for the number in the spec.
     """
 
     activity: CacheActivity = NO_ACTIVITY
@@ -52,10 +62,10 @@ class PrimingDecision:
 
 
 def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Decide who fills the cache of a plan, if it is empty.
+    """Decide who fills the cache of a plan if it is empty.
 
     Args:
-        context: What is the case.
+        context: What to decide from.
         rules: When `priming: Auto` primes.
     """
     address = context.address
@@ -63,22 +73,22 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
         return PrimingDecision()
     if (record := _filled(context, address)) is not None:
         return PrimingDecision(record=record)
-    priming = _wanted(context, address, rules)
+    priming = _without_others(context, address, rules)
     priming = replace(priming, activity=replace(priming.activity, skipped=priming.activity.skipped or _remembered(context)))
     lease, uid = read_lease(context.claim, address.key), context.resource.metadata.uid
-    ours = lease is not None and lease.uid == uid
+    is_holder = lease is not None and lease.uid == uid
     if not priming.activity.is_priming:
-        return PrimingDecision(priming.activity, record={PRIMING_ANNOTATION_PREFIX + address.key: None} if ours else {})
-    if lease is not None and not ours and _is_active(context, lease, address):
+        return PrimingDecision(priming.activity, record={PRIMING_ANNOTATION_PREFIX + address.key: None} if is_holder else {})
+    if lease is not None and not is_holder and _is_active(context, lease, address):
         return _elsewhere(context, priming.activity, lease)
-    if ours or context.claim is None:
+    if is_holder or context.claim is None:
         return priming
-    mine = PrimingLease(context.resource.metadata.name, uid, context.now)
-    return PrimingDecision(priming.activity, priming.replicas, {PRIMING_ANNOTATION_PREFIX + address.key: str(mine)})
+    taken = PrimingLease(context.resource.metadata.name, uid, context.now)
+    return PrimingDecision(priming.activity, priming.replicas, {PRIMING_ANNOTATION_PREFIX + address.key: str(taken)})
 
 
 def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
-    """What to record of a cache that is filled; None if it is not."""
+    """What to record if the cache is filled; None if it is empty."""
     primed = is_primed(context.claim, address.key)
     ready = any(at == address and view.phase is Phase.READY for at, view in (*context.replicas, *context.primers))
     if not primed and not ready:
@@ -91,33 +101,33 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
     return record
 
 
-def _wanted(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
-    """Who would fill the cache if nobody else had a say."""
+def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
+    """Who fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
     asked = context.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", address.key)
     insists = asked or cache.priming is Priming.ALWAYS
-    wanted = context.resource.spec.replicas
+    desired = context.resource.spec.replicas
     if cache.priming is Priming.NEVER and not asked:
         return PrimingDecision()
-    if wanted == 0:
+    if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()
     if _replaces_serving(context, address):
         return _ahead_of_rollout(context, address)
-    is_shared = wanted > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
+    is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
     reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
     if reason is None:
         return PrimingDecision()
-    present = reading.integer(context.deployment, "spec", "replicas") or 0
-    running = present if context.present_address == address else 0
-    if running >= wanted > 1:
-        return PrimingDecision()  # all were started already: none is taken away
-    return PrimingDecision(CacheActivity(step=PrimingStep.FIRST_POD, because=reason), replicas=min(wanted, max(1, running)))
+    live = reading.integer(context.deployment, "spec", "replicas") or 0
+    running = live if context.live_address == address else 0
+    if running >= desired > 1:
+        return PrimingDecision()  # all replicas have started already
+    return PrimingDecision(CacheActivity(step=PrimingStep.FIRST_POD, because=reason), replicas=min(desired, max(1, running)))
 
 
 def _replaces_serving(context: CacheContext, address: CacheAddress) -> bool:
-    """Whether Pods that serve with another cache are to be replaced."""
-    if context.deployment is None or context.present_address == address:
+    """Whether Pods that serve with another cache will be replaced."""
+    if context.deployment is None or context.live_address == address:
         return False
     return any(at != address and view.phase is Phase.READY for at, view in context.replicas)
 
@@ -128,7 +138,7 @@ def _ahead_of_rollout(context: CacheContext, address: CacheAddress) -> PrimingDe
     if skipped is not None:
         return PrimingDecision(CacheActivity(skipped=skipped))
     if any(view.phase is Phase.CRASHED for _, view in context.replicas):
-        return PrimingDecision()  # what is broken is replaced at once; the Deployment begins with it
+        return PrimingDecision()  # the rollout replaces crashed Pods first
     because = "The current replicas serve until the caches of the new Pods are filled."
     waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
     until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
@@ -137,7 +147,7 @@ def _ahead_of_rollout(context: CacheContext, address: CacheAddress) -> PrimingDe
 
 
 def _remembered(context: CacheContext) -> str | None:
-    """Why priming ahead of this rollout was given up before."""
+    """Why priming before this rollout was skipped earlier."""
     known = context.resource.status.cache
     return known.priming_skipped if known is not None and known.key == context.plan.cache_key else None
 
@@ -149,7 +159,7 @@ def _cannot_prime(context: CacheContext) -> str | None:
 
 
 def _cannot_create(context: CacheContext) -> str | None:
-    """A quota, for example, that has no room for one Pod more."""
+    """Why the Pod of the primer cannot be created, for example because of a quota."""
     failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
     if failure.get("status") != "True":
         return None
@@ -172,7 +182,7 @@ def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
 
 
 def _elsewhere(context: CacheContext, activity: CacheActivity, lease: PrimingLease) -> PrimingDecision:
-    """Another one fills the cache: what runs here stays, nothing is added."""
+    """Another VLLMDeployment fills the cache: running Pods stay, and no Pod is added."""
     runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
     waiting = CacheActivity(
         step=PrimingStep.ELSEWHERE, because=activity.because, holder=lease.name, held=runs, recheck_seconds=HOLDER_RECHECK_SECONDS
@@ -181,15 +191,84 @@ def _elsewhere(context: CacheContext, activity: CacheActivity, lease: PrimingLea
 
 
 def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress) -> bool:
-    """Whether the holder of a lease is worth waiting for."""
+    """Whether the holder of a lease can still fill the cache."""
     metadata: Mapping[str, Any] = reading.mapping(context.holder, "metadata")
     if metadata.get("uid") != lease.uid or metadata.get("deletionTimestamp"):
         return False
-    if lease.since is not None and _age(context, lease.since) < LEASE_GRACE_SECONDS:
+    # A time far in the future would be waited for forever; a clock that is some seconds ahead is normal.
+    if lease.since is not None and abs(_age(context, lease.since)) < LEASE_GRACE_SECONDS:
         return True
     views = [read_pod(pod) for pod in context.holder_pods if cache_address(pod.get("spec")) == address]
-    return any(view.phase in _ON_THE_WAY and view.restarts < HOLDER_RESTARTS for view in views)
+    return any(view.phase in _IN_PROGRESS and view.restarts < HOLDER_RESTARTS for view in views)
 
 
 def _age(context: CacheContext, since: datetime) -> float:
     return (context.now - since).total_seconds()
+
+
+HOST_LABEL = "kubernetes.io/hostname"
+
+
+def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> dict[str, Any]:
+    """Render the Deployment of a primer.
+
+    Args:
+        deployment: The rendered Deployment of the replicas.
+        beside_replicas: Whether it must run on a node with a replica, because the PVC can be mounted on one node only.
+    """
+    primer: dict[str, Any] = copy.deepcopy(dict(deployment))
+    instance = primer["metadata"]["labels"][INSTANCE_LABEL]
+    primer["metadata"]["name"] = primer_name(primer["metadata"]["name"])
+    spec, template = primer["spec"], primer["spec"]["template"]
+    for labels in (primer["metadata"]["labels"], spec["selector"]["matchLabels"], template["metadata"]["labels"]):
+        labels[COMPONENT_LABEL] = Role.PRIMER.value
+    spec |= {"replicas": 1, "strategy": {"type": "Recreate"}, "revisionHistoryLimit": 0}
+    if beside_replicas:
+        _stay_beside(template["spec"], instance)
+    return primer
+
+
+def _stay_beside(pod_spec: dict[str, Any], instance: str) -> None:
+    term = {
+        "topologyKey": HOST_LABEL,
+        "labelSelector": {"matchLabels": {INSTANCE_LABEL: instance, COMPONENT_LABEL: Role.ENGINE.value}},
+    }
+    affinity = pod_spec.setdefault("affinity", {}).setdefault("podAffinity", {})
+    affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(term)
+
+
+def apply_priming(manifests: Sequence[dict[str, Any]], priming: PrimingDecision, context: CacheContext) -> list[dict[str, Any]]:
+    """Return the manifests to apply now.
+
+    A Deployment that is held is left out. The caller must not prune it.
+    """
+    result: list[dict[str, Any]] = []
+    for manifest in manifests:
+        if manifest["kind"] != "Deployment":
+            result.append(manifest)
+            continue
+        if priming.activity.step is PrimingStep.PRIMER:
+            beside = context.is_bound_to_node and priming.activity.held
+            result.append(render_primer(manifest, beside_replicas=beside))
+        if not priming.activity.held:
+            result.append(_with_replicas(manifest, priming.replicas))
+    return result
+
+
+def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None:
+    """Return the desired replicas of a Deployment that is held; None if none is held.
+
+    Replicas with other caches are scaled up and down, because load does not wait for a rollout. Replicas that would start with the
+    directory that is being filled are only scaled down.
+    """
+    desired = reading.integer(context.desired, "spec", "replicas")
+    if not priming.activity.held or desired is None:
+        return None
+    live = reading.integer(context.deployment, "spec", "replicas") or 0
+    return min(live, desired) if context.live_address == context.address else desired
+
+
+def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:
+    if replicas is None:
+        return deployment
+    return {**deployment, "spec": {**deployment["spec"], "replicas": replicas}}

@@ -1,14 +1,14 @@
-"""What is recorded on a claim about the caches on it, as annotations.
+"""Records about the caches on a PVC: annotations of the PVC.
 
-    used.vllm-operator.dev/KEY:         since when Pods use them
-    primed.vllm-operator.dev/KEY:       when a Pod with these caches was first seen to be Ready
-    priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod fills them at present
-    quarantined.vllm-operator.dev/KEY:  when they were left behind because they are damaged
-    vllm-operator.dev/remounted:        when it was mounted anew (`vllm_operator.caches.remounting`)
-    image.vllm-operator.dev/KEY:        which image has filled them (`vllm_operator.caches.directories`)
+    used.vllm-operator.dev/KEY:         time since which Pods use the directory
+    primed.vllm-operator.dev/KEY:       time when a Pod with these caches was first Ready
+    priming.vllm-operator.dev/KEY:      NAME/UID/TIME of the VLLMDeployment whose Pod is filling the directory
+    quarantined.vllm-operator.dev/KEY:  time when the directory was quarantined because its caches are damaged
+    vllm-operator.dev/remounted:        times of remounts (`vllm_operator.caches.remounting`)
+    image.vllm-operator.dev/KEY:        image that filled the directory (`vllm_operator.caches.directories`)
 
-The claim is the place for it: it lives as long as the caches do, and all who share it can read it. Only a directory that is
-recorded here, under any of these names, may be removed from the volume.
+A PVC lives as long as the caches on it, and every VLLMDeployment that shares it can read its annotations. The operator deletes only
+directories that have one of these records.
 """
 
 import re
@@ -31,7 +31,7 @@ from vllm_operator.pods import reading
 Changes = dict[str, str | None]
 """Annotations to set, or to remove where the value is None."""
 KEY = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
-"""What can be a key: the name part of an annotation. `podTemplate` may mount any folder, even a nested one."""
+"""Form of a key: the name part of an annotation. `podTemplate` may mount any directory, even a nested one."""
 _RECORDS = (
     USED_ANNOTATION_PREFIX,
     PRIMED_ANNOTATION_PREFIX,
@@ -43,7 +43,7 @@ _RECORDS = (
 
 @dataclass(frozen=True, slots=True)
 class PrimingLease:
-    """Who fills a cache, and since when. `since` is None where the time cannot be read."""
+    """The VLLMDeployment that fills a cache, and since when; None if the time cannot be read."""
 
     name: str
     uid: str
@@ -54,43 +54,43 @@ class PrimingLease:
 
 
 def read_lease(claim: Mapping[str, Any] | None, key: str) -> PrimingLease | None:
-    """Who fills the caches of a key; None if nobody does. A text that is no lease counts as nobody."""
+    """Return the lease on the caches of a key; None without a lease that can be read."""
     name, _, rest = _annotation(claim, PRIMING_ANNOTATION_PREFIX + key).partition("/")
     uid, _, since = rest.partition("/")
     return PrimingLease(name, uid, reading.moment(since)) if name and uid else None
 
 
 def recorded_keys(claim: Mapping[str, Any] | None) -> frozenset[str]:
-    """The directories that a claim records as the operator's, by this version or an earlier one."""
+    """Return the directories that a PVC records as created by the operator, in this version or an earlier one."""
     names = map(str, reading.mapping(claim, "metadata", "annotations"))
     keys = (name.removeprefix(prefix) for name in names for prefix in _RECORDS if name.startswith(prefix))
     return frozenset(key for key in keys if KEY.fullmatch(key))
 
 
 def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Changes:
-    """What to record of the directory that Pods are going to use; nothing if that is known."""
+    """Return the record that Pods use a directory; empty if it exists."""
     if claim is None or _annotation(claim, USED_ANNOTATION_PREFIX + key):
         return {}
     return {USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
 
 
 def writable(record: Changes) -> Changes:
-    """The part of a record whose names an API server accepts."""
+    """Return the changes whose names the API server accepts."""
     return {name: value for name, value in record.items() if name == REMOUNTED_ANNOTATION or KEY.fullmatch(name.partition("/")[2])}
 
 
 def is_primed(claim: Mapping[str, Any] | None, key: str) -> bool:
-    """Whether the caches of a key were seen to be filled."""
+    """Return whether the caches of a key are filled."""
     return bool(_annotation(claim, PRIMED_ANNOTATION_PREFIX + key))
 
 
 def is_quarantined(claim: Mapping[str, Any] | None, key: str) -> bool:
-    """Whether the caches of a key were left behind as damaged."""
+    """Return whether the caches of a key are quarantined."""
     return bool(_annotation(claim, QUARANTINED_ANNOTATION_PREFIX + key))
 
 
 def quarantine_record(claim: Mapping[str, Any] | None, status: CacheStatus | None) -> Changes:
-    """What to record of the directories that a status lists as left behind."""
+    """Return the missing records of directories that the status lists as quarantined."""
     record: Changes = {}
     for entry in (status.quarantined if status else None) or ():
         if claim is None or is_quarantined(claim, entry.key):

@@ -1,16 +1,30 @@
-"""Where caches and weights are kept: what the spec says, with what follows where it says nothing.
+"""The volumes of caches and weights: what the spec asks for, and what the operator may change of an existing PersistentVolumeClaim.
 
-Weights have a volume of their own. They do not depend on the GPU or the image, are a hundred times as large as caches and can
-be downloaded again, so their size and their life differ. They stay beside the caches where those are on a claim of the
-user's (which may hold weights already, for several to share), on a directory of the node or of the Pod, or on a volume of
-`podTemplate`; and for as long as they were downloaded there before, because no start shall download them again unasked.
+Weights have a volume of their own. They do not depend on the GPU or the image, are a hundred times larger than caches, and can be
+downloaded again. They stay beside the caches in three cases: the caches are on a PVC that the user named, on a host path, in an
+emptyDir, or on a volume of `podTemplate`; the model is not downloaded from the hub; or an earlier version of the operator downloaded
+them there, because no start should download them again.
+
+The operator writes only to PVCs that it created. Labels and annotations do not show that: users can copy them, and earlier versions
+labelled PVCs that they had found. `metadata.managedFields` does. The API server maintains it, and the access modes of a PVC belong to
+whoever created it, because nobody can change them later.
+
+Of an existing PVC only the size can change, only upwards, and only when it is bound. The API server refuses other changes, and with
+them the whole manifest. The operator therefore does not request them, and reports them.
 """
 
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import Plan, PlannedWeights, WeightsPlace
+from vllm_operator.caches.context import CacheContext
 from vllm_operator.catalog.paths import model_argument
+from vllm_operator.pods import reading
+from vllm_operator.pods.quantities import read_bytes
 from vllm_operator.pods.reading import mapping, sequence
 
 CACHE_VOLUME = "cache"
@@ -18,50 +32,50 @@ WEIGHTS_VOLUME = "weights"
 DEFAULT_HOST_PATH = "/var/cache/vllm-operator"
 GIBIBYTE = 2**30
 STEP = 10 * GIBIBYTE
-"""Sizes of claims are multiples of this: a round number, and one that does not change with each estimate."""
+"""Sizes of PVCs are multiples of this, so that they do not change with each estimate."""
 UNKNOWN_WEIGHTS = 100 * GIBIBYTE
-"""For a model of unknown size; holds 45 billion parameters of two bytes."""
+"""For a model of unknown size. Holds 45 billion parameters of two bytes."""
 
 
 def storage_of(spec: StorageSpec | None) -> Storage:
-    """What holds the files of a spec."""
+    """Return the kind of storage of a spec."""
     if spec is None:
         return Storage.SHARED_CLAIM
     return spec.storage or (Storage.HOST_PATH if spec.host_path else Storage.SHARED_CLAIM)
 
 
 def cache_claim_name(resource: VLLMDeployment) -> str:
-    """Name of the shared claim of the caches: the user's own if one is named, else `<name>-cache`."""
+    """Return the name of the shared PVC of the caches: the one in the spec, else `<name>-cache`."""
     named = resource.spec.cache.claim_name if resource.spec.cache else None
     return named or f"{resource.metadata.name}-cache"
 
 
 def weights_claim_name(resource: VLLMDeployment) -> str:
-    """Name of the shared claim of the weights: the user's own if one is named, else `<name>-weights`."""
+    """Return the name of the shared PVC of the weights: the one in the spec, else `<name>-weights`."""
     named = resource.spec.weights.claim_name if resource.spec.weights else None
     return named or f"{resource.metadata.name}-weights"
 
 
 def weights_storage(spec: VLLMDeploymentSpec, planned: PlannedWeights | None) -> StorageSpec | None:
-    """How the weights of a plan are kept; None where they are beside the caches."""
+    """Return the storage of the weights of a plan; None if they are beside the caches."""
     if planned is None or planned.place is WeightsPlace.WITH_CACHES:
         return None
     cache = spec.cache or CacheSpec()
     desired: StorageSpec = spec.weights or StorageSpec(storage=cache.storage)
     if desired.claim_name or storage_of(desired) in (Storage.HOST_PATH, Storage.EMPTY_DIR):
         return desired
-    ours = cache.volume or ClaimVolume()
-    given = desired.volume or ClaimVolume(storage_class_name=ours.storage_class_name, access_mode=ours.access_mode)
+    of_caches = cache.volume or ClaimVolume()
+    given = desired.volume or ClaimVolume(storage_class_name=of_caches.storage_class_name, access_mode=of_caches.access_mode)
     return desired.model_copy(update={"volume": given.model_copy(update={"size": given.size or planned.volume_size})})
 
 
 def plan_weights(resource: VLLMDeployment, weight_bytes: int | None, pinned: Plan | None) -> PlannedWeights:
-    """Decide where the weights of a model are kept.
+    """Decide where to keep the weights of a model.
 
     Args:
         resource: The VLLMDeployment.
         weight_bytes: Size of all weight files; None if unknown.
-        pinned: The plan before.
+        pinned: The previous plan.
     """
     spec = resource.spec
     if spec.weights is None and _are_beside_caches(resource, pinned):
@@ -73,7 +87,7 @@ def plan_weights(resource: VLLMDeployment, weight_bytes: int | None, pinned: Pla
 
 
 def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight_bytes: int | None) -> list[str]:
-    """Say that the size of the claim of the weights is a guess, where it is."""
+    """Return a note if the size of the PVC of the weights is a guess."""
     given = resource.spec.weights.volume if resource.spec.weights else None
     if planned.volume_size is None or weight_bytes is not None or (given is not None and given.size):
         return []
@@ -86,7 +100,7 @@ def about_unknown_size(resource: VLLMDeployment, planned: PlannedWeights, weight
 def _are_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
     spec = resource.spec
     if not spec.model.uri.startswith("hf://"):
-        return True  # the weights are on the user's claim; what remains is small
+        return True  # the weights are on the user's PVC, and the rest is small
     volumes = sequence(mapping(spec.pod_template, "spec").get("volumes"))
     if any(mapping(volume).get("name") == CACHE_VOLUME for volume in volumes):
         return True
@@ -96,15 +110,84 @@ def _are_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
 
 
 def _were_beside_caches(resource: VLLMDeployment, pinned: Plan | None) -> bool:
-    """Whether this model was downloaded to the claim of the caches before weights had one of their own."""
+    """Whether an earlier version of the operator downloaded this model to the PVC of the caches."""
     if pinned is None or pinned.model != model_argument(resource.spec.model.uri):
         return False
     before = resource.status.cache
-    same_claim = before is not None and before.claim_name == cache_claim_name(resource)
-    return same_claim and (pinned.weights is None or pinned.weights.place is WeightsPlace.WITH_CACHES)
+    is_same_claim = before is not None and before.claim_name == cache_claim_name(resource)
+    return is_same_claim and (pinned.weights is None or pinned.weights.place is WeightsPlace.WITH_CACHES)
 
 
 def _size(weight_bytes: int | None) -> str:
-    """What the claim of weights needs: a fifth more than they are, for what a revision changes, and 10 GiB for all else."""
+    """Size of the PVC of the weights: a fifth more than the weights, for files that a new revision changes, and 10 GiB."""
     needed = UNKNOWN_WEIGHTS if weight_bytes is None else weight_bytes + weight_bytes // 5 + STEP
     return f"{-(-needed // STEP) * STEP // GIBIBYTE}Gi"
+
+
+_CLAIM = "PersistentVolumeClaim"
+_FIXED = (("accessModes", "access mode"), ("storageClassName", "storage class"))
+
+
+def is_created_by_operator(claim: Mapping[str, Any]) -> bool:
+    """Return whether the operator created a PVC: it applied the access modes, and nobody else has set them.
+
+    That is also true for PVCs of earlier versions, and for those that `kubectl delete --cascade=orphan` left behind.
+    """
+    is_created = False
+    for entry in reading.objects(claim, "metadata", "managedFields"):
+        if "f:accessModes" not in reading.mapping(entry, "fieldsV1", "f:spec"):
+            continue
+        if (entry.get("manager"), entry.get("operation")) != (FIELD_MANAGER, "Apply"):
+            return False
+        is_created = True
+    return is_created
+
+
+def unowned_claims(manifests: Sequence[Mapping[str, Any]], context: CacheContext) -> tuple[str, ...]:
+    """Return the names of the desired PVCs that exist already and that the operator did not create."""
+    names = [str(manifest["metadata"]["name"]) for manifest in manifests if manifest["kind"] == _CLAIM]
+    return tuple(name for name in names if (live := context.claims.get(name)) is not None and not is_created_by_operator(live))
+
+
+def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the manifests with the PVCs as they can be applied, and a note about what cannot be applied; None without any."""
+    result, notes = [], []
+    for manifest in manifests:
+        live = context.claims.get(manifest["metadata"]["name"]) if manifest["kind"] == _CLAIM else None
+        if live is not None:
+            spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(context.resource, manifest))
+            manifest = {**manifest, "spec": spec}
+            notes.append(note)
+        result.append(manifest)
+    return result, " ".join(note for note in notes if note) or None
+
+
+def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:
+    """Whether the size is in the spec. A default or an estimate below the actual size needs no note."""
+    spec = resource.spec.weights if claim["metadata"]["name"] == weights_claim_name(resource) else resource.spec.cache
+    return spec is not None and spec.volume is not None and spec.volume.size is not None
+
+
+def _fit(desired: Mapping[str, Any], live: Mapping[str, Any], *, is_asked: bool) -> tuple[dict[str, Any], str | None]:
+    name, present = reading.text(live, "metadata", "name"), reading.mapping(live, "spec")
+    spec = dict(desired)
+    changed = [(field, word) for field, word in _FIXED if field in desired and desired[field] != present.get(field)]
+    for field, _ in changed:
+        spec[field] = present.get(field)
+    spec = {field: value for field, value in spec.items() if value is not None}
+    size, is_size = desired["resources"]["requests"]["storage"], reading.text(present, "resources", "requests", "storage")
+    difference = (read_bytes(size) or 0) - (read_bytes(is_size) or 0) if is_size else 0
+    bound = reading.text(live, "status", "phase") == "Bound"
+    if difference < 0 or (difference and not bound):
+        spec["resources"] = {"requests": {"storage": is_size}}
+    if changed:
+        words = " and ".join(word for _, word in changed)
+        return spec, (
+            f"Kubernetes cannot change the {words} of PersistentVolumeClaim {name}, so it stays as it is. To replace it, set spec.replicas "
+            f"to 0 and delete the PVC, which deletes its data."
+        )
+    if difference < 0:
+        return spec, None if not is_asked else f"PersistentVolumeClaim {name} has {is_size} and cannot shrink. It keeps its size."
+    if difference and not bound:
+        return spec, f"PersistentVolumeClaim {name} is resized to {size} when it is bound."
+    return spec, None

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.caches.volume_changes import is_created_by_operator
+from vllm_operator.caches.volumes import is_created_by_operator
 from vllm_operator.cluster import ownership
 from vllm_operator.cluster.client import (
     AUTOSCALER,

@@ -16,6 +16,8 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import StartupState
 from vllm_operator.status.estimates import is_warm
 
+LONGEST_START_SECONDS = 30 * 86_400
+"""Limit of the time that a startup probe allows. Python cannot represent the dates that the largest values lead to."""
 LATE_FACTOR = 2
 """A start may take this many times as long as the last one with the same caches."""
 SLACK_SECONDS = 600
@@ -71,4 +73,4 @@ def _probe_seconds(observed: ObservedState, view: PodView) -> int | None:
     probe = reading.mapping(reading.named(pod, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")
     failures = reading.integer(probe, "failureThreshold")
     delay, period = reading.integer(probe, "initialDelaySeconds") or 0, reading.integer(probe, "periodSeconds") or _KUBELET_PERIOD_SECONDS
-    return max(1, delay + failures * period) if failures else None
+    return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None

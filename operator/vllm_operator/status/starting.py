@@ -128,8 +128,8 @@ def _waiting(observed: ObservedState) -> int:
 
 def _all_serve(observed: ObservedState) -> Verdict:
     observation, say = observed.observation, observed.messages.say
-    if observation.activity.held and observation.activity.foreign_claims:
-        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.foreign_claims))
+    if observation.activity.held and observation.activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("starting.claim_not_owned", claims=observation.activity.unowned_claims))
     if observation.activity.held:
         return Verdict(TRUE, Reason.PRIMING, say("starting.held", serving=observed.serving))
     if not rollout.is_rolled_out(observed) and observation.outcome.plan is not None:

@@ -73,7 +73,7 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
             return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
     activity = observed.observation.activity
-    if claim.name in activity.foreign_claims:
+    if claim.name in activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
     if reading.text(claim.live, "metadata", "deletionTimestamp"):
         is_named = claim.spec is not None and claim.spec.claim_name is not None
