@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from vllm_operator.catalog.resources import list_data, read_data
-from vllm_operator.catalog.rules import Component, RuleKind, load_rules
+from vllm_operator.catalog.rule_matching import Component
+from vllm_operator.catalog.rules import RuleKind, load_rules
 from vllm_operator.catalog.versions import load_versions
 
 TARGET = Path(__file__).parent.parent / "docs" / "backends.md"

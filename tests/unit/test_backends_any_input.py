@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from support.backends import decide, knowledge
 from support.product import ARCHITECTURES, MODELS
-from vllm_operator.catalog.invocations import Invocation
+from vllm_operator.catalog.backends import Invocation
 
 VERSIONS, _, RULES = knowledge()
 FLAGS = sorted(

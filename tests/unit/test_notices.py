@@ -8,7 +8,7 @@ import yaml
 from support.engine_logs import HEALTHY_START, READY, crash_of, engine_failure
 from support.own_knowledge import LICENCE_SIGNATURE
 from vllm_operator.__main__ import main
-from vllm_operator.catalog.kernels import load_kernels
+from vllm_operator.catalog.backends import load_kernels
 from vllm_operator.catalog.signatures import Severity, load_signatures
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.termination import diagnose_termination

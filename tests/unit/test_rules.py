@@ -4,15 +4,19 @@ from typing import Any
 
 import pytest
 
-from vllm_operator.catalog.invocations import canonical, load_invocations
-from vllm_operator.catalog.kernels import Kernels, load_kernels
-from vllm_operator.catalog.rule_matching import RuleInput, parse_match, parse_range
-from vllm_operator.catalog.rules import Component, Rule, RuleError, RuleKind, build_rules, find_conflicts, load_rules, parse_rule
+from vllm_operator.catalog.backends import Kernels, canonical, load_invocations, load_kernels
+from vllm_operator.catalog.entry import EntryError, parse_entry
+from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, RuleMatch, parse_range
+from vllm_operator.catalog.rules import Rule, RuleKind, build_rules, find_conflicts, load_rules
 
 
 def rule(**given: Any) -> Rule:
     base = {"id": "a", "component": "MoE", "kind": "engine", "backend": "TRITON", "because": "It is so.", "source": "a test"}
-    return parse_rule({**base, **given})
+    return parse_entry(Rule, {**base, **given})
+
+
+def parse_match(written: dict[str, Any]) -> RuleMatch:
+    return parse_entry(Condition, written).compile()
 
 
 @pytest.mark.parametrize(
@@ -94,39 +98,49 @@ def test_conditions_that_exclude_each_other_are_told_apart(one: dict[str, Any], 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"kind": "wish"}, "rule a: 'wish' is not a valid RuleKind"),
-        ({"component": "Coffee"}, "rule a: 'Coffee' is not a valid Component"),
-        ({"when": {"weather": "fine"}}, "unknown condition weather"),
-        ({"when": {"versions": "new"}}, "is not a range"),
-        ({"when": {"environment": {"A": "("}}}, "rule a: "),
-        ({"then": 1}, "unknown key then"),
+        ({"kind": "quark"}, "kind: 'quark' does not exist (did you mean quirk?)"),
+        ({"component": "Coffee"}, "component: 'Coffee' does not exist; use one of AllReduce, AllToAll, Attention, Engine,"),
+        ({"when": {"weather": "fine"}}, "when: 'weather' is not a field; use one of allocations, architectures, arguments,"),
+        ({"when": {"quantisations": "FP8"}}, "when: 'quantisations' is not a field (did you mean quantizations?)"),
+        ({"when": {"except": {"tensor": 2}}}, "when.except: 'tensor' is not a field"),
+        ({"when": {"chosen": {"moe": "TRITON"}}}, "when.chosen.moe: 'moe' does not exist (did you mean MoE?)"),
+        ({"when": {"versions": "new"}}, "when.versions: 'new' is not a range"),
+        ({"when": {"versions": 0.20}}, "when.versions: 0.2 is not text; put it in quotes, such as '0.20'"),
+        ({"when": {"tensor": True}}, "when.tensor: write a number, or a range such as '>=2,<8'"),
+        ({"when": {"environment": {"A": "("}}}, "when.environment.A: '(' is not a regular expression: missing )"),
+        ({"when": {"mig": "yes"}}, "when.mig[0] must be true or false, not 'yes'"),
+        ({"then": 1}, "'then' is not a field"),
         ({"backend": None}, "nothing follows from it"),
-        ({"when": []}, "rule a: "),
-        ({"because": "x" * 1000}, "because is longer than 900 characters"),
-        ({"environment": {"A": "x" * 3000}}, "environment is longer than 2000 characters"),
+        ({"when": []}, "when must be a mapping, not a list"),
+        ({"because": "x" * 1000}, "because must be at most 400 characters long"),
+        ({"because": 7}, "because must be text: put 7 in quotes"),
+        ({"environment": {"A": "x" * 3000}}, "environment.A must be at most 1024 characters long"),
+        ({"environment": {"A": True}}, "environment.A: write 'true' in quotes"),
+        ({"alternatives": ["A"], "kind": "quirk"}, "only a rule of the kind engine has alternatives"),
+        ({"priority": "high"}, "priority must be a whole number, not 'high'"),
     ],
 )
-def test_a_malformed_rule_is_refused_by_name(given: dict[str, Any], message: str) -> None:
-    with pytest.raises(RuleError, match=None) as caught:
+def test_a_mistake_in_a_rule_is_named_with_its_field_and_what_to_write_instead(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(EntryError) as caught:
         rule(**given)
-    assert message in str(caught.value)
+    assert str(caught.value).startswith(message)
 
 
 def test_a_rule_without_a_reason_is_refused() -> None:
-    with pytest.raises(RuleError, match="rule b: because is missing"):
-        parse_rule({"id": "b", "component": "MoE", "kind": "engine", "backend": "X", "source": "s"})
+    with pytest.raises(EntryError, match="because is missing"):
+        parse_entry(Rule, {"id": "b", "component": "MoE", "kind": "engine", "backend": "X", "source": "s"})
 
 
 def test_rules_that_contradict_each_other_are_found_when_loaded() -> None:
     rules = [rule(id="one"), rule(id="two", backend="MARLIN")]
-    with pytest.raises(RuleError, match="one and two may both apply and choose TRITON and MARLIN"):
+    with pytest.raises(EntryError, match="one and two may both apply and choose TRITON and MARLIN"):
         build_rules(rules, (), Kernels(()))
     assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", priority=1)]) == []
     assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", kind="quirk")]) == []
 
 
 def test_two_rules_of_one_name_are_refused() -> None:
-    with pytest.raises(RuleError, match="two rules are called a"):
+    with pytest.raises(EntryError, match="two rules are called a"):
         build_rules([rule(), rule()], (), Kernels(()))
 
 

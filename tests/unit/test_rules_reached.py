@@ -9,8 +9,8 @@ import pytest
 
 from support.backends import decide, describe, knowledge
 from support.product import ARCHITECTURES, GOALS, MODELS, SHAPES
-from vllm_operator.catalog.rule_matching import RuleInput
-from vllm_operator.catalog.rules import Component, Rule
+from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.rules import Rule
 
 VERSIONS, _, RULES = knowledge()
 

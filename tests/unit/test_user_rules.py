@@ -14,10 +14,11 @@ from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
 from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
-from vllm_operator.catalog import rule_checks, user_rules
+from vllm_operator.catalog import user_rules
+from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.loader import with_user_rules
 from vllm_operator.catalog.rule_matching import VALUE_LIMIT, RuleInput
-from vllm_operator.catalog.rules import Rules
+from vllm_operator.catalog.rules import Rule, Rules
 from vllm_operator.catalog.user_rules import add_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
@@ -46,8 +47,8 @@ def test_broken_rules_are_named_and_left_out_and_the_rest_is_used() -> None:
     assert moe(read.rules)[0] == "TRITON"
     assert len(problems) == 4
     assert "component is missing" in problems[0]
-    assert "unknown condition moon" in problems[2]
-    assert "another rule of this name" in problems[3]
+    assert "when: 'moon' is not a field" in problems[2]
+    assert "another rule has this name" in problems[3]
 
 
 def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> None:
@@ -59,25 +60,26 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"id": "Not A Name"}, "id must be lower-case"),
-        ({"id": 7}, "id must be text"),
-        ({"because": "x" * 500}, "because must be text of at most 400"),
-        ({"priority": 5000}, "priority must be a number from -100 to 100"),
-        ({"priority": "high"}, "priority must be a number"),
-        ({"kind": "law"}, "'law' is not a valid RuleKind"),
-        ({"component": "Brakes"}, "'Brakes' is not a valid Component"),
-        ({"when": {"architectures": "sm90"}}, "'sm90' is not an architecture"),
-        ({"when": {"attention": "Fast"}}, "'Fast' does not exist; known are MHA"),
-        ({"when": {"environment": {"A": "("}}}, "'(' is not a regular expression of RE2: missing )"),
-        ({"when": {"environment": {"A": "(?=a)"}}}, "is not a regular expression of RE2: invalid perl operator"),
-        ({"when": {"arguments": {"--a": 7}}}, "a pattern must be text"),
-        ({"when": ["sm_90"]}, "when must be a mapping"),
-        ({"environment": {"A": None}}, "the value of A must be text"),
+        ({"id": "Not A Name"}, "id: 'Not A Name' is not a name: use at most 63 lower-case letters"),
+        ({"id": 7}, "id must be text: put 7 in quotes"),
+        ({"priority": 5000}, "priority must be at most 100"),
+        ({"when": {"architectures": "sm90"}}, "when.architectures[0]: 'sm90' is not an architecture; one looks like sm_90"),
+        ({"when": {"attention": "Fast"}}, "when.attention[0]: 'Fast' does not exist; use one of GQA"),
+        ({"when": {"environment": {"A": "("}}}, "'(' is not a regular expression: missing )"),
+        ({"when": {"environment": {"A": "(?=a)"}}}, "is not a regular expression: invalid perl operator"),
+        ({"when": {"environment": {"A": "x" * 300}}}, "when.environment.A: a regular expression must be at most 200 characters long"),
+        ({"when": {"arguments": {"--a": 7}}}, "when.arguments.--a: 7 is not text; put it in quotes"),
+        ({"when": {"environment": {f"A{n}": "x" for n in range(17)}}}, "when.environment must have at most 16 entries"),
+        ({"environment": {"A": None}}, "environment.A must be text, not empty"),
         ({"environment": {"A B": "1"}}, "is not the name of a variable"),
         ({"arguments": {"max-num-seqs": "1"}}, "is not a flag; one looks like"),
-        ({"arguments": {"--moe-backend": "triton"}, "when": {}}, "vLLM 0.11.0 does not know --moe-backend; say in when.versions"),
-        ({"environment": {"VLLM_NO_SUCH": "1"}}, "vLLM 0.20.1 does not know VLLM_NO_SUCH"),
-        ({"speed": "high"}, "unknown key speed"),
+        (
+            {"arguments": {"--moe-backend": "triton"}, "when": {}},
+            "0.11.0 does not have --moe-backend; limit the rule with when.versions",
+        ),
+        ({"environment": {"VLLM_NO_SUCH": "1"}}, "vLLM 0.20.1 does not have VLLM_NO_SUCH"),
+        ({"speed": "high"}, "'speed' is not a field"),
+        ({"kind": "choise"}, "kind: 'choise' does not exist (did you mean choice?)"),
     ],
 )
 def test_what_is_wrong_with_a_rule_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
@@ -144,18 +146,16 @@ def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
     many = [{**EXPERTS_RULE, "id": f"rule-{number}", "when": when, "priority": number} for number in range(40)]
     read = add_user_rules(OURS, many)
     assert len(read.added) == 32
-    assert all("with it there are more than 512 regular expressions" in problem for problem in read.problems)
+    assert all("the rules up to this one have more than 512 regular expressions" in problem for problem in read.problems)
 
 
 def test_an_error_that_nobody_thought_of_costs_its_rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    checked = rule_checks.complaint
-
-    def fails(document: Mapping[Any, Any]) -> str | None:
+    def fails(model: type[Rule], document: Mapping[Any, Any], **options: Any) -> Rule:
         if document["id"] == "second":
             raise AssertionError("unforeseen")
-        return checked(document)
+        return parse_entry(model, document, **options)
 
-    monkeypatch.setattr(user_rules, "complaint", fails)
+    monkeypatch.setattr(user_rules, "parse_entry", fails)
     read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
     assert read.added == (EXPERTS_RULE["id"],)
     assert read.problems == ("rule second: it cannot be read (AssertionError). The rule is ignored.",)

@@ -4,10 +4,10 @@ Where to look, by subject (`data/` has the knowledge itself):
 
     all files     entry (how an entry is written, and what is said about a mistake), resources (reading), loader (everything at once)
     machines      gpus, images; paths (directories inside the container)
-    vLLM          versions, kernels (where a backend works), invocations (how it is requested), caches (and priming)
+    vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
     models        models
     decisions     rules, rule_matching (when a rule applies)
     starts        stages, logged_names; startup is stages and crashes together
     crashes       signatures, remedies, templates (how their texts are filled in)
-    of the user   user_texts, user_rules, rule_checks, user_signatures, signature_checks, linear_patterns
+    of the user   user_texts, user_rules, user_signatures, signature_checks, linear_patterns
 """

@@ -18,6 +18,8 @@ from vllm_operator.catalog.resources import read_data
 
 SHOWN = 60
 """Longest value or name that a message quotes, in characters; the rest is cut."""
+PATTERN_LIMIT = 200
+"""Longest regular expression of an `Expression`, in characters."""
 LIKENESS = 0.6
 """How similar a name must be to be suggested; 1 is equal."""
 
@@ -135,6 +137,8 @@ def read_specifiers(value: Any) -> SpecifierSet:
 
 def _compile(value: Any, info: Any) -> re.Pattern[str]:
     text = read_text(value, "^fp8")
+    if len(text) > PATTERN_LIMIT:
+        raise ValueError(f"a regular expression must be at most {PATTERN_LIMIT} characters long")
     try:
         compiled: re.Pattern[str] = (info.context or re.compile)(text)
     except (re.error, ValueError, OverflowError, RecursionError) as error:

@@ -1,49 +1,21 @@
-"""The conditions of rules, and the situations that they are held against.
+"""The conditions of rules, and the facts that they are compared with.
 
-A condition names the facts that must hold. A fact that is unknown satisfies no condition that asks for it:
-where something is not known, no rule applies and the choice stays with vLLM.
+A condition names the facts that must hold. An unknown fact satisfies no condition that asks for it: then no rule applies, and
+vLLM chooses.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from enum import Enum, StrEnum
+from typing import Annotated, Any, TypeVar
 
+from pydantic import AfterValidator, BeforeValidator, Field, GetCoreSchemaHandler, PlainValidator, StrictBool
+from pydantic_core import CoreSchema, core_schema
+
+from vllm_operator.api.spec import Allocation, Attention, Distribution, OptimizeFor, Quantization
+from vllm_operator.catalog.entry import Entry, Expression, matching, quote, read_text
 from vllm_operator.catalog.versions import Release, parse_release
-
-MEMBERS: Mapping[str, str] = {
-    "architectures": "architecture",
-    "attention": "attention",
-    "quantizations": "quantization",
-    "families": "family",
-    "routing": "routing",
-    "optimizeFor": "optimize_for",
-    "distributions": "distribution",
-    "allocations": "allocation",
-    "mixtureOfExperts": "mixture_of_experts",
-    "expertParallel": "expert_parallel",
-    "exchangesTokens": "exchanges_tokens",
-    "mig": "mig",
-    "deepSeekHeads": "deepseek_heads",
-    "unevenBlocks": "uneven_blocks",
-    "unevenHeads": "uneven_heads",
-    "unevenWidth": "uneven_width",
-    "unevenExperts": "uneven_experts",
-}
-"""Keys of a condition that list accepted values, and the facts that they are about."""
-
-NUMBERS: Mapping[str, str] = {
-    "tensor": "tensor",
-    "pipeline": "pipeline",
-    "data": "data",
-    "expertTensor": "expert_tensor",
-    "experts": "experts",
-    "routingGroups": "routing_groups",
-    "headsPerRank": "heads_per_rank",
-    "weightGigabytes": "weight_gigabytes",
-    "sliceGigabytes": "slice_gigabytes",
-}
-"""Keys of a condition that give a range of numbers, such as `>=2,<8`, and the facts that they are about."""
 
 ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
     "sm_7x": ("sm_70", "sm_72", "sm_75"),
@@ -53,22 +25,37 @@ ARCHITECTURES: Mapping[str, tuple[str, ...]] = {
 }
 """Names of a condition that stand for several architectures. sm_89 is not in sm_8x: it has FP8 arithmetic."""
 
+SETTINGS_LIMIT = 16
+"""Most variables, flags or patterns in one mapping of a rule."""
 VALUE_LIMIT = 4096
-"""Characters of a variable or argument that are looked at by a pattern; a longer one is unknown, like what is absent."""
+"""Longest variable or argument that a pattern reads, in characters; a longer one is unknown, like an absent one."""
 
-_CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9][0-9.]*)$")
+_CLAUSE = re.compile(r"^(>=|<=|==|>|<)\s*([0-9]+(?:\.[0-9]+){0,3})$")
+
+
+class Component(StrEnum):
+    """Parts of the engine that have a choice of backends, in the order in which they are decided."""
+
+    ATTENTION = "Attention"
+    MLA_DECODE = "MLADecode"
+    SPARSE_ATTENTION = "SparseAttention"
+    MLA_PREFILL = "MLAPrefill"
+    LINEAR_ATTENTION = "LinearAttention"
+    GEMM = "GEMM"
+    ALL_TO_ALL = "AllToAll"
+    MOE = "MoE"
+    ALL_REDUCE = "AllReduce"
+    SAMPLER = "Sampler"
+    KV_CACHE = "KVCache"
+    SPECULATIVE_DECODING = "SpeculativeDecoding"
+    ENGINE = "Engine"
+    """Settings of the engine as a whole: only quirks have it."""
 
 
 @dataclass(frozen=True, slots=True)
 class RuleInput:
-    """What is known when backends are chosen. None: unknown.
+    """What is known when backends are chosen; None if unknown. For the facts, see `Facts` and `Condition`.
 
-    `exchanges_tokens` says whether tokens travel between GPUs to their experts: expert parallelism with more
-    than one data-parallel rank. `deepseek_heads` says whether the MLA head sizes are those of DeepSeek R1.
-    `expert_tensor` is the number of GPUs that each expert is cut over; 1 with expert parallelism. `uneven_blocks` says whether
-    the experts, cut like that, are no multiple of the scales' blocks, `uneven_heads` whether the attention heads cannot be shared
-    out evenly, `uneven_experts` whether the experts cannot, `uneven_width` whether a layer's width is no multiple of 128.
-    `slice_gigabytes` is the memory of a MIG slice by its profile. Sizes are decimal gigabytes.
     `environment` and `arguments` are what the user set on the engine, flags spelled `--like-this`.
     """
 
@@ -129,8 +116,12 @@ def _before(one: Range, other: Range) -> bool:
     return bool(one.high < other.low) or (one.high == other.low and not (one.high_included and other.low_included))
 
 
-def parse_range(text: str, *, releases: bool = False) -> Range:
+def parse_range(text: object, *, releases: bool = False) -> Range:
     """Read `>=0.17.1,<0.20` or `>=2` or `0`.
+
+    Args:
+        text: What is written.
+        releases: Whether it is about versions, and not about numbers.
 
     Raises:
         ValueError: It cannot be read.
@@ -138,11 +129,11 @@ def parse_range(text: str, *, releases: bool = False) -> Range:
     bounds: dict[str, Any] = {}
     for clause in str(text).split(","):
         match = _CLAUSE.match(clause.strip()) or _CLAUSE.match(f"=={clause.strip()}")
-        if match is None:
-            raise ValueError(f"{text!r} is not a range: write for example '>=2' or '>=0.17.1,<0.20'")
+        if match is None or (not releases and match[2].count(".") > 1):
+            raise ValueError(f"{quote(text)} is not a range: write for example '>=2' or '>=0.17.1,<0.20'")
         value = parse_release(match[2] if "." in match[2] else f"{match[2]}.0") if releases else float(match[2])
         if value is None:
-            raise ValueError(f"{clause.strip()!r} is not a version: write for example '>=0.17.1'")
+            raise ValueError(f"{quote(clause.strip())} is not a version: write for example '>=0.17.1'")
         if match[1] in (">", ">=", "=="):
             bounds |= {"low": value, "low_included": match[1] != ">"}
         if match[1] in ("<", "<=", "=="):
@@ -150,12 +141,109 @@ def parse_range(text: str, *, releases: bool = False) -> Range:
     return Range(**bounds)
 
 
+def _read_number(value: object) -> Range:
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError("write a number, or a range such as '>=2,<8'")
+    return parse_range(value)
+
+
+def _expand(names: frozenset[str]) -> frozenset[str]:
+    return frozenset(each for name in names for each in ARCHITECTURES.get(name, (name,)))
+
+
+Element = TypeVar("Element")
+OneOrMore = Annotated[frozenset[Element], BeforeValidator(lambda value: value if isinstance(value, list) else [value])]
+"""A value, or a list of values of which one must match."""
+Releases = Annotated[Range, PlainValidator(lambda value: parse_range(read_text(value, "0.20"), releases=True))]
+Number = Annotated[Range, PlainValidator(_read_number)]
+_is_architecture = matching(
+    r"sm_([0-9]{2,3}|(7|8|10|12)x)", "is not an architecture; one looks like sm_90, or sm_12x for sm_120 and sm_121"
+)
+ArchitectureName = Annotated[str, AfterValidator(_is_architecture)]
+Patterns = Annotated[Mapping[str, Expression], Field(max_length=SETTINGS_LIMIT)]
+
+
+class FactValues(Entry):
+    """Values of facts, by fact: the field names are those of `RuleInput`."""
+
+    architecture: Annotated[OneOrMore[ArchitectureName], AfterValidator(_expand)] = Field(
+        frozenset(), alias="architectures", description="`sm_90`; `sm_7x`, `sm_8x`, `sm_10x` and `sm_12x` stand for their families"
+    )
+    attention: OneOrMore[Attention] = Field(frozenset(), description="kind of attention")
+    quantization: OneOrMore[Quantization] = Field(frozenset(), alias="quantizations", description="number format of the weights")
+    family: OneOrMore[str] = Field(
+        frozenset(), alias="families", description="family of the model, as `vllm-operator catalog models` lists them"
+    )
+    routing: OneOrMore[str] = Field(frozenset(), description="how the router picks experts, by vLLM's name")
+    optimize_for: OneOrMore[OptimizeFor] = Field(frozenset(), description="`spec.optimizeFor`")
+    distribution: OneOrMore[Distribution] = Field(frozenset(), alias="distributions", description="build of vLLM")
+    allocation: OneOrMore[Allocation] = Field(frozenset(), alias="allocations", description="how the GPUs are requested")
+    mixture_of_experts: OneOrMore[StrictBool] = Field(frozenset(), description="the model has experts")
+    expert_parallel: OneOrMore[StrictBool] = Field(frozenset(), description="experts are spread over the GPUs")
+    exchanges_tokens: OneOrMore[StrictBool] = Field(
+        frozenset(), description="tokens travel between GPUs to their experts: expert parallelism with more than one data-parallel rank"
+    )
+    mig: OneOrMore[StrictBool] = Field(frozenset(), description="the GPU is a MIG slice")
+    deepseek_heads: OneOrMore[StrictBool] = Field(
+        frozenset(), alias="deepSeekHeads", description="the MLA head sizes are those of DeepSeek R1"
+    )
+    uneven_blocks: OneOrMore[StrictBool] = Field(
+        frozenset(), description="the part of an expert on one GPU is not a multiple of the blocks that share a scale"
+    )
+    uneven_heads: OneOrMore[StrictBool] = Field(frozenset(), description="the attention heads do not divide by the tensor-parallel size")
+    uneven_width: OneOrMore[StrictBool] = Field(frozenset(), description="the width of a layer is not a multiple of 128")
+    uneven_experts: OneOrMore[StrictBool] = Field(frozenset(), description="the experts do not divide by the number of GPUs")
+
+    @property
+    def values(self) -> Mapping[str, frozenset[Any]]:
+        """What is given, by fact, as plain values."""
+        given = (fact for fact in FactValues.model_fields if fact in self.model_fields_set)
+        return {fact: frozenset(one.value if isinstance(one, Enum) else one for one in getattr(self, fact)) for fact in given}
+
+
+class Condition(FactValues):
+    """The `when` of a rule, as it is written. All that is given must hold; nothing given always holds."""
+
+    versions: Releases = Field(Range(), description="vLLM versions in quotes: `'>=0.17.1,<0.20'`")
+    tensor: Number = Field(Range(), description="tensor-parallel size: a number or a range such as `'>=2,<8'`")
+    pipeline: Number = Field(Range(), description="pipeline-parallel size")
+    data: Number = Field(Range(), description="data-parallel size")
+    expert_tensor: Number = Field(Range(), description="number of GPUs that share one expert; 1 with expert parallelism")
+    experts: Number = Field(Range(), description="routed experts of a layer")
+    routing_groups: Number = Field(Range(), description="groups of experts")
+    heads_per_rank: Number = Field(Range(), description="attention heads on one GPU")
+    weight_gigabytes: Number = Field(Range(), description="size of all weights, in decimal gigabytes")
+    slice_gigabytes: Number = Field(Range(), description="memory of the MIG slice by its profile, in decimal gigabytes")
+    excluded: FactValues = Field(FactValues(), alias="except", description="values of the facts above that must not hold")
+    chosen: Mapping[Component, OneOrMore[str]] = Field({}, description="backends chosen so far, by component")
+    forced: Mapping[Component, OneOrMore[str]] = Field({}, description="backends that the user forced, by component")
+    environment: Patterns = Field({}, description="variables that the user set: a regular expression by name")
+    arguments: Patterns = Field({}, description="flags that the user set: a regular expression by name")
+
+    def compile(self) -> "RuleMatch":
+        """Return the form that is fast to compare."""
+        numbers = {fact: getattr(self, fact) for fact in NUMBERS if fact in self.model_fields_set}
+        chosen, forced = ({component.value: names for component, names in each.items()} for each in (self.chosen, self.forced))
+        return RuleMatch(self.versions, self.values, self.excluded.values, numbers, chosen, forced, self.environment, self.arguments)
+
+
+NUMBERS = (
+    "tensor",
+    "pipeline",
+    "data",
+    "expert_tensor",
+    "experts",
+    "routing_groups",
+    "heads_per_rank",
+    "weight_gigabytes",
+    "slice_gigabytes",
+)
+"""Facts that are numbers."""
+
+
 @dataclass(frozen=True, slots=True)
 class RuleMatch:
-    """What must hold for a rule to apply. An empty condition always holds.
-
-    `chosen` looks at the backends chosen so far, `forced` only at those that the user forced; both by component.
-    """
+    """A `Condition` in the form that is fast to compare. An empty one always holds."""
 
     versions: Range = Range()
     members: Mapping[str, frozenset[Any]] = field(default_factory=dict)
@@ -166,9 +254,14 @@ class RuleMatch:
     environment: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
     arguments: Mapping[str, re.Pattern[str]] = field(default_factory=dict)
 
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: type, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Read it as a `Condition`."""
+        return core_schema.no_info_after_validator_function(Condition.compile, handler.generate_schema(Condition))
+
     def holds(self, rule_input: RuleInput, chosen: Mapping[str, str], forced: Mapping[str, str]) -> bool:
         """Whether the condition holds, given the backends chosen so far and those that the user forced."""
-        # Plain loops: this is asked some hundred times for each plan, and most rules fail at their first fact.
+        # Plain loops: this runs some hundred times per plan, and most rules fail at their first fact.
         for fact, values in self.members.items():
             if getattr(rule_input, fact) not in values:
                 return False
@@ -190,7 +283,7 @@ class RuleMatch:
         return True
 
     def possible(self, rule_input: RuleInput, chosen: Mapping[str, str]) -> bool:
-        """Whether nothing that is known speaks against the condition: unknown facts are given the benefit of the doubt."""
+        """Whether no known fact contradicts the condition. Unknown facts do not."""
         return (
             self.versions.contains(rule_input.release)
             and all((value := getattr(rule_input, fact)) is None or value in values for fact, values in self.members.items())
@@ -201,7 +294,7 @@ class RuleMatch:
         )
 
     def disjoint(self, other: "RuleMatch") -> bool:
-        """Whether the two can be told never to hold at once."""
+        """Whether the two can never hold at the same time, as far as the conditions show."""
         if self.versions.disjoint(other.versions):
             return True
         sets = ((self.members, other.members), (self.chosen, other.chosen), (self.forced, other.forced))
@@ -218,35 +311,3 @@ class RuleMatch:
 
 def _found(pattern: re.Pattern[str], value: str | None) -> bool:
     return value is not None and len(value) <= VALUE_LIMIT and pattern.search(value) is not None
-
-
-def parse_match(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Pattern[str]] = re.compile) -> RuleMatch:
-    """Read the `when` of a rule. `compile_pattern` reads the regular expressions in it.
-
-    Raises:
-        ValueError: A key is not known, or a value cannot be read.
-    """
-    known = {"versions", "except", "chosen", "forced", "environment", "arguments", *MEMBERS, *NUMBERS}
-    if unknown := sorted(set(data) - known):
-        raise ValueError(f"unknown condition {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    return RuleMatch(
-        versions=parse_range(data["versions"], releases=True) if "versions" in data else Range(),
-        members=_members(data),
-        excluded=_members(data.get("except", {})),
-        numbers={NUMBERS[key]: parse_range(data[key]) for key in NUMBERS if key in data},
-        chosen={component: frozenset(_listed(names)) for component, names in data.get("chosen", {}).items()},
-        forced={component: frozenset(_listed(names)) for component, names in data.get("forced", {}).items()},
-        environment={name: compile_pattern(pattern) for name, pattern in data.get("environment", {}).items()},
-        arguments={name: compile_pattern(pattern) for name, pattern in data.get("arguments", {}).items()},
-    )
-
-
-def _members(data: Mapping[str, Any]) -> dict[str, frozenset[Any]]:
-    values = {key: _listed(data[key]) for key in MEMBERS if key in data}
-    return {
-        MEMBERS[key]: frozenset(one for value in listed for one in ARCHITECTURES.get(value, (value,))) for key, listed in values.items()
-    }
-
-
-def _listed(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list) else [value]

@@ -1,24 +1,24 @@
-"""Which backends to use where, as data: rules, and how a backend is asked for in each version.
+"""Which backends to use where, as data.
 
-A rule says for one component under which condition it applies and what follows. Four kinds of knowledge
-compete, in this order: what the user forces; a quirk (a combination known to fail, and the way around it);
-a choice (what is best here); what the engine would do by itself. Within a kind the rule with the highest
-priority wins; two rules of the same kind, component and priority may not both apply unless they agree, which
-is checked when the rules are loaded.
+A rule says for one component under which condition it applies and what follows. Four sources compete, in this order: what the
+user forces; a quirk (a combination known to fail, and the way around it); a choice (what is best here); vLLM's default. Within
+a kind the rule with the highest priority wins. Two rules of the same kind, component and priority may not both apply
+unless they agree, which is checked when the rules are loaded.
 """
 
-import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
-from functools import cache
+from functools import cache, lru_cache
 from itertools import combinations
-from typing import Any
+from typing import Annotated, Any
 
-from vllm_operator.catalog.invocations import Invocation, load_invocations
-from vllm_operator.catalog.kernels import Kernels, load_kernels
+from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
+
+from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations, load_kernels
+from vllm_operator.catalog.entry import Entry, EntryError, matching, parse_entries
 from vllm_operator.catalog.resources import list_data, read_data
-from vllm_operator.catalog.rule_matching import RuleMatch, parse_match
+from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
 from vllm_operator.catalog.versions import Release
 
 
@@ -30,119 +30,89 @@ class RuleKind(StrEnum):
     ENGINE = "engine"
 
 
-class Component(StrEnum):
-    """Parts of the engine that have a choice of backends, in the order in which they are decided."""
+def _read_setting(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError(f"write '{str(value).lower()}' in quotes, or what else the value is")
+    return str(value) if isinstance(value, int | float) else value
 
-    ATTENTION = "Attention"
-    MLA_DECODE = "MLADecode"
-    SPARSE_ATTENTION = "SparseAttention"
-    MLA_PREFILL = "MLAPrefill"
-    LINEAR_ATTENTION = "LinearAttention"
-    GEMM = "GEMM"
-    ALL_TO_ALL = "AllToAll"
-    MOE = "MoE"
-    ALL_REDUCE = "AllReduce"
-    SAMPLER = "Sampler"
-    KV_CACHE = "KVCache"
-    SPECULATIVE_DECODING = "SpeculativeDecoding"
-    ENGINE = "Engine"
-    """Settings of the engine as a whole: only quirks have it."""
+
+RuleName = Annotated[
+    str,
+    AfterValidator(
+        matching(r"[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?", "is not a name: use at most 63 lower-case letters, digits, dashes and dots")
+    ),
+]
+Backend = Annotated[str, AfterValidator(matching(r"[A-Za-z0-9_.:-]{1,64}", "is not the name of a backend"))]
+VariableName = Annotated[str, AfterValidator(matching(r"[A-Za-z_][A-Za-z0-9_]{0,127}", "is not the name of a variable"))]
+FlagName = Annotated[str, AfterValidator(matching(r"--[a-z0-9][-a-z0-9_.]{0,125}", "is not a flag; one looks like --max-num-seqs"))]
+Value = Annotated[str, Field(max_length=1024), BeforeValidator(_read_setting)]
+Reason = Annotated[str, Field(min_length=1, max_length=400)]
+Message = Annotated[str, Field(min_length=1, max_length=900)]
+
+
+class Rule(Entry):
+    """One rule. Its texts go into the status, so they are bounded."""
+
+    id: RuleName = Field(description="unique name, shown in `status.plan.backends[].source`")
+    component: Component = Field(description="part of the engine")
+    kind: RuleKind = Field(description="`quirk`, `choice` or `engine`")
+    when: RuleMatch = Field(RuleMatch(), description="facts that must all hold; an unknown fact never does")
+    backend: Backend | None = Field(None, description="backend that is used")
+    alternatives: Annotated[tuple[Backend, ...], Field(max_length=4)] = Field(
+        (), description="only for `engine`: backends that vLLM uses instead, for reasons that are not visible from outside"
+    )
+    environment: Annotated[Mapping[VariableName, Value], Field(max_length=SETTINGS_LIMIT)] = Field({}, description="variables that are set")
+    arguments: Annotated[Mapping[FlagName, Value | None], Field(max_length=SETTINGS_LIMIT)] = Field(
+        {}, description="flags that are set; a flag without a value has `null`"
+    )
+    refuse: Message | None = Field(None, description="stops the VLLMDeployment: the problem, then what the user can do")
+    warn: Message | None = Field(None, description="note for the user: the problem, then what the user can do")
+    because: Reason = Field(description="reason, in one sentence")
+    source: Reason = Field(description="where it is known from")
+    priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(0, description="the highest of a kind and component wins")
+
+    @model_validator(mode="after")
+    def _check_effect(self) -> "Rule":
+        if self.alternatives and self.kind is not RuleKind.ENGINE:
+            raise ValueError("only a rule of the kind engine has alternatives; remove them")
+        if not (self.backend or self.environment or self.arguments or self.refuse or self.warn):
+            raise ValueError("nothing follows from it; add backend, environment, arguments, refuse or warn")
+        return self
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule.
+class RulesOfVersion:
+    """The part that concerns one version, in order of precedence: rules that choose a backend, by component, and the others."""
 
-    `backend` is what is chosen; `alternatives` are what the engine may take in its place by itself, for reasons that
-    cannot be seen from outside. `environment` and `arguments` are set besides. `refuse` stops the deployment and
-    `warn` is told to the user; both say what is the case and what can be done. `because` is the reason in one
-    sentence, `source` where it is known from.
-    """
-
-    id: str
-    component: Component
-    kind: RuleKind
-    when: RuleMatch
-    because: str
-    source: str
-    backend: str | None = None
-    alternatives: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    arguments: Mapping[str, str | None] = field(default_factory=dict)
-    refuse: str | None = None
-    warn: str | None = None
-    priority: int = 0
+    choosing: Mapping[Component, tuple[Rule, ...]]
+    others: tuple[Rule, ...]
+    invocations: Mapping[Component, tuple[Invocation, ...]]
+    kernels: Kernels
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """All rules in order of precedence, the ways to ask for a backend, and where backends work."""
+    """All rules in order of precedence, the ways to request a backend, and where backends work."""
 
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
     kernels: Kernels
 
-    def of(self, release: Release) -> "Rules":
-        """The part that concerns one version."""
-        return Rules(
-            tuple(rule for rule in self.rules if rule.when.versions.contains(release)),
-            tuple(invocation for invocation in self.invocations if invocation.when.versions.contains(release)),
-            self.kernels,
-        )
+    def of(self, release: Release) -> RulesOfVersion:
+        """Return the part that concerns one of the known versions."""
+        return _select(self, release)
 
 
-class RuleError(ValueError):
-    """Rules that cannot be used: malformed, or in conflict with each other."""
-
-
-_KEYS = {"id", "component", "kind", "when", "because", "source", "priority"}
-_KEYS |= {"backend", "alternatives", "environment", "arguments", "refuse", "warn"}
-
-_LIMITS = {"id": 128, "backend": 64, "because": 900, "source": 350, "refuse": 1000, "warn": 1000, "environment": 2000, "arguments": 2000}
-
-
-def parse_rule(data: Mapping[str, Any], compile_pattern: Callable[[str], re.Pattern[str]] = re.compile) -> Rule:
-    """Read one rule. `compile_pattern` reads the regular expressions in it.
-
-    Raises:
-        RuleError: It is malformed; the message names the rule and what is wrong.
-    """
-    name = data.get("id", "without an id")
-    try:
-        if unknown := sorted(set(data) - _KEYS):
-            raise ValueError(f"unknown key {', '.join(unknown)}")
-        _check_lengths(data)
-        rule = Rule(
-            id=data["id"],
-            component=Component(data["component"]),
-            kind=RuleKind(data["kind"]),
-            when=parse_match(data.get("when", {}), compile_pattern),
-            because=data["because"],
-            source=data["source"],
-            backend=data.get("backend"),
-            alternatives=tuple(data.get("alternatives", ())),
-            environment={key: str(value) for key, value in data.get("environment", {}).items()},
-            arguments={key: None if value is None else str(value) for key, value in data.get("arguments", {}).items()},
-            refuse=data.get("refuse"),
-            warn=data.get("warn"),
-            priority=data.get("priority", 0),
-        )
-    except KeyError as error:
-        raise RuleError(f"rule {name}: {error.args[0]} is missing") from error
-    except (ValueError, TypeError, AttributeError, re.error) as error:
-        raise RuleError(f"rule {name}: {error}") from error
-    if rule.alternatives and rule.kind is not RuleKind.ENGINE:
-        raise RuleError(f"rule {name}: alternatives are what the engine takes by itself; only a rule of the kind engine has them")
-    if not (rule.backend or rule.environment or rule.arguments or rule.refuse or rule.warn):
-        raise RuleError(f"rule {name}: nothing follows from it; give backend, environment, arguments, refuse or warn")
-    return rule
-
-
-def _check_lengths(data: Mapping[str, Any]) -> None:
-    """What a rule says ends up in the status, whose texts are bounded."""
-    for key, limit in _LIMITS.items():
-        if len(str(data.get(key, ""))) > limit:
-            raise ValueError(f"{key} is longer than {limit} characters")
+@lru_cache(maxsize=64)
+def _select(rules: Rules, release: Release) -> RulesOfVersion:
+    applying = [rule for rule in rules.rules if rule.when.versions.contains(release)]
+    ways = [way for way in rules.invocations if way.when.versions.contains(release)]
+    return RulesOfVersion(
+        choosing={component: tuple(rule for rule in applying if rule.backend and rule.component is component) for component in Component},
+        others=tuple(rule for rule in applying if not rule.backend),
+        invocations={component: tuple(way for way in ways if way.component is component) for component in Component},
+        kernels=rules.kernels,
+    )
 
 
 def find_conflicts(rules: Iterable[Rule]) -> list[str]:
@@ -163,21 +133,21 @@ def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernel
     """Put rules in order of precedence.
 
     Raises:
-        RuleError: Two rules have the same id, or are in conflict.
+        EntryError: Two rules have the same id, or are in conflict.
     """
     ordered = tuple(sorted(rules, key=lambda rule: (list(RuleKind).index(rule.kind), -rule.priority)))
     seen: set[str] = set()
     for rule in ordered:
         if rule.id in seen:
-            raise RuleError(f"two rules are called {rule.id}")
+            raise EntryError(f"two rules are called {rule.id}")
         seen.add(rule.id)
     if conflicts := find_conflicts(ordered):
-        raise RuleError("; ".join(conflicts))
+        raise EntryError("; ".join(conflicts))
     return Rules(ordered, tuple(invocations), kernels)
 
 
 @cache
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
-    rules = (parse_rule(data) for name in list_data("rules") for data in read_data(name))
+    rules = (rule for name in list_data("rules") for rule in parse_entries(Rule, read_data(name), name))
     return build_rules(rules, load_invocations(), load_kernels())

@@ -5,12 +5,12 @@ broken one is left out and named; it never keeps the others, or the operator, fr
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_operator.catalog.entry import EntryError, parse_entry
 from vllm_operator.catalog.linear_patterns import compile_linear
-from vllm_operator.catalog.rule_checks import complaint
-from vllm_operator.catalog.rules import Rule, RuleError, Rules, build_rules, find_conflicts, parse_rule
+from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
 from vllm_operator.catalog.user_texts import Broken, TextError, read_entries
 from vllm_operator.catalog.versions import Versions
 
@@ -76,17 +76,15 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
         try:
             rule = _read(document, versions)
             if rule.id in taken:
-                raise RuleError(f"rule {rule.id}: there is another rule of this name")
+                raise EntryError("another rule has this name")
             if conflict := _conflict(rule, added):
-                raise RuleError(f"rule {rule.id}: {conflict}")
+                raise EntryError(conflict)
             expressions += len(rule.when.environment) + len(rule.when.arguments)
             if expressions > EXPRESSIONS_LIMIT:
-                raise RuleError(f"rule {rule.id}: with it there are more than {EXPRESSIONS_LIMIT} regular expressions")
-        except RuleError as error:
-            problems.append(f"{error}. The rule is ignored.")
-            continue
-        except Exception as error:  # one rule must not cost the others, whatever was not thought of
-            problems.append(f"rule {name_of(document)}: it cannot be read ({type(error).__name__}). The rule is ignored.")
+                raise EntryError(f"the rules up to this one have more than {EXPRESSIONS_LIMIT} regular expressions")
+        except Exception as error:  # one rule must not cost the others, whatever is wrong with it
+            reason = error if isinstance(error, EntryError) else f"it cannot be read ({type(error).__name__})"
+            problems.append(f"rule {name_of(document)}: {reason}. The rule is ignored.")
             continue
         taken.add(rule.id)
         added.append(rule)
@@ -97,22 +95,16 @@ def add_user_rules(rules: Rules, documents: Sequence[Any], versions: Versions | 
 
 def _read(document: Any, versions: Versions | None) -> Rule:
     if isinstance(document, Broken):
-        raise RuleError(f"rule {name_of(document)}: {document.reason}")
-    if not isinstance(document, dict):
-        raise RuleError(f"{str(document)[:50]!r} is not a rule")
-    if wrong := complaint(document):
-        raise RuleError(f"rule {name_of(document)}: {wrong}")
-    rule = parse_rule(document, compile_pattern=compile_linear)
+        raise EntryError(document.reason)
+    rule = parse_entry(Rule, document, compile_pattern=compile_linear)
     for table in versions.tables if versions else ():
         if not rule.when.versions.contains(table.release):
             continue
         unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
         unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
         if unknown:
-            raise RuleError(
-                f"rule {rule.id}: vLLM {table.version} does not know {', '.join(unknown)}; say in when.versions where the rule applies"
-            )
-    return replace(rule, priority=rule.priority + USER_PRIORITY)
+            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)}; limit the rule with when.versions")
+    return rule.model_copy(update={"priority": rule.priority + USER_PRIORITY})
 
 
 def name_of(document: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from vllm_operator.api.status import CacheState
-from vllm_operator.catalog.rules import Component
+from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.observation.starts import LONGEST_STAGE_SECONDS, known_stages, next_start_finds
 from vllm_operator.observation.state import ObservedState
 from vllm_operator.startup.state import Progress, Stage, StartupState

@@ -13,9 +13,9 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.spec import Attention, BackendsSpec
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, PlannedArgument, PlannedVariable
-from vllm_operator.catalog.invocations import Invocation, Setting, canonical
-from vllm_operator.catalog.rule_matching import RuleInput
-from vllm_operator.catalog.rules import Component, Rule, RuleKind, Rules
+from vllm_operator.catalog.backends import Invocation, Setting, canonical
+from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.outcome import Verdict
@@ -107,7 +107,7 @@ class _Choosing:
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
-    rules: Rules
+    rules: RulesOfVersion
     forced: Mapping[Component, str]
     chosen: dict[str, str] = field(default_factory=dict)
     by_user: dict[str, str] = field(default_factory=dict)
@@ -122,7 +122,7 @@ class _Choosing:
 
     def decide(self, component: Component) -> None:
         """Choose the backend of one component, if anything is known about it."""
-        ways = tuple(way for way in self.rules.invocations if way.component == component and self._holds_way(way))
+        ways = tuple(way for way in self.rules.invocations[component] if self._holds_way(way))
         if component in self.forced:
             self._force(component, canonical(self.forced[component], ways), ways)
             return
@@ -130,7 +130,7 @@ class _Choosing:
             if asked := way.asked(self.rule_input, self.table):
                 self._user(component, asked[0], f"set by {asked[1]} in spec.engine", ways)
                 return
-        applying = [rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)]
+        applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         engine = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         for rule in applying:
             assert rule.backend is not None  # `applying` holds only such rules
@@ -147,8 +147,8 @@ class _Choosing:
 
     def result(self, allow_known_bad: bool) -> BackendDecision:
         """Apply the rules that set, warn and refuse, and sum up."""
-        for rule in self.rules.rules:
-            if not rule.backend and self._holds(rule):
+        for rule in self.rules.others:
+            if self._holds(rule):
                 self._follow(rule)
         found = [*self.unsuited.values(), *self.known_bad]
         known_bad = [] if allow_known_bad else found
@@ -196,7 +196,7 @@ class _Choosing:
 
     def _otherwise(self, component: Component, backend: str) -> str:
         """What would be taken if the user left it open, as far as that is known."""
-        rule = next((rule for rule in self.rules.rules if rule.component is component and rule.backend and self._holds(rule)), None)
+        rule = next((rule for rule in self.rules.choosing[component] if self._holds(rule)), None)
         if rule is None:
             return ""
         who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
@@ -235,7 +235,9 @@ class _Choosing:
 
     def _follow(self, rule: Rule) -> None:
         self.followed.append(rule.id)
-        self._set(Setting(rule.environment, {name: value or "" for name, value in rule.arguments.items()}), rule.because)
+        self._set(
+            Setting(environment=rule.environment, arguments={name: value or "" for name, value in rule.arguments.items()}), rule.because
+        )
         if rule.refuse:
             self.known_bad.append(self._fill(rule.refuse))
             for component in (rule.component, *rule.when.forced):

@@ -1,0 +1,133 @@
+"""Backends: where each one works, and how it is requested.
+
+Where a backend works is what the gates in vLLM's sources say: on which GPUs, for which number formats, in which versions. It
+refuses a forced backend before a Pod starts, says what works instead, and checks the rules. A backend without an entry is
+unknown, and not refused.
+
+A backend is requested by a flag if the version has one, else by variables. The way has changed often: MoE kernels were
+chosen by VLLM_USE_FLASHINFER_MOE_FP8 and others up to 0.16 and by --moe-backend since 0.17.1. A backend has one name here
+for all versions; an invocation knows how its versions spell it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from vllm_operator.catalog.entry import Entry, load_list
+from vllm_operator.catalog.rule_matching import Component, RuleInput, RuleMatch
+from vllm_operator.catalog.versions import VersionTable
+
+
+class Kernel(Entry):
+    """A backend of a component, and the alternatives of which one must hold for it to work.
+
+    `needs` is what the image must contain besides.
+    """
+
+    component: Component
+    backend: str
+    works: tuple[RuleMatch, ...]
+    needs: str | None = None
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """All backends that have an entry."""
+
+    entries: tuple[Kernel, ...]
+
+    def find(self, component: str, backend: str) -> Kernel | None:
+        """Return the entry of a backend."""
+        return next((kernel for kernel in self.entries if (kernel.component, kernel.backend) == (component, backend)), None)
+
+    def working(self, component: str, rule_input: RuleInput, chosen: Mapping[str, str]) -> tuple[str, ...]:
+        """Return the backends of a component that no known fact rules out."""
+        return tuple(
+            kernel.backend
+            for kernel in self.entries
+            if kernel.component == component and any(condition.possible(rule_input, chosen) for condition in kernel.works)
+        )
+
+
+class Setting(Entry):
+    """Variables and flags that together request a backend."""
+
+    environment: Mapping[str, str] = {}
+    arguments: Mapping[str, str] = {}
+
+
+class Invocation(Entry):
+    """One way to request the backends of a component.
+
+    Either `flag` takes a name from the version's list `accepts` (in lower case with `spelling: lower`, with the
+    exceptions in `names`), or `settings` holds what each backend needs.
+    """
+
+    component: Component
+    when: RuleMatch = RuleMatch()
+    flag: str | None = None
+    accepts: str | None = None
+    spelling: Literal["lower"] | None = None
+    names: Mapping[str, str] = {}
+    settings: Mapping[str, Setting] = Field({}, alias="backends")
+
+    def spell(self, backend: str) -> str:
+        """Return the backend's name as this flag takes it."""
+        return self.names.get(backend) or (backend.lower() if self.spelling else backend)
+
+    def _accepted(self, table: VersionTable) -> tuple[str, ...]:
+        return table.backends.get(self.accepts or "", ())
+
+    def setting(self, backend: str, table: VersionTable) -> Setting | None:
+        """Return what requests the backend; None if it cannot be requested from this version this way."""
+        if self.flag is None:
+            return self.settings.get(backend)
+        name = self.spell(backend)
+        return Setting(arguments={self.flag: name}) if name in self._accepted(table) else None
+
+    def backends(self, table: VersionTable) -> tuple[str, ...]:
+        """Return the backends that can be requested, by our names, sorted."""
+        if self.flag is None:
+            return tuple(sorted(self.settings))
+        ours = {theirs: name for name, theirs in self.names.items()}
+        return tuple(sorted(ours.get(name, name.upper() if self.spelling else name) for name in self._accepted(table)))
+
+    def asked(self, rule_input: RuleInput, table: VersionTable) -> tuple[str, str] | None:
+        """Return the backend that the user's own flags or variables request, and which do; None if none do."""
+        if self.flag is not None:
+            value = rule_input.arguments.get(self.flag)
+            if value is None:
+                return None
+            match = next((name for name in self.backends(table) if self.spell(name) == value), value)
+            return match, f"{self.flag} {value}"
+        if not rule_input.environment and not rule_input.arguments:
+            return None
+        used: dict[str, str] = {}
+        for setting in self.settings.values():
+            used |= {name: rule_input.environment[name] for name in setting.environment if name in rule_input.environment}
+            used |= {name: rule_input.arguments[name] for name in setting.arguments if name in rule_input.arguments}
+        if not used:
+            return None
+        exact = (name for name, setting in self.settings.items() if {**setting.environment, **setting.arguments} == used)
+        by = ", ".join(f"{name}={value}" for name, value in sorted(used.items()))
+        return next(exact, by), by
+
+
+def canonical(name: str, invocations: tuple[Invocation, ...]) -> str:
+    """Return our name of a backend that a user may spell in vLLM's way: `deep_gemm`, `flashinfer-cutlass`."""
+    upper = name.upper().replace("-", "_")
+    theirs = {spelled.upper().replace("-", "_"): ours for one in invocations for ours, spelled in one.names.items()}
+    return theirs.get(upper, upper)
+
+
+def load_kernels() -> Kernels:
+    """Read where backends work, as it ships with the operator."""
+    return Kernels(load_list(Kernel, "kernels.yaml"))
+
+
+def load_invocations() -> tuple[Invocation, ...]:
+    """Read the invocations that ship with the operator."""
+    return load_list(Invocation, "invocations.yaml")
