@@ -134,6 +134,9 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
         "VLLMDeployment", "full", lambda it: "volume is full" in condition(it, "CacheWarm").get("message", ""), within=60
     )
     await cluster.wait_for("Event", told["metadata"]["name"], lambda it: it["count"] > told["count"], within=60)
+    [job] = [it["metadata"]["name"] for it in await cluster.list_all("Job")]
+    await cluster.delete("PersistentVolumeClaim", "full-cache")
+    await cluster.wait_until_gone("Job", job)
     await cluster.delete("VLLMDeployment", "full")
     await cluster.wait_until_gone("Deployment", "full", within=60)
     await sim.script(path="ok", crash_after=None, backoff=None)

@@ -8,44 +8,11 @@ from typing import Any
 import pytest
 
 from support.fleet import Fleet
+from support.full_volumes import crash, finish, full, jobs
 from support.operators import Bench
 from support.volumes import GENERATION, OLD, age, clean
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, VLLM_DEPLOYMENT, Forbidden
-from vllm_operator.startup.state import Crash, Stage, StartupState
-
-FULL = Crash(signature="DiskFull", cause="A volume is full.", remedy=None, reference=None, line="[Errno 28] No space left on device")
-
-
-async def full(fleet: Fleet, *, restarts: int = 0, **spec: Any) -> str:
-    """A start that found the volume full."""
-    await fleet.serve(**spec)
-    pod = fleet.start()
-    await fleet.settle()
-    crash(fleet, pod, restarts)
-    await fleet.settle()
-    return pod
-
-
-def crash(fleet: Fleet, pod: str, restarts: int) -> None:
-    ended = {"exitCode": 1, "reason": "Error", "startedAt": fleet.time(), "finishedAt": fleet.time()}
-    fleet.show(pod, {"type": "Ready", "status": "False"}, state={"terminated": ended}, restarts=restarts)
-    fleet.bench.logs.told[(fleet.uid(pod), restarts)] = StartupState(stage=Stage.TORCH_COMPILE, crash=FULL, last_line_at=fleet.bench.now)
-
-
-def jobs(bench: Bench) -> list[dict[str, Any]]:
-    return bench.cluster.all(JOB)
-
-
-def finish(fleet: Fleet, message: str, *, code: int = 0) -> None:
-    """The Pod of the Job ends."""
-    job = jobs(fleet.bench)[-1]
-    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job["metadata"]["name"], "controller": True}
-    marks = {"labels": job["spec"]["template"]["metadata"]["labels"], "ownerReferences": [owner]}
-    metadata = {"name": f"{job['metadata']['name']}-x", "namespace": "default", **marks}
-    ended = {"exitCode": code, "finishedAt": fleet.time(), "message": message}
-    status = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"name": "clean", "state": {"terminated": ended}}]}
-    fleet.bench.cluster.put({"apiVersion": "v1", "kind": POD.kind, "metadata": metadata, "spec": {}, "status": status})
 
 
 async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, fleet: Fleet) -> None:

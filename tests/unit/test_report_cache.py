@@ -10,6 +10,7 @@ from support.reports import report
 from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
+from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
@@ -71,16 +72,21 @@ CASES = {
     ),
     "not bound and nobody says why": Case(unbound(), "False", "ClaimNotBound", ("no volume has been provisioned",)),
     "the claim is being deleted": Case(
-        o.observe(o.ready_pod(), claim=o.terminating(o.claim())),
+        o.observe(
+            o.ready_pod(), claim=o.terminating(o.claim()), claim_holders={"vllm-a-cache": (ClaimHolder("vllm-a-x1", "vllm-a", False),)}
+        ),
         "False",
         "ClaimTerminating",
-        ("vllm-a-cache is being deleted", "no new Pod can start", "Set spec.replicas to 0 until it is gone"),
+        ("vllm-a-cache is being deleted", "New Pods cannot start", "Pod vllm-a-x1 uses it: set spec.replicas to 0."),
     ),
     "a claim that the user named is being deleted": Case(
         o.observe(claim=o.terminating(o.claim()), spec={"cache": {"claimName": "vllm-a-cache"}}),
         "False",
         "ClaimTerminating",
-        ("create it again, or name another PVC in spec.cache.claimName",),
+        (
+            "No Pod uses it any more.",
+            "create it again, or name another PVC in spec.cache.claimName",
+        ),
     ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),

@@ -209,7 +209,7 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
     ours = [role for role in roles if "rbac.authorization.k8s.io/aggregate-to-edit" not in role["metadata"].get("labels", {})]
     rules = [rule for role in ours for rule in role["rules"]]
     may_delete = {resource for rule in rules for resource in rule["resources"] if {"delete", "*"} & set(rule["verbs"])}
-    assert may_delete == {"deployments", "services", "pods", "resourceclaimtemplates"}
+    assert may_delete == {"deployments", "services", "pods", "jobs", "resourceclaimtemplates"}
     assert not any({"deletecollection", "escalate", "bind", "impersonate", "*"} & set(rule["verbs"]) for rule in rules)
 
 
@@ -217,5 +217,5 @@ async def test_a_job_for_cleaning_goes_by_itself_and_with_its_object() -> None:
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1"}})
     engine = {"containers": [{"image": "engine:1"}]}
     job = render_cleaning(resource, engine, claim="mine", occasion="x", node=None, recorded=(), keep=(), doomed=(), is_full=True)
-    assert job["spec"]["ttlSecondsAfterFinished"] == 30 * 60
+    assert job["spec"]["ttlSecondsAfterFinished"] == 15 * 60
     assert [owner["uid"] for owner in job["metadata"]["ownerReferences"]] == ["1"]

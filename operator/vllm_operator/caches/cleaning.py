@@ -20,6 +20,7 @@ from vllm_operator.api.labels import (
 from vllm_operator.api.resource import Role
 from vllm_operator.caches.activity import Cleaning, CleaningState, LeftAlone
 from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
+from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.cleaning_job import FREE_PERCENT, render_cleaning
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes, recorded_keys
@@ -49,7 +50,7 @@ class CleaningNeed:
 
 def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> CleaningNeed | None:
     """Whether a Job should run now. `signatures` are those of a full volume."""
-    if context.claim is None or context.address is None or "ReadWriteOncePod" in context.access_modes:
+    if context.claim is None or is_terminating(context.claim) or context.address is None or "ReadWriteOncePod" in context.access_modes:
         return None
     views = list(_jobs(context))
     if any(view.finished_at is None or context.now - view.finished_at < PAUSE for view in views):

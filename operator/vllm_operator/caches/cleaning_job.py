@@ -20,8 +20,8 @@ FREE_PERCENT = 20
 """How much of the volume shall be free after a start found it full; less is filled again by the next start."""
 DEADLINE_SECONDS = 900
 """Removing a million files from a network file system takes minutes."""
-KEPT_SECONDS = 1800
-"""How long the result can be read afterwards."""
+KEPT_SECONDS = 900
+"""How long the result can be read afterwards; longer than the pause between two Jobs, which follows from the finished Pod."""
 ATTEMPTS = 2
 MOST_RECORDED = 1000
 """Directories that are named to the Job: a variable may hold 128 KiB."""

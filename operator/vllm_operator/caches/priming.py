@@ -33,6 +33,7 @@ from vllm_operator.api.operation import CacheSpec, Priming
 from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep
 from vllm_operator.caches.address import CacheAddress, cache_address
+from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_quarantined, read_lease
 from vllm_operator.catalog.caches import PrimingRule
@@ -109,6 +110,8 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     desired = context.resource.spec.replicas
     if cache.priming is Priming.NEVER and not asked:
         return PrimingDecision()
+    if desired == 0 and any(map(is_terminating, context.claims.values())):
+        return PrimingDecision()  # a primer would keep the claim
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()

@@ -13,6 +13,7 @@ from datetime import datetime
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
+from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods.reading import Manifest, RunKey
@@ -33,6 +34,7 @@ class Observation:
         claim_name: The claim of the caches that is expected; None if the caches are not on a claim.
         weights_claim: The claim of the weights, where that is another one; None if it does not exist.
         weights_claim_name: The claim of the weights that is expected, where that is another one.
+        claim_holders: The Pods that keep a claim which is being deleted, by the name of the claim. Pods of others are included.
         pods: The Pods of the Deployment, those being deleted and the failed ones included.
         primers: The Pods that only fill a cache; they never serve.
         pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
@@ -55,6 +57,7 @@ class Observation:
     claim_name: str | None = None
     weights_claim: Manifest | None = None
     weights_claim_name: str | None = None
+    claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
     primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()

@@ -22,7 +22,7 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
     name = read_text(labels.get(INSTANCE_LABEL))
     if name is None or labels.get(NAME_LABEL) != NAME:
         return None
-    controller = _controller(pod)
+    controller = controller_of(pod)
     kind, owner = controller.get("kind"), controller.get("name")
     suffix = read_text(labels.get(HASH_LABEL))
     match labels.get(COMPONENT_LABEL):
@@ -37,7 +37,7 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
     return name if is_ours else None
 
 
-def _controller(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
+def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
     """The owner that an object is controlled by; empty if there is none."""
     owners = (mapping(owner) for owner in sequence(mapping(manifest, "metadata").get("ownerReferences")))
     return next((owner for owner in owners if owner.get("controller") is True), {})

@@ -13,6 +13,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
+from vllm_operator.caches.claim_holders import Removal, find_removals, is_terminating
 from vllm_operator.caches.cleaning import (
     CleaningNeed,
     describe_blocked_cleaning,
@@ -37,7 +38,7 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
-from vllm_operator.cluster.observe import Snapshot, find_pods, read_claim
+from vllm_operator.cluster.observe import Snapshot, find_pods, is_controlled_by, read_claim
 from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
@@ -145,6 +146,33 @@ class CacheReconciler:
             activity=activity,
             held_replicas=cache_actions.scale,
         )
+
+    async def release_claims(self, snapshot: Snapshot) -> None:
+        """Delete what keeps a claim that is being deleted although nobody needs it: cleaning Jobs and finished Pods.
+
+        Raises:
+            ClusterError: Try again.
+        """
+        for removal in find_removals(snapshot.pods):
+            claims = [await read_claim(self._client, snapshot, claim) for claim in sorted(removal.claims)]
+            if not any(map(is_terminating, claims)):
+                continue
+            try:
+                await self._remove(snapshot, removal)
+            except Forbidden as error:
+                log.warning("%s keeps a PersistentVolumeClaim and cannot be deleted: %s", removal.name, error)
+
+    async def _remove(self, snapshot: Snapshot, removal: Removal) -> None:
+        kind, namespace = JOB if removal.is_job else POD, snapshot.resource["metadata"]["namespace"]
+        if removal.is_job:
+            try:
+                job = await self._client.get(JOB, removal.name, namespace)
+            except NotFound:
+                return  # the garbage collector is about to delete its Pods
+            if job["metadata"].get("uid") != removal.uid or not is_controlled_by(job, snapshot.resource):
+                return
+        await self._client.delete(kind, removal.name, namespace, uid=removal.uid)
+        self._count("delete", kind.kind)
 
     async def _keep_all(self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome) -> CacheOutcome:
         """Keep all children, because a spec that cannot be planned is no reason to stop what runs. Only scale down if asked to."""

@@ -10,11 +10,13 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import Plan
 from vllm_operator.caches.activity import CacheActivity
+from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, is_terminating
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.cluster.apply import Applied, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
+    POD,
     POD_METRICS,
     SERVICE,
     ClusterClient,
@@ -41,6 +43,8 @@ from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
 from vllm_operator.runtime.cache_reconciler import CacheOutcome
 from vllm_operator.startup.state import StartupState
 
+HOLDERS_SECONDS = 15.0
+"""How often the Pods of others that keep a claim are looked at again: no watch reports them."""
 METRICS_MISSING_SECONDS = 300.0
 """Delay until the metrics API is asked again after it was missing or forbidden."""
 METRICS_OUTAGE_SECONDS = 30.0
@@ -67,6 +71,7 @@ class ObservationReader:
         logs: LogStates,
         now: Callable[[], datetime],
     ) -> None:
+        self._client = client
         self._inventory = inventory
         self._logs = logs
         self._now = now
@@ -85,6 +90,9 @@ class ObservationReader:
         claim = claims.get(cache_outcome.claim_name or "", cache_outcome.claim)
         weights = claims.get(cache_outcome.weights_claim_name or "", cache_outcome.weights_claim)
         events, requeue_seconds = await self._explanations.read(snapshot.pods, (claim, weights))
+        holders = await self._holders(resource.metadata.namespace, (claim, weights))
+        if any(holder.instance != resource.metadata.name for found in holders.values() for holder in found):
+            requeue_seconds = min(requeue_seconds or HOLDERS_SECONDS, HOLDERS_SECONDS)
         states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
         now = self._now()
         deployment = snapshot.child(DEPLOYMENT)
@@ -99,6 +107,7 @@ class ObservationReader:
             claim_name=cache_outcome.claim_name,
             weights_claim=weights,
             weights_claim_name=cache_outcome.weights_claim_name,
+            claim_holders=holders,
             pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
@@ -110,6 +119,12 @@ class ObservationReader:
             apply_error=_apply_error(applied, (claim, weights)),
         )
         return observation, requeue_seconds
+
+    async def _holders(self, namespace: str, claims: Sequence[Manifest | None]) -> Mapping[str, tuple[ClaimHolder, ...]]:
+        """The Pods that keep claims which are being deleted, by the name of the claim."""
+        names = [str(claim["metadata"]["name"]) for claim in claims if claim is not None and is_terminating(claim)]
+        pods = await self._client.find(POD, namespace) if names else ()
+        return {name: find_holders(name, pods) for name in names}
 
     async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
         """The taints of the nodes with the planned GPUs, if a Pod waits for a node."""

@@ -78,6 +78,7 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
     *_all(POD_METRICS, "get", "whether a silent start uses CPU is not known, so it gets the time that its stage may need"),
     *_all(JOB, "create", "no room is made on a full volume of caches"),
+    *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
     *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
 )
 """Without these something is missing that few need."""

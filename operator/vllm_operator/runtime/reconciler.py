@@ -152,6 +152,7 @@ class Reconciler:
         snapshot = await self._observe(key)
         if snapshot is None:
             return Result("gone")
+        await self._caches.release_claims(snapshot)
         try:
             resource = VLLMDeployment.parse(snapshot.resource)
         except ValidationError as error:

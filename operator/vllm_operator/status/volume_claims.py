@@ -1,16 +1,19 @@
 """The claims of caches and weights: missing, not bound and why, bound."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.operation import StorageSpec
+from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
 from vllm_operator.status.conditions import FALSE, UNKNOWN
+from vllm_operator.text import wording
 
 CLAIM_PROBLEMS = (
     Reason.CLAIM_MISSING,
@@ -20,6 +23,8 @@ CLAIM_PROBLEMS = (
     Reason.CLAIM_TERMINATING,
 )
 """Reasons for which no Pod can start."""
+MOST_NAMED = 2
+"""Pods that a message names."""
 BINDING_SECONDS = 15
 """How long a new claim may be unbound without a word about it. A provisioner takes some seconds."""
 _TELLING = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
@@ -75,14 +80,46 @@ def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
     activity = observed.observation.activity
     if claim.name in activity.unowned_claims:
         return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
-    if reading.text(claim.live, "metadata", "deletionTimestamp"):
-        is_named = claim.spec is not None and claim.spec.claim_name is not None
-        return Verdict(FALSE, Reason.CLAIM_TERMINATING, say("cache.terminating", is_named=is_named, **facts))
+    if is_terminating(claim.live):
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, claim, facts))
     if reading.text(claim.live, "status", "phase") == "Lost":
         return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
     if reading.access_modes(claim.live) == ("ReadOnlyMany",):
         return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
     return None if _is_bound(claim.live) else _unbound(observed, claim.live, claim.field)
+
+
+def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[str, Any]) -> str:
+    """Who keeps a claim that is being deleted, and what to do."""
+    name = observed.observation.resource.metadata.name
+    holders = observed.observation.claim_holders.get(claim.name or "", ())
+    mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
+    removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
+    others = [holder for holder in holders if holder.instance not in (None, name) and not holder.is_removable]
+    unknown = [holder.pod for holder in holders if holder.instance is None]
+    return observed.messages.fit(
+        "cache.terminating",
+        shrink=("mine", "removed", "others", "unknown"),
+        is_named=claim.spec is not None and claim.spec.claim_name is not None,
+        wanted=observed.observation.wanted,
+        mine=_some(mine),
+        removed=_some(removed),
+        others=_some([holder.pod for holder in others]),
+        owners=", ".join(sorted({holder.instance or "" for holder in others})[:MOST_NAMED]),
+        unknown=_some(unknown),
+        commands=" ".join(unknown[:MOST_NAMED]),
+        **facts,
+    )
+
+
+def _some(pods: Sequence[str]) -> str:
+    """Names of Pods, the first ones at least; empty if there are none."""
+    if not pods:
+        return ""
+    named, more = list(pods[:MOST_NAMED]), len(pods) - MOST_NAMED
+    named += [wording.count(more, "other")] if more > 0 else []
+    words = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+    return f"Pod{'s' if len(pods) > 1 else ''} {words}"
 
 
 def _unbound(observed: ObservedState, claim: Manifest, field: str) -> Verdict:
