@@ -101,9 +101,12 @@ class FakeCluster:
         """Nothing fails any more."""
         self._faults.clear()
 
-    def script_log(self, namespace: str, pod: str, *streams: Sequence[LogStep]) -> None:
-        """What the next streams of a Pod's log bring, one sequence for each time that it is opened."""
-        self._logs.setdefault((namespace, pod), []).extend(streams)
+    def script_log(self, namespace: str, pod: str, *streams: Sequence[LogStep], previous: bool = False) -> None:
+        """What the next streams of a Pod's log bring, one sequence for each time that it is opened.
+
+        With `previous`, requests for the log of the previous run have streams of their own.
+        """
+        self._logs.setdefault((namespace, pod, previous), []).extend(streams)
 
     def all(self, kind: Kind) -> list[Manifest]:
         """All objects of a kind."""
@@ -206,7 +209,8 @@ class FakeCluster:
         """Open a log as scripted; where nothing is left of the script, it is empty and ends."""
         self.log_requests.append(request)
         await self._enter("stream_log", POD)
-        streams = self._logs.get((request.namespace, request.pod), [])
+        plain = self._logs.get((request.namespace, request.pod, False), [])
+        streams = self._logs.get((request.namespace, request.pod, True), plain) if request.previous else plain
         steps = streams.pop(0) if streams else ()
         if steps and isinstance(steps[0], ClusterError):
             raise steps[0]

@@ -3,6 +3,9 @@
 A stream that ends says nothing by itself: containers exit, kubelets restart, turns are over. After every end
 the Pod is read, and its status decides. Once the container is dead its log is read to the end once more,
 because the stream may have broken off before it.
+
+The kubelet knows of a restart before the API server does. A log that is opened then is that of the next run, and nothing but
+the times of its lines shows it. `Follower.missed` finds that out once the end of the run is known.
 """
 
 import asyncio
@@ -12,10 +15,11 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Protocol
 
-from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest, NotFound
+from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
+from vllm_operator.runtime.container_runs import Run, container_status, ended_run
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.state import StartupState
 
@@ -54,8 +58,11 @@ REST_FACTOR = 2.0
 """A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
 FORBIDDEN_SECONDS = 60.0
 MAX_APOLOGIES = 5
-PREVIOUS_TRIES = 4
-"""Looks for the log of a run that has ended, in some four seconds: a kubelet under load lags behind its Pod's status."""
+ENDED_TRIES = 4
+"""Reads of the log of a run that has ended, in some four seconds, that the kubelet refuses or answers with nothing: under load it
+lags behind its Pod's status. Reads that fail on the way to it do not count."""
+LATE_SECONDS = 2
+"""A line that was written so long after the end of a run is not its own. Ends are given in whole seconds."""
 
 
 class Parser(Protocol):
@@ -74,23 +81,6 @@ class Parser(Protocol):
     @property
     def final_state(self) -> StartupState:
         """What has been told, once the process has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One run of an engine container. `container_id` is empty while the kubelet has not said it."""
-
-    namespace: str
-    pod: str
-    uid: str
-    container: str
-    restarts: int
-    previous: bool = False
-
-    @property
-    def key(self) -> tuple[str, int]:
-        """What tells it from all others: the uid of its Pod, and the restarts before it."""
-        return self.uid, self.restarts
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +126,13 @@ class Follower:
         self._read_bytes = 0
         self._stop_at: float | None = None
         self._serves = asyncio.Event()
-        self._dead = run.previous
+        self._dead = run.previous or run.ended_at is not None
+        self._began_as_previous = run.previous
+        self._has_read_end = False
+        self._is_at_end = False
+        self._was_reopened = False
+        self._begins_at: datetime | None = None  # the first line of a log that was opened without knowing of which run it is
+        self._at_first_line = False
 
     @property
     def state(self) -> StartupState | None:
@@ -154,17 +150,24 @@ class Follower:
 
     async def follow(self) -> None:
         """Follow until the run is over or `finish_soon` has come true. Raises nothing but CancelledError."""
-        tries = apologies = 0
+        tries = apologies = misses = 0
         try:
             while not self._stopping():
-                before = self._latest.lines
+                before, dead = self._latest.lines, self._dead
                 wait = 0.0
+                has_missed = False
                 try:
                     async with self._slots.place():
                         await self._read()
+                    has_missed = self._is_at_end and (self._is_unsure or not self._latest.lines)
+                    self._has_read_end = dead and self._is_at_end and not has_missed
                 except LogUnavailableError:
                     apologies += 1
+                    has_missed = True
                     wait = self._backoff(tries)
+                except (Invalid, NotFound) as error:
+                    log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
+                    has_missed = True
                 except Forbidden as error:
                     log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
                     wait = FORBIDDEN_SECONDS
@@ -172,12 +175,32 @@ class Follower:
                     log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
                     wait = self._backoff(tries)
                 tries = 0 if self._latest.lines > before else tries + 1
-                if apologies >= MAX_APOLOGIES or (self.run.previous and tries >= PREVIOUS_TRIES) or await self._over():
+                misses += dead and has_missed
+                self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
+                if apologies >= MAX_APOLOGIES or self._has_read_end or await self._over():
                     break
                 self._catch_up()  # nothing to be had now: waiting for it would hold up the report
                 await asyncio.sleep(wait or self._backoff(tries))
         finally:
             self._finish()
+
+    @property
+    def _is_unsure(self) -> bool:
+        """Whether the last log that was opened is not known to be that of this run."""
+        return self._was_reopened and not self._lines.continues
+
+    def missed(self, run: Run) -> bool:
+        """Whether the log of this run must be read anew, from its beginning. `run` is the same run, as its Pod shows it now.
+
+        It must if the run has ended and its end was not read, because the Pod served before; and if, as the previous run, it can be
+        told from the next one by now, and what was read may be that of the next one.
+        """
+        if run.ended_at is None:
+            return False
+        is_unread = self.finished and not (self._has_read_end and self._latest.lines)
+        if run.previous and not self._began_as_previous:
+            return is_unread or self._is_unsure or (self._begins_at is not None and self._begins_at >= run.ended_at)
+        return self.finished and not self._has_read_end
 
     def _backoff(self, tries: int) -> float:
         waits = self._settings.retry_seconds
@@ -188,7 +211,10 @@ class Follower:
 
     async def _read(self) -> None:
         """Read one stream to its end, to the end of the turn, or until the Pod serves."""
+        self._was_reopened = not self.run.previous and self._lines.since is not None
         self._lines.reopen()
+        self._is_at_end = False
+        self._at_first_line = not self.run.previous
         turn_until = self._clock() + self._settings.turn_seconds
         request = LogRequest(
             namespace=self.run.namespace,
@@ -212,6 +238,7 @@ class Follower:
                         piece, pending = pending.result(), None
                         if not piece:
                             self._lines.check()
+                            self._is_at_end = True
                             return
                         await self._take(piece)
                     elif not done:
@@ -243,6 +270,7 @@ class Follower:
         started = time.perf_counter()
         self._read_bytes += len(piece)
         for lines, moment in self._lines.feed(piece):
+            self._check_run(moment)
             self._feed(lines, moment)
         self._latest = self._parser.state if self._parser else self._latest
         if self._read_bytes > self._settings.replay_bytes:
@@ -251,14 +279,23 @@ class Follower:
             self._publish()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
 
+    def _check_run(self, moment: datetime | None) -> None:
+        """Raises LogUnavailableError if a line was written after the end of the run."""
+        if moment is None:
+            return
+        if self.run.ended_at is not None and moment > self.run.ended_at + timedelta(seconds=LATE_SECONDS):
+            raise LogUnavailableError("this is the log of a later run")
+        if self._at_first_line:
+            self._at_first_line = False
+            if not self._lines.continues or not self._latest.lines:
+                self._begins_at = moment
+
     def _feed(self, lines: bytes, moment: datetime | None) -> None:
         if self._parser is not None:
             self._parser.feed(lines, moment)
 
     async def _over(self) -> bool:
-        """Look at the Pod: whether there is nothing more to read."""
-        if self.run.previous:
-            return self._latest.lines > 0
+        """Look at the Pod: whether there is nothing more to read. Notes how the run has ended."""
         try:
             pod = await self._client.get(POD, self.run.pod, self.run.namespace)
         except NotFound:
@@ -269,16 +306,13 @@ class Follower:
         restarts = int(status.get("restartCount") or 0)
         if pod["metadata"].get("uid") != self.run.uid or restarts > self.run.restarts + 1:
             return True
-        if restarts > self.run.restarts:
-            # the plain log is that of the next run by now
-            if self._dead:
-                return True
-            self.run, self._dead = replace(self.run, previous=True), True
-            return False
-        if "running" in (status.get("state") or {}):
-            return False
-        over, self._dead = self._dead, True
-        return over
+        ended = ended_run(pod, self.run.container, self.run.restarts)
+        if ended is None and restarts > self.run.restarts:
+            ended = replace(self.run, previous=True)
+        if ended is not None:
+            self.run = ended
+        self._dead = self._dead or ended is not None or "running" not in (status.get("state") or {})
+        return False
 
     def _catch_up(self) -> None:
         if not self.caught_up:
@@ -331,9 +365,3 @@ def is_worth_a_look(old: StartupState, new: StartupState, step_percent: int) -> 
         same = replace(new, progress=old.progress)
         return not _same(old, same) or old.progress.total != new.progress.total or moved >= step_percent * new.progress.total
     return not _same(old, new)
-
-
-def container_status(pod: Manifest, container: str) -> Manifest:
-    """The status of a container of a Pod; empty if there is none."""
-    statuses = (pod.get("status") or {}).get("containerStatuses") or []
-    return next((status for status in statuses if status.get("name") == container), {})

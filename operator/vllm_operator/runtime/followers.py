@@ -11,10 +11,10 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from vllm_operator.api import labels
 from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
-from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Run, Slots, container_status
+from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
+from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Slots
 from vllm_operator.startup.state import Stage, StartupState
 
 log = logging.getLogger(__name__)
@@ -97,6 +97,7 @@ class Followers:
             deployment.runs.pop(run_key).stop()
         for pod in pods:
             runs = runs_to_follow(pod)
+            self._read_missed(key, deployment, pod)
             if not is_ready(pod) or pod["metadata"]["name"] in starting:
                 for run in runs:
                     self._start(key, deployment, run)
@@ -145,6 +146,16 @@ class Followers:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _read_missed(self, key: Key, deployment: _Deployment, pod: Manifest) -> None:
+        """Read again what followers could not read, or read of another run."""
+        for run_key, entry in list(deployment.runs.items()):
+            if run_key[0] != pod["metadata"]["uid"]:
+                continue
+            run = ended_run(pod, entry.follower.run.container, run_key[1])
+            if run is not None and entry.follower.missed(run):
+                deployment.runs.pop(run_key).stop()
+                self._start(key, deployment, run)
+
     def _start(self, key: Key, deployment: _Deployment, run: Run) -> None:
         run_key = run.key
         if run_key in deployment.runs:
@@ -190,23 +201,3 @@ class Followers:
             self._restarted()
             await asyncio.sleep(self._restart_seconds[min(failures, len(self._restart_seconds) - 1)])
             entry.follower = self._make(key, run)
-
-
-def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Run, ...]:
-    """The runs of a Pod whose logs tell something: the present one if it has started, and a crashed one before it."""
-    status = container_status(pod, container)
-    if not status:
-        return ()
-    metadata = pod["metadata"]
-    restarts = int(status.get("restartCount") or 0)
-    state = status.get("state") or {}
-    has_ended = "terminated" in (status.get("lastState") or {})
-    present = Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
-    runs = []
-    if "running" in state:
-        if has_ended and restarts > 0:
-            runs.append(Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts - 1, previous=True))
-        runs.append(present)
-    elif "terminated" in state or has_ended:  # waiting for its restart: the log is that of the run that has ended
-        runs.append(present)
-    return tuple(runs)

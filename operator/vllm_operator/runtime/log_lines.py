@@ -44,6 +44,8 @@ class LogLines:
         self._seen = 0
         self._latest = b""
         self._skip = 0
+        self.continues = True
+        """Whether the stream has begun with the lines that were seen last. If not, the log was rotated, or it is that of another run."""
         self._tenth = b"\n"  # that of the line before, up to which lines are alike; a line never begins with this
 
     @property
@@ -58,6 +60,7 @@ class LogLines:
         self._first = True
         self._tenth = b"\n"
         self._skip = self._seen
+        self.continues = not self._seen
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
         """Take bytes; yield lines, newlines included, with their time (None where it cannot be read).
@@ -142,6 +145,7 @@ class LogLines:
             self._skip = 0
             return False
         self._skip -= 1
+        self.continues = True
         return True
 
 
