@@ -29,7 +29,7 @@ class Pods:
     def __init__(self, client: PatientCluster, simulator: Simulator) -> None:
         self._client = client
         self._simulator = simulator
-        self.acts: Acts = {self._delete: 2, self._crash: 5, self._fill_volume: 3, self._break_log: 2, self._slow_down: 2}
+        self.acts: Acts = {self._delete: 2, self._crash: 5, self._fill_volume: 5, self._break_log: 2, self._slow_down: 2}
 
     async def names(self) -> list[str]:
         """Names of the Pods that run engines, in order."""

@@ -16,18 +16,24 @@ from chaos.foreign import ForeignObjects, look_alikes
 from chaos.journal import Journal
 from chaos.operators import Operators, writes_beside_the_holder
 from chaos.outages import Outages
-from chaos.pods import ENGINE, Pods, crashes
+from chaos.pods import ENGINE, FULL_VOLUME, Pods, crashes
 from chaos.statuses import serves_for, unexplained, untrue
 from chaos.updates import lost_updates
 from chaos.users import SERVABLE, Users
-from chaos.volumes import Volumes
+from chaos.volumes import EARLIER, Volumes
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready
 from support.operator_process import OperatorProcess, condition, has
+from vllm_operator.api import labels
 
 NAMES = ("first", "second", "third")
 TAKEN = "taken"
 """A VLLMDeployment whose claim's name a user's own claim has."""
+GENERATIONS: tuple[Manifest, ...] = ({"engine": {"version": "0.16.0"}}, {"engine": {"version": "0.24.0"}}, {})
+"""Specs that run one after the other first, so that the volumes hold caches that nobody uses any more."""
+OUTDATED: Manifest = {"engine": {"version": "0.18.0"}}
+"""A spec that nothing else in the run has: its caches are unused once it has changed."""
+CLEANED_WITHIN = 120.0
 PAUSES = (0.0, 0.0, 0.1, 0.5, 2.0)
 SETTLED_WITHIN = 150.0
 IDLE_SECONDS = 6.0
@@ -81,6 +87,7 @@ class Run:
                 await self._settle()
                 await self._check_settled()
                 await self._check_a_crash_is_named()
+                await self._check_a_full_volume_is_cleaned()
                 if self.journal.violations:
                     await self._save_state()
                 await self._check_deletion()
@@ -92,14 +99,27 @@ class Run:
                 (self._folder / f"{name}.log").write_text(log)
             shutil.copy(self._client.environment.control_plane.audit_log, self._folder / "audit.log")
 
+    def summary(self) -> str:
+        """The run in one line."""
+        kills = sum(" kill " in line for line in self.journal.lines)
+        found = len(self.journal.violations)
+        return (
+            f"seed {self.journal.seed}: {found} violations, {self.journal.elapsed():.0f} s, {kills} kills, "
+            f"{self._operators.starts} starts of operators, {self.volumes.removed} directories cleaned"
+        )
+
     async def _prepare(self) -> None:
         for manifest in look_alikes(NAMES[0], TAKEN, self._steady):
             await self._fields_of_others.create(manifest)
         await self._pods.heal()
-        for name in (*NAMES, TAKEN):
-            await self._users.apply(name, {})
+        for spec in GENERATIONS:
+            for name in (*NAMES, TAKEN):
+                await self._users.apply(name, spec)
+            for name in NAMES:
+                await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
         for name in NAMES:
-            await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
+            record = {f"{labels.USED_ANNOTATION_PREFIX}{EARLIER}": "2026-01-01T00:00:00Z"}
+            await self._client.patch("PersistentVolumeClaim", f"{name}-cache", {"metadata": {"annotations": record}})
 
     @contextlib.asynccontextmanager
     async def _background(self) -> AsyncIterator[None]:
@@ -238,6 +258,32 @@ class Run:
         except AssertionError:
             resource = await self._client.get("VLLMDeployment", name)
             self.journal.violate(f"the crash {reason} of {pod} is not told: {_conditions(resource)}")
+        await self._pods.heal()
+
+    async def _check_a_full_volume_is_cleaned(self) -> None:
+        random = Random(f"{self.journal.seed}/full")
+        name = random.choice(NAMES)
+        keys = []
+        for spec in (OUTDATED, {}):
+            await self._users.apply(name, spec)
+            resource = await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
+            keys.append(resource["status"]["plan"]["cacheKey"])
+        claim = await self._client.get("PersistentVolumeClaim", f"{name}-cache")
+        pods = serves_for(resource, await self._client.list_all("Pod", selector=ENGINE))
+        if (pod := await self._fresh_pod(resource, pods)) is None:
+            self.journal.violate(f"{name} serves without a Pod")
+            return
+        jobs = await self._users.delete_cleaning_jobs(name)
+        recording = random.choice([each for each, crash in crashes().items() if crash == FULL_VOLUME])
+        self.journal.note(f"Pod {pod} of {name} finds its volume full for good ({recording}); without the Jobs {jobs}")
+        await self._pods.crash(pod, recording, times=2, backoff=60)
+        try:
+            async with asyncio.timeout(CLEANED_WITHIN):
+                while not self.volumes.has_removed(claim["metadata"]["uid"], keys[0]):  # noqa: ASYNC110 - a directory tells nobody
+                    await asyncio.sleep(0.5)
+        except TimeoutError:
+            resource = await self._client.get("VLLMDeployment", name)
+            self.journal.violate(f"{keys[0]} stays on the full volume of {name}: {_conditions(resource)}")
         await self._pods.heal()
 
     async def _fresh_pod(self, resource: Manifest, pods: Sequence[Manifest]) -> str | None:

@@ -75,6 +75,7 @@ class Users:
             self._edit_metadata: 3,
             self._change_child: 3,
             self._delete_child: 4,
+            self._delete_cleaning_jobs: 3,
             self._take_claim: 2,
             self._give_claim_back: 1,
         }
@@ -153,6 +154,19 @@ class Users:
             return f"{kind} {name} is a user's"
         await self._client.delete_with(kind, name, propagation)
         return f"delete {kind} {name} ({propagation})"
+
+    async def _delete_cleaning_jobs(self, random: Random) -> str:
+        name = random.choice(self._names)
+        return f"delete the cleaning Jobs of {name}: {await self.delete_cleaning_jobs(name)}"
+
+    async def delete_cleaning_jobs(self, name: str) -> list[str]:
+        """Deletes the finished and running Jobs, so that the operator need not pause before the next one; returns their names."""
+        jobs = await self._client.list_all("Job", selector=f"app.kubernetes.io/instance={name}")
+        names = [job["metadata"]["name"] for job in jobs if ("Job", job["metadata"]["name"]) not in self._fields_of_others.names()]
+        for job in names:
+            with contextlib.suppress(RefusedError):  # it is gone by now
+                await self._client.delete_with("Job", job, "Background")
+        return names
 
     async def _take_claim(self, random: Random) -> str:
         """A user's own claim gets the name that the operator would give to one."""

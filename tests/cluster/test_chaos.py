@@ -3,6 +3,7 @@
 `make chaos SEEDS="1 2 3" SECONDS=180` runs it for long; here it runs briefly. It prints the seed and what happened when.
 """
 
+import sys
 from collections.abc import Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -27,6 +28,7 @@ async def test_nothing_is_lost_foreign_or_unexplained(
     gpu_nodes: Callable[..., list[str]],
     request: pytest.FixtureRequest,
     tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
     seed: int,
 ) -> None:
     [node] = [node["metadata"]["name"] for node in await served.list_all("Node")]
@@ -43,4 +45,7 @@ async def test_nothing_is_lost_foreign_or_unexplained(
             error.add_note(run.journal.report())
             raise
     await remove_account(served)
+    with capsys.disabled():
+        sys.stdout.write(f"\n{run.summary()}\n")
+    assert run.volumes.removed, f"{run.journal.report()}\nNo cleaning Pod has removed anything."
     assert not run.journal.violations, f"{run.journal.report()}\nThe state is in {tmp_path}."

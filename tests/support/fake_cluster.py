@@ -61,7 +61,7 @@ class FakeCluster:
     _objects: dict[Identity, Manifest] = field(default_factory=dict)
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
-    _logs: dict[tuple[str, str], list[Sequence[LogStep]]] = field(default_factory=dict)
+    _logs: dict[tuple[str, str, bool], list[Sequence[LogStep]]] = field(default_factory=dict)
     _watches: list[tuple[Identity, asyncio.Event]] = field(default_factory=list)
 
     # what a test does

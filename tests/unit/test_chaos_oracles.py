@@ -1,6 +1,8 @@
 """The chaos runs would notice: each of their checks is shown what it must find, and what it must not."""
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from chaos.foreign import claim, differences, essence, labels_like, traces
 from chaos.operators import writes_beside_the_holder
 from chaos.statuses import unexplained, untrue
 from chaos.updates import lost_updates
-from chaos.volumes import Volume
+from chaos.volumes import EARLIER, Volume, inventory, unexpected_losses
 from support.audit import Request
 from support.gpus import real_node
 from support.operator_process import llama
@@ -118,6 +120,38 @@ def test_a_file_of_somebody_else_that_is_changed_or_gone_is_found(tmp_path: Path
     (folder / "notes.txt").write_text("other")
     os.unlink(folder / "v0.9-link-00000004")
     assert volume.changed() == ["notes.txt on volume volume", "v0.9-link-00000004 on volume volume"]
+
+
+KEY, OTHER = "v0.20.1-sm90-h100-tp1-12345678", "v0.16.0-sm90-h100-tp1-12345678"
+
+
+@pytest.mark.parametrize(
+    ("act", "lost"),
+    [
+        (lambda folder: None, []),
+        (lambda folder: shutil.rmtree(folder / KEY), []),
+        (lambda folder: shutil.rmtree(folder / OTHER), ["triton/b.cubin"]),
+        (lambda folder: shutil.rmtree(folder / EARLIER), ["triton/a.cubin"]),
+        (lambda folder: (folder / KEY / "triton/b.cubin").unlink(), ["triton/b.cubin"]),
+        (lambda folder: (folder / KEY / "flashinfer/c.so").unlink(), []),
+        (lambda folder: (folder / KEY).rename(folder / f".leaving-{KEY}"), []),
+        (lambda folder: [(folder / KEY).rename(folder / f".deleting-{KEY}"), (folder / f".deleting-{KEY}/triton/b.cubin").unlink()], []),
+        (lambda folder: (folder / "notes.txt").unlink(), ["notes.txt"]),
+    ],
+)
+def test_what_a_cleaning_pod_must_not_remove_is_missed(tmp_path: Path, act: Callable[[Path], object], lost: list[str]) -> None:
+    """One directory is removable, in which somebody else deletes a file meanwhile; another one is in use."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    volume = Volume(tmp_path / "volume", outside)
+    volume.add_cache(KEY)
+    volume.add_cache(OTHER)
+    assert volume.marked() == {KEY, OTHER}
+    before = inventory(volume.folder)
+    act(volume.folder)
+    found = unexpected_losses(before, inventory(volume.folder), {KEY}, [f"{KEY}/flashinfer/c.so"])
+    assert bool(found) == bool(lost)
+    assert all(any(path.endswith(name) for path in found) for name in lost)
 
 
 def written(second: int, user: str, resource: str, status: int = 200) -> Request:

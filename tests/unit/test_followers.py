@@ -384,7 +384,7 @@ async def test_a_log_whose_task_was_ended_is_followed_again(world: World) -> Non
 
 
 ENDED: dict[str, Any] = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": "2026-11-21T12:00:10Z"}}
-NEXT = [line(11, "stage WeightLoad"), FOREVER]
+NEXT: list[Any] = [line(11, "stage WeightLoad"), FOREVER]
 """The log of the next run."""
 WHOLE = [line(1, "a"), line(2, "crash Boom")]
 
@@ -475,7 +475,7 @@ FOREVER_SILENT: list[Any] = [FOREVER]
 
 async def test_a_crash_after_the_pod_has_served_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("vllm_operator.runtime.follower.LINGER_SECONDS", 0.05)
-    log = [line(1, "stage Ready"), line(2, "crash Boom")]
+    log: list[Any] = [line(1, "stage Ready"), line(2, "crash Boom")]
     world.cluster.script_log("default", "p", [*log[:1], FOREVER], log)
     world.show(pod(state=RUNNING))
     await world.until(world.texts)
