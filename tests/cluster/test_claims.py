@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from support.audit import AuditTrail
-from support.cluster import Cluster, Manifest
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
@@ -129,3 +129,32 @@ async def test_a_claim_of_an_earlier_object_is_left_to_the_garbage_collector(
         for e in audit.requests(agent="vllm-operator", namespace=served.namespace)
         if e.verb == "delete" and e.resource == "persistentvolumeclaims"
     ] == []
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(240)
+async def test_a_finished_cleaning_job_does_not_keep_a_claim_that_is_deleted(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", pull="0", load="0", backoff="60")
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    engine = await the_pod(served, selector="app.kubernetes.io/component=engine")
+    first_line = b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n"
+    sim.log(engine).write(first_line + b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
+    await sim.change(engine, path="crash", crash_phase="ready", crash_after="0", load="hold")
+    [cleaner] = await served.wait_for_pods(selector="app.kubernetes.io/component=cleaning")
+    await served.wait_for("Pod", cleaner, lambda p: p.get("status", {}).get("phase") == "Succeeded")
+    await operator.kill()
+    first = await served.get("PersistentVolumeClaim", "llama-cache")
+    await served.delete("PersistentVolumeClaim", "llama-cache")
+    await operator.start()
+    told = await served.wait_for(
+        "VLLMDeployment",
+        "llama",
+        lambda r: has("CacheWarm", "False", "ClaimTerminating")(r) and engine in condition(r, "CacheWarm")["message"],
+    )
+    assert "set spec.replicas to 0" in condition(told, "CacheWarm")["message"]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 0}})
+    await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"]["uid"] != first["metadata"]["uid"], within=60)
+    assert await served.list_all("Job") == []

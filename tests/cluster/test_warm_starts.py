@@ -330,28 +330,6 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
 
-async def test_a_finished_cleaning_job_does_not_keep_a_claim_that_is_deleted(
-    served: Cluster, sim: Simulator, operator: OperatorProcess
-) -> None:
-    await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n", backoff="60")
-    [cleaner] = await served.wait_for_pods(selector=of("cleaning"))
-    await served.wait_for("Pod", cleaner, lambda p: p.get("status", {}).get("phase") == "Succeeded")
-    await operator.kill()
-    first = await served.get("PersistentVolumeClaim", "llama-cache")
-    await served.delete("PersistentVolumeClaim", "llama-cache")
-    await operator.start()
-    engine = await the_pod(served, selector=of("engine"))
-    told = await served.wait_for(
-        "VLLMDeployment",
-        "llama",
-        lambda r: has("CacheWarm", "False", "ClaimTerminating")(r) and engine in condition(r, "CacheWarm")["message"],
-    )
-    assert "set spec.replicas to 0" in condition(told, "CacheWarm")["message"]
-    await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 0}})
-    await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"]["uid"] != first["metadata"]["uid"], within=60)
-    assert await served.list_all("Job") == []
-
-
 async def test_a_job_that_may_not_be_created_is_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     role = await served.get("Role", ACCOUNT)
     await served.patch("Role", ACCOUNT, {"rules": [rule for rule in role["rules"] if "jobs" not in rule["resources"]]})
