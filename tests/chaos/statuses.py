@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import CRASHED, ORDER, READY, Reason
+from vllm_operator.api.conditions import CRASHED, ORDER, READY, STALLED, Reason
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.observation.terminations import load_rules
 
@@ -33,7 +33,8 @@ def _unexplained(resource: Manifest) -> Iterator[str]:
     if not conditions:
         return
     types = [condition["type"] for condition in conditions]
-    if types != list(ORDER) and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
+    is_complete = types == [type for type in ORDER if type != STALLED or type in types]
+    if not is_complete and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
         yield f"conditions are {types}"
     if (status.get("observedGeneration") or 0) > generation:
         yield f"it is about generation {status['observedGeneration']}, the newest is {generation}"
