@@ -11,6 +11,7 @@ from vllm_operator.planning.engine.backends import BackendDecision, choose_backe
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.model.facts import resolve_facts
+from vllm_operator.planning.notes import order
 
 
 def knowledge() -> tuple[Versions, Models, Rules]:
@@ -39,7 +40,8 @@ def describe(
 def decide(uri: str, version: str, architecture: str | None, *, allow_known_bad: bool = False, **spec: Any) -> BackendDecision:
     """Choose the backends for a model on a GPU with a version of vLLM; the rest is as in a spec."""
     resolved, situation, backends = describe(uri, version, architecture, **spec)
-    return choose_backends(resolved, situation, knowledge()[2], backends, allow_known_bad=allow_known_bad)
+    model = uri.rpartition("/")[2]
+    return choose_backends(resolved, situation, knowledge()[2], backends, model=model, allow_known_bad=allow_known_bad)
 
 
 def chosen(decision: BackendDecision) -> dict[str, tuple[str, str]]:
@@ -51,3 +53,8 @@ def emitted(decision: BackendDecision) -> dict[str, str | None]:
     """The variables and flags that are set."""
     variables = {variable.name: variable.value for variable in decision.env}
     return {**variables, **{argument.name: argument.value for argument in decision.args}}
+
+
+def notes_of(decision: BackendDecision) -> list[str]:
+    """The texts of the notes, the most severe first."""
+    return order(decision.notes)

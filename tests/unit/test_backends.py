@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.backends import chosen, decide, emitted
+from support.backends import chosen, decide, emitted, notes_of
 
 DEEPSEEK = "hf://deepseek-ai/DeepSeek-R1"
 NEMOTRON = "hf://nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4"
@@ -50,7 +50,7 @@ def test_nvfp4_experts_on_sm120_trade_memory_for_latency(version: str, goal: str
 
 def test_a_version_that_cannot_be_asked_for_the_better_backend_says_so() -> None:
     decision = decide(NEMOTRON, "0.16.0", "sm_120", backends={"optimizeFor": "Latency"})
-    assert any("MARLIN would be better here, but vLLM 0.16.0 cannot be asked for it" in note for note in decision.notes)
+    assert any("choose MoE backend MARLIN, but vLLM 0.16.0 has no setting for it" in note for note in notes_of(decision))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_deep_gemm_warm_up_is_turned_off_for_unquantized_models_where_it_die
 def test_the_user_beats_a_quirk_and_the_plan_says_so() -> None:
     decision = decide(LLAMA, "0.20.1", "sm_90", engine={"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "1"}]})
     assert emitted(decision) == {}
-    assert any("VLLM_USE_DEEP_GEMM stays 1" in note for note in decision.notes)
+    assert any("spec.engine sets VLLM_USE_DEEP_GEMM to 1. The operator would use 0" in note for note in notes_of(decision))
 
 
 def test_a_mig_uuid_is_refused_where_the_engine_dies_of_it_and_let_through_where_it_does_not() -> None:
@@ -91,7 +91,7 @@ def test_a_refused_combination_is_planned_and_noted_if_the_user_insists() -> Non
     engine = {"env": [{"name": "CUDA_VISIBLE_DEVICES", "value": "MIG-377e0049"}]}
     decision = decide(LLAMA, "0.20.1", "sm_90", engine=engine, allow_known_bad=True)
     assert decision.refusal is None
-    assert any("known to fail" in note for note in decision.notes)
+    assert notes_of(decision)[0].startswith("Known to fail, started because of the annotation vllm-operator.dev/allow-known-bad:")
 
 
 def test_models_without_expert_groups_avoid_the_kernel_that_dies_of_them() -> None:
@@ -182,7 +182,7 @@ def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told() -> None:
     engine = {**NVLLM, "args": [{"name": "--tq"}]}
     decision = decide(QWEN, "0.20.1", "sm_121", engine=engine)
     assert chosen(decision)["KVCache"] == ("TURBOQUANT", "User")
-    assert any("25 % lower throughput" in note for note in decision.notes)
+    assert any("25 % lower throughput" in note for note in notes_of(decision))
     refusal = decide(QWEN, "0.20.1", "sm_121", engine={"args": [{"name": "--tq"}]}).refusal
     assert refusal is not None
     assert "turboquant_4bit_nc" in refusal.message
@@ -216,7 +216,7 @@ def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
 def test_experts_are_not_cut_across_the_blocks_of_their_scales(uri: str, tensor: int, expert: str, refused: bool) -> None:
     refusal = decide(uri, "0.24.0", "sm_90", parallelism={"tensor": tensor, "expert": expert}).refusal
     assert (refusal is not None) is refused
-    assert refusal is None or "parallelism.expert: Enabled" in refusal.message
+    assert refusal is None or "spec.parallelism.expert to Enabled" in refusal.message
 
 
 @pytest.mark.parametrize(

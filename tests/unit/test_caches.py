@@ -132,7 +132,7 @@ def test_who_sets_a_variable_of_the_bytecode_has_his_value_and_is_told_what_it_w
     resource = deployment(engine={"version": "0.20.1", "env": [{"name": name, "value": value}]})
     plan = made(resource, real_node("h100-sxm"))
     [note] = [note for note in plan.notes if name in note]
-    assert note.startswith(f"You set {name} to {value!r}; the operator would set ")
+    assert note.startswith(f"You set {name} to {value!r}. The operator would use ")
     assert [variable.name for variable in plan.env if variable.name == name] == []
     rendered = [entry for entry in render_container(resource, plan)["env"] if entry["name"] == name]
     assert rendered == [{"name": name, "value": value} if value else {"name": name}]

@@ -92,7 +92,7 @@ def test_a_version_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_a_version_that_is_not_known_says_which_one_stands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "treated like 0.20.1" in run(capsys, "versions", "0.20.2")[1]
+    assert "treats it like 0.20.1" in run(capsys, "versions", "0.20.2")[1]
     assert "older than" in run(capsys, "versions", "0.6.0")[1]
 
 

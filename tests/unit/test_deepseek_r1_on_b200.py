@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from support.backends import chosen, decide, emitted
+from support.backends import chosen, decide, emitted, notes_of
 
 Spec = dict[str, Any]
 
@@ -277,16 +277,16 @@ def test_the_row_is_reached_and_invoked_as_its_version_takes_it(
             "0.24.0",
             TP,
             {"moe": "FLASHINFER_CUTLASS"},
-            "Leave backends.moe at Auto",
+            "Set spec.backends.moe to Auto",
         ),
-        ("AG-RS and FP8", FP8, "0.11.0", EP, {"allToAll": "allgather_reducescatter"}, "does not work with FP8 experts"),
+        ("AG-RS and FP8", FP8, "0.11.0", EP, {"allToAll": "allgather_reducescatter"}, "does not support FP8 experts"),
         (
             "TRTLLM experts and All2Allv",
             FP4,
             "0.16.0",
             EP,
             {"allToAll": "flashinfer_all2allv", "moe": "FLASHINFER_TRTLLM"},
-            "do not take tokens from FlashInfer's all-to-all",
+            "do not work with FlashInfer's all-to-all",
         ),
         (
             "data-parallel attention and FlashInfer experts",
@@ -294,7 +294,7 @@ def test_the_row_is_reached_and_invoked_as_its_version_takes_it(
             "0.11.0",
             {"data": 8},
             {"moe": "FLASHINFER_TRTLLM"},
-            "Data-parallel attention",
+            "fail with data parallelism",
         ),
         (
             "vLLM CUTLASS experts and expert parallelism",
@@ -304,7 +304,14 @@ def test_the_row_is_reached_and_invoked_as_its_version_takes_it(
             {"moe": "VLLM_CUTLASS"},
             "expert parallelism",
         ),
-        ("cuDNN prefill in versions without it", FP8, "0.24.0", TP, {"mlaPrefill": "CUDNN"}, "cannot be asked of vLLM 0.24.0"),
+        (
+            "cuDNN prefill in versions without it",
+            FP8,
+            "0.24.0",
+            TP,
+            {"mlaPrefill": "CUDNN"},
+            "no setting for MLA prefill backend CUDNN",
+        ),
     ],
 )
 def test_what_is_known_to_fail_is_refused_before_a_pod_starts(
@@ -325,18 +332,18 @@ def test_speculative_decoding_uses_the_kernel_that_decodes_several_tokens_at_onc
 @pytest.mark.parametrize(
     ("advice", "model", "version", "engine", "want"),
     [
-        ("nvcc on PATH", FP8, "0.16.0", {"env": [{"name": "PATH", "value": "/usr/bin"}]}, "names no CUDA folder"),
+        ("nvcc on PATH", FP8, "0.16.0", {"env": [{"name": "PATH", "value": "/usr/bin"}]}, "has no CUDA directory"),
         ("libraries of the nvidia packages", FP8, "0.16.0", {"env": [{"name": "LD_LIBRARY_PATH", "value": "/x"}]}, "nvidia packages"),
         ("eager mode", FP8, "0.16.0", {"args": [{"name": "--enforce-eager"}]}, "10 to 30 % lower"),
-        ("DeepGEMM off", FP8, "0.16.0", {"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}, "falls back to its CUTLASS or Triton"),
+        ("DeepGEMM off", FP8, "0.16.0", {"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}, "vLLM uses its CUTLASS or Triton kernels"),
     ],
 )
 def test_what_the_user_sets_is_kept_and_its_price_is_told(advice: str, model: str, version: str, engine: Spec, want: str) -> None:
     decision = decide(model, version, "sm_100", parallelism=TP, engine=engine)
     assert decision.refusal is None
-    assert any(want in note for note in decision.notes)
+    assert any(want in note for note in notes_of(decision))
 
 
 def test_triton_experts_without_a_tuned_configuration_are_explained() -> None:
-    notes = decide(FP8, "0.16.0", "sm_100", parallelism=TP, backends={"moe": "TRITON"}).notes
-    assert any("Using default MoE config" in note for note in notes)
+    decision = decide(FP8, "0.16.0", "sm_100", parallelism=TP, backends={"moe": "TRITON"})
+    assert any("Using default MoE config" in note for note in notes_of(decision))

@@ -46,7 +46,7 @@ def test_an_image_of_the_user_is_taken_or_refused_with_what_can_be_done() -> Non
     request = deployment(engine={"image": "vllm/vllm-openai:v0.20.1"})
     reason, message = refusal(request, real_node("h100-sxm-old-driver"))
     assert reason == "NoMatchingGPU"
-    assert "vllm/vllm-openai:v0.20.1 is built with CUDA 13.0, the driver of the node runs CUDA 12.2" in message
+    assert "vllm/vllm-openai:v0.20.1 is built with CUDA 13.0, but the GPU driver supports CUDA 12.2" in message
     for remedy in ("driver to 580 or later", "-cu129", COMPATIBILITY):
         assert remedy in message
 
@@ -72,13 +72,13 @@ def test_cards_without_forward_compatibility_need_a_newer_driver() -> None:
 
 def test_an_image_without_kernels_for_the_gpu_is_refused() -> None:
     _, message = refusal(deployment(engine={"version": "0.11.0"}), real_node("gb10"))
-    assert "CUDA 12.8, which has no kernels for sm_121" in message
+    assert "CUDA 12.8, which does not support sm_121" in message
 
 
 def test_without_any_word_on_the_driver_the_default_image_is_taken_and_noted() -> None:
     plan = made(deployment(), real_node("gke-h100"))
     assert plan.image == "vllm/vllm-openai:v0.20.1"
-    assert any("needs one that runs CUDA 13.0" in note for note in plan.notes)
+    assert any("needs a driver that supports CUDA 13.0" in note for note in plan.notes)
 
 
 def test_the_branch_of_the_driver_tells_enough() -> None:

@@ -185,14 +185,14 @@ def test_whole_gpus_and_slices_of_one_node_are_two_pools() -> None:
     ("node", "want"),
     [
         (real_node("h100-mig-invalid"), "MIG layout is not uniform"),
-        (real_node("h100-mig-invalid"), "MIG is being reconfigured, state pending"),
+        (real_node("h100-mig-invalid"), "its MIG layout is changing, state pending"),
         (real_node("h100-mig-single", labels={"nvidia.com/mig.config.state": "rebooting"}), "state rebooting"),
         (real_node("h100-mig-single", labels={"nvidia.com/mig.config.state": "failed"}), "MIG layout failed"),
         (real_node("h200", labels={"nvidia.com/gpu-driver-upgrade-state": "drain-required"}), "driver is being upgraded"),
         (real_node("h200", labels={"nvidia.com/gpu-driver-upgrade-state": "upgrade-failed"}), "upgrade of its GPU driver failed"),
         (real_node("h200", cordoned=True), "cordoned"),
         (real_node("h200", conditions=[{"type": "Ready", "status": "Unknown"}]), "not ready"),
-        (real_node("h200", allocatable={"nvidia.com/gpu": "0"}), "is the device plugin running"),
+        (real_node("h200", allocatable={"nvidia.com/gpu": "0"}), "check the device plugin"),
     ],
 )
 def test_a_node_that_cannot_be_used_says_why(node: dict[str, Any], want: str) -> None:
@@ -221,7 +221,7 @@ def test_a_number_of_devices_is_a_quantity(amount: Any, count: int) -> None:
 @pytest.mark.parametrize("amount", ["500m", "-1", "NaN", "1e999999999", "9" * 100_000, "1_000", True, None, {}])
 def test_what_is_no_number_of_devices_is_told(amount: Any) -> None:
     inventory = inventory_of(real_node("gke-h100", allocatable={"nvidia.com/gpu": amount}))
-    assert any("the amount of nvidia.com/gpu cannot be read" in note for note in inventory.notes)
+    assert any("the amount of nvidia.com/gpu has the invalid value" in note for note in inventory.notes)
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_shared_gpus_are_told_apart(node: dict[str, Any]) -> None:
 def test_labels_that_describe_only_some_of_the_gpus_are_not_relied_on() -> None:
     inventory = inventory_of(real_node("h100-sxm", labels={"nvidia.com/gpu.count": "4"}))
     assert (inventory.pools[0].architecture, inventory.pools[0].labels) == (None, ())
-    assert "describe 4 of 8 GPUs" in inventory.notes[0]
+    assert "describe only 4 of 8 GPUs" in inventory.notes[0]
 
 
 def test_resource_slices_tell_the_devices_of_a_mixed_node_apart() -> None:
@@ -328,11 +328,11 @@ LABELS = (
 @pytest.mark.parametrize(
     ("labels", "want"),
     [
-        ({"nvidia.com/gpu.compute.major": "nine"}, "gpu.compute.major cannot be read: 'nine'"),
-        ({"nvidia.com/gpu.compute.major": "900"}, "capability 900.0 cannot be right"),
-        ({"nvidia.com/gpu.memory": "80GB"}, "gpu.memory cannot be read"),
-        ({"nvidia.com/cuda.runtime-version.major": "v12"}, "cuda.runtime-version.major cannot be read"),
-        ({"nvidia.com/gpu.compute.major": "²"}, "cannot be read"),
+        ({"nvidia.com/gpu.compute.major": "nine"}, "gpu.compute.major has the invalid value 'nine'"),
+        ({"nvidia.com/gpu.compute.major": "900"}, "capability 900.0 in its labels is impossible"),
+        ({"nvidia.com/gpu.memory": "80GB"}, "gpu.memory has the invalid value"),
+        ({"nvidia.com/cuda.runtime-version.major": "v12"}, "cuda.runtime-version.major has the invalid value"),
+        ({"nvidia.com/gpu.compute.major": "²"}, "has the invalid value"),
     ],
 )
 def test_a_value_that_cannot_be_read_is_noted(labels: dict[str, str], want: str) -> None:

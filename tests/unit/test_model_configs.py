@@ -119,7 +119,7 @@ async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator:
     assert operator.facts() == {}
     plan = operator.status().plan
     assert plan is not None
-    said = "did not answer within 0.05 s. So attention, experts and quantization of the model are not known"
+    said = "did not answer within 0.05 s. Attention, experts and quantization of the model are unknown"
     assert any(said in note for note in plan.notes)
 
 
@@ -166,7 +166,7 @@ async def test_a_model_that_the_hub_refuses_is_noted_also_where_its_family_is_kn
     await operator.plan_it()
     plan = operator.status().plan
     assert plan is not None
-    assert ("There is no such model. The engine will probably meet the same." in plan.notes) is refused
+    assert ("There is no such model. The engine will probably get the same answer." in plan.notes) is refused
 
 
 async def test_many_objects_with_one_model_ask_once(operator: Operator) -> None:

@@ -78,7 +78,7 @@ def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> No
         "Source:",
         "--tensor-parallel-size 8",
         "VLLM_CACHE_ROOT=",
-        "The cache key is made of",
+        "Inputs of the cache key",
     ):
         assert part in out
     assert all(len(line) <= 140 for line in out.splitlines())

@@ -58,7 +58,7 @@ def test_a_backend_of_an_older_catalog_is_shown_with_both_reasons(run: Run) -> N
     assert "with catalog 0.0.9+aaaaaaaa" in out
     shown = out[out.index("backend of MLADecode") :]
     assert shown.index("TRITON_MLA") < shown.index("It was the best one known.") < shown.index("FLASH_ATTN_MLA")
-    assert "vLLM takes FlashAttention MLA on Hopper by itself." in shown
+    assert "vLLM uses FlashAttention MLA on Hopper by default." in shown
     assert out.count("backend of") == 1
     assert "kubectl annotate vllm demo -n models --overwrite vllm-operator.dev/replan=" in out
 
@@ -85,7 +85,7 @@ def test_a_changed_spec_is_applied_without_being_asked(run: Run) -> None:
 def test_nodes_that_are_gone_leave_the_plan_in_force(run: Run) -> None:
     status, out = run(live(), node="l40s")
     assert status == 1
-    assert "No plan could be made" in out
+    assert "No new plan is possible" in out
     assert "what runs keeps running" in out
 
 

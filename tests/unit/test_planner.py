@@ -15,6 +15,7 @@ from vllm_operator.planning.planner import plan
 
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 DEEPSEEK = "hf://deepseek-ai/DeepSeek-V3"
+OWN_IMAGE = "registry.example/own/vllm:0.20.1"
 
 
 def args(made_plan: Plan) -> dict[str, str | None]:
@@ -55,7 +56,7 @@ def test_parallelism_becomes_flags() -> None:
 def test_all_gpus_that_are_asked_for_are_used() -> None:
     got = made(deployment(accelerator={"count": 4}), real_node("h200"))
     assert (got.count, args(got)["--tensor-parallel-size"]) == (4, "4")
-    assert any("parallelism.tensor is not given" in note for note in got.notes)
+    assert any("parallelism.tensor is not set" in note for note in got.notes)
 
 
 def test_gpus_that_stay_idle_are_noted() -> None:
@@ -67,7 +68,11 @@ def test_gpus_that_stay_idle_are_noted() -> None:
     ("spec", "reason", "want"),
     [
         ({"accelerator": {"count": 2}, "parallelism": {"tensor": 4}}, "InvalidSpec", "needs 4 GPUs"),
-        ({"accelerator": {"mig": {"profile": "1g.10gb"}}, "parallelism": {"tensor": 2}}, "InvalidSpec", "no peer-to-peer between slices"),
+        (
+            {"accelerator": {"mig": {"profile": "1g.10gb"}}, "parallelism": {"tensor": 2}},
+            "InvalidSpec",
+            "do not work with MIG slices",
+        ),
         ({"engine": {"image": "vllm/vllm-openai:latest"}}, "VersionUnknown", "spec.engine.version"),
         ({"podTemplate": {"containers": []}}, "InvalidSpec", "only metadata and spec"),
     ],
@@ -116,7 +121,7 @@ def test_a_gpu_that_the_model_does_not_run_on_is_passed_over() -> None:
     assert refusal(request, real_node("h200"))[0] == "KnownBad"
     got = made(request, real_node("h200"), real_node("rtx-pro-6000"))
     assert got.architecture == "sm_120"
-    assert any(note.startswith("NVIDIA H200 141GB (sm_90) would come first, but does not work here:") for note in got.notes)
+    assert any(note.startswith("NVIDIA H200 141GB (sm_90) comes first in the order of GPUs, but cannot be used:") for note in got.notes)
 
 
 def test_a_gpu_of_which_nothing_is_known_is_no_way_around_what_is_known_to_fail() -> None:
@@ -147,7 +152,7 @@ def test_the_image_of_the_pod_template_is_the_one_that_runs() -> None:
     template = {"spec": {"containers": [{"name": "vllm", "image": "registry.example/vllm-openai:v0.24.0", "args": ["--help"]}]}}
     got = made(deployment(podTemplate=template), real_node("b200"))
     assert (got.image, got.engine_version) == ("registry.example/vllm-openai:v0.24.0", "0.20.1")
-    assert any("the image tag says 0.24.0" in note for note in got.notes)
+    assert any("the image tag is 0.24.0" in note for note in got.notes)
     assert any("replaces the command line" in note for note in got.notes)
 
 
@@ -159,13 +164,13 @@ def test_only_nodes_with_the_labels_of_the_pod_template_count() -> None:
     assert made(request("b"), *nodes).product == "NVIDIA-H200"
     assert made(request("a"), *nodes).product == "NVIDIA-B200"
     message = refusal(request("c"), *nodes)[1]
-    assert "No node offers 1 whole GPU, on nodes with team=c." in message
-    assert "Nodes that would do lack the labels of spec.podTemplate.spec.nodeSelector" in message
+    assert "Each replica needs 1 whole GPU on nodes with labels team=c, and no node has one." in message
+    assert "do not have the labels in spec.podTemplate.spec.nodeSelector" in message
 
 
 def test_the_labels_of_the_pod_template_are_to_blame_only_for_nodes_that_would_do() -> None:
     request = deployment(accelerator={"architectures": ["sm_121"]}, podTemplate={"spec": {"nodeSelector": {"kubernetes.io/arch": "amd64"}}})
-    assert "Nodes that would do lack the labels" in refusal(request, real_node("gb10"), real_node("h200"))[1]
+    assert "do not have the labels in spec.podTemplate.spec.nodeSelector" in refusal(request, real_node("gb10"), real_node("h200"))[1]
     assert "Add sm_90 to spec.accelerator.architectures" in refusal(request, real_node("h200"))[1]
 
 
@@ -194,18 +199,52 @@ def test_a_config_of_wild_texts_and_numbers_is_planned_with() -> None:
 
 
 def test_names_that_the_version_does_not_know_are_noted() -> None:
-    engine = {"version": "0.33.0", "env": [{"name": "VLLM_USE_V1", "value": "1"}], "args": [{"name": "no-such-flag"}]}
-    notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)
-    assert "does not know the variable VLLM_USE_V1" in notes
-    assert "does not know the flag --no-such-flag" in notes
-    assert "Did you mean" not in notes
+    engine = {"image": OWN_IMAGE, "env": [{"name": "VLLM_USE_V1", "value": "1"}], "args": [{"name": "no-such-flag"}]}
+    notes = made(deployment(engine=engine), real_node("b200")).notes
+    assert "does not know the flag --no-such-flag and does not start with it, unless a plugin in the image adds the flag." in notes[0]
+    assert "does not know the variable VLLM_USE_V1, so it has no effect." in notes[1]
+    assert "Did you mean" not in notes[0] + notes[1]
 
 
 def test_a_name_that_is_misspelled_is_noted_with_the_one_that_was_meant() -> None:
-    engine = {"version": "0.20.1", "env": [{"name": "VLLM_USE_DEEPGEMM", "value": "0"}], "args": [{"name": "max-model-length"}]}
+    engine = {"image": OWN_IMAGE, "env": [{"name": "VLLM_USE_DEEPGEMM", "value": "0"}], "args": [{"name": "max-model-length"}]}
     notes = " ".join(made(deployment(engine=engine), real_node("b200")).notes)
-    assert "VLLM_USE_DEEPGEMM: it has no effect. Did you mean VLLM_USE_DEEP_GEMM?" in notes
+    assert "VLLM_USE_DEEPGEMM, so it has no effect. Did you mean VLLM_USE_DEEP_GEMM?" in notes
     assert "Did you mean --max-model-len?" in notes
+
+
+def test_a_flag_that_the_version_does_not_know_is_refused_in_an_image_of_the_vllm_project() -> None:
+    engine = {"version": "0.20.1", "args": [{"name": "max-model-length", "value": "4096"}]}
+    reason, message = refusal(deployment(engine=engine), real_node("b200"))
+    assert reason == "KnownBad"
+    assert message.startswith(
+        "vLLM 0.20.1 does not know the flag --max-model-length and does not start with it. Did you mean --max-model-len?"
+    )
+    insisted = deployment(engine=engine, annotations={"vllm-operator.dev/allow-known-bad": "true"})
+    assert "--max-model-length" in made(insisted, real_node("b200")).notes[0]
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"version": "0.20.2"},
+        {"version": "0.99.0"},
+        {"version": "0.10.0"},
+        {"image": "registry.example/own/vllm:0.20.1"},
+        {"version": "0.20.1", "distribution": "nvLLM"},
+    ],
+    ids=["a version in between", "a newer version", "an older version", "an image of the user", "a fork"],
+)
+def test_a_flag_is_not_refused_where_the_catalog_cannot_be_sure(engine: dict[str, Any]) -> None:
+    engine = {**engine, "args": [{"name": "no-such-flag"}]}
+    assert made(deployment(engine=engine), real_node("gb10")).count == 1
+
+
+def test_the_beginning_of_a_flag_and_a_field_of_its_json_are_noted_and_not_refused() -> None:
+    given = [{"name": "max-num-batched", "value": "4096"}, {"name": "attention-config", "value": '{"no_such": 1}'}]
+    notes = made(deployment(engine={"version": "0.20.1", "args": given}), real_node("b200")).notes
+    assert "--max-num-batched" in notes[0]
+    assert "--attention-config.no_such" in notes[1]
 
 
 @pytest.mark.parametrize(
@@ -233,8 +272,8 @@ def test_json_that_is_none_is_left_to_vllm(value: str) -> None:
 
 def test_what_is_not_known_of_a_model_is_said_with_how_to_give_it() -> None:
     notes = made(deployment("hf://someone/something"), real_node("b200")).notes
-    assert any("are not known" in note and "spec.model.facts.quantization" in note for note in notes)
-    assert not any("are not known" in note for note in made(deployment("hf://Qwen/Qwen3-8B"), real_node("b200")).notes)
+    assert any("are unknown" in note and "spec.model.facts.quantization" in note for note in notes)
+    assert not any("are unknown" in note for note in made(deployment("hf://Qwen/Qwen3-8B"), real_node("b200")).notes)
 
 
 def test_a_replacement_is_named_only_for_what_some_version_does_not_know() -> None:
@@ -267,7 +306,7 @@ def test_what_would_be_chosen_otherwise_today_is_told() -> None:
     outcome = planned(deployment(), real_node("h200"), pinned=pinned)
     assert outcome.plan == pinned
     assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "ResolvedDifferently")
-    assert "The image would be vllm/vllm-openai:v0.20.1-cu129, not vllm/vllm-openai:v0.19.0." in outcome.drift
+    assert "The image would change from vllm/vllm-openai:v0.19.0 to vllm/vllm-openai:v0.20.1-cu129." in outcome.drift
     assert "vllm-operator.dev/replan" in outcome.planned.message
 
 
@@ -323,7 +362,7 @@ def test_a_damaged_cache_is_left_behind_without_a_new_plan() -> None:
 
 def test_the_message_says_it_in_one_line() -> None:
     outcome = planned(deployment(DEEPSEEK, parallelism={"tensor": 8}), real_node("h200"))
-    assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1: ")
+    assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1. ")
     sliced = planned(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
     assert "1 MIG slice 1g.10gb per replica" in sliced.planned.message
 

@@ -85,7 +85,10 @@ def test_a_part_with_nothing_below_it_removes_nothing(template: dict[str, Any]) 
 @pytest.mark.parametrize(
     ("spec", "want_message"),
     [
-        ({"containers": [{"name": "engine", "resources": {}}]}, r"containers\[0\]: the Pod has no container engine.*is called vllm"),
+        (
+            {"containers": [{"name": "engine", "resources": {}}]},
+            r"containers\[0\]: the Pod has no container engine.*of the engine is vllm",
+        ),
         ({"containers": [{"name": "vllm"}, {"name": "a", "image": ""}]}, r"containers\[1\]: the Pod has no container a, and a new one"),
         ({"initContainers": [{"name": "vllm"}]}, r"initContainers\[0\]: the Pod has no container vllm, and a new one needs an image$"),
     ],
@@ -200,14 +203,14 @@ def test_the_user_of_the_engine_is_read_where_kubernetes_reads_it(spec: dict[str
 @pytest.mark.parametrize(
     ("template", "want_message"),
     [
-        ({"containers": []}, "podTemplate holds containers; only metadata and spec"),
+        ({"containers": []}, "podTemplate has containers; only metadata and spec"),
         ({"spec": []}, "podTemplate.spec must be an object with fields, not list"),
-        ({"metadata": {"name": "x"}}, "podTemplate.metadata holds name"),
+        ({"metadata": {"name": "x"}}, "podTemplate.metadata has name"),
         ({"metadata": {"labels": {"a": 1}}}, 'put it in quotes: "1"'),
         ({"spec": {"containers": {"name": "vllm"}}}, "podTemplate.spec.containers must be a list"),
         ({"spec": {"containers": ["vllm"]}}, r"podTemplate.spec.containers\[0\] needs a name"),
         ({"spec": {"containers": [{"image": "x"}]}}, r"containers\[0\] needs a name"),
-        ({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}, "holds name a twice"),
+        ({"spec": {"containers": [{"name": "a"}, {"name": "a"}]}}, "has name a twice"),
         ({"spec": {"containers": [{"name": "vllm", "env": [{"value": "x"}]}]}}, r"containers\[0\].env\[0\] needs a name"),
         ({"spec": {"containers": [{"name": "vllm", "volumeMounts": [{"name": "a"}]}]}}, r"volumeMounts\[0\] needs a mountPath"),
         ({"spec": {"volumes": [None]}}, r"volumes\[0\] needs a name"),
@@ -243,12 +246,12 @@ def test_a_template_that_is_too_deep_or_too_large_is_refused_before_anything_wal
     deep: dict[str, Any] = {}
     for _ in range(100):
         deep = {"a": [deep]}
-    with pytest.raises(PodTemplateError, match="nested deeper than 50"):
+    with pytest.raises(PodTemplateError, match="more than 50 levels of nesting"):
         check_pod_template({"spec": {"affinity": deep}})
     for _ in range(300):
         deep = {"a": [deep]}
     _, message = refusal(deployment(podTemplate={"spec": {"affinity": deep}}))
-    assert "podTemplate is nested deeper than 50" in message
+    assert "podTemplate has more than 50 levels of nesting" in message
     variables = [{"name": f"A{number}", "value": "x"} for number in range(4000)]
     with pytest.raises(PodTemplateError, match="more than 10000 values"):
         check_pod_template({"spec": {"containers": [{"name": "vllm", "env": variables}]}})

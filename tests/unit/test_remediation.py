@@ -17,7 +17,7 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgu
 from vllm_operator.catalog.remedies import load_remedies
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.catalog.versions import load_versions
-from vllm_operator.planning.spec_digest import digest_of
+from vllm_operator.planning.pinning import digest_of
 from vllm_operator.remediation.changes import Engine, exact_changes
 from vllm_operator.remediation.command import patch_command, patch_operations
 from vllm_operator.remediation.in_force import carried_out, current, remedied, settled

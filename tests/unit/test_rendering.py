@@ -195,5 +195,5 @@ def test_no_variable_of_vllm_differs_from_pod_to_pod() -> None:
 
 
 def test_a_template_that_cannot_be_merged_is_refused() -> None:
-    with pytest.raises(PodTemplateError, match="podTemplate holds"):
+    with pytest.raises(PodTemplateError, match="podTemplate has"):
         render(resource({"podTemplate": {"containers": []}}), PLAN)

@@ -121,7 +121,7 @@ def test_a_whole_gpu_is_never_a_slice() -> None:
 def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
     _, message = refusal(deployment(accelerator={"mig": {"profile": "7g.80gb"}}), real_node("h100-mig-single"))
     assert "1 MIG slice 7g.80gb" in message
-    assert "spec.accelerator.mig.profile: 1g.10gb" in message
+    assert "spec.accelerator.mig.profile to one that nodes have (1g.10gb)" in message
 
 
 def test_profiles_compare_as_labels_have_to_write_them() -> None:
@@ -145,7 +145,7 @@ def test_a_uuid_that_no_slice_lists_is_refused() -> None:
     request = deployment(accelerator={"allocation": "DRA", "mig": {"uuids": ["MIG-gone"]}})
     _, message = refusal(request, real_node("h100-mig-mixed"), slices=slices())
     assert "MIG-gone" in message
-    assert "Ask for the profile instead" in message
+    assert "Use the profile instead" in message
 
 
 def test_a_product_that_no_node_has_is_answered_with_those_most_like_it() -> None:
@@ -158,13 +158,13 @@ def test_a_product_that_no_node_has_is_answered_with_those_most_like_it() -> Non
 def test_weights_too_large_for_a_slice_call_for_a_larger_one() -> None:
     request = deployment(model={"uri": "hf://meta-llama/Llama-3.1-70B-Instruct"}, accelerator={"mig": {"profile": "1g.10gb"}})
     [note] = [note for note in made(request, real_node("h100-mig-mixed")).notes if "out of memory" in note]
-    assert "Use a larger slice, whole GPUs or" in note
+    assert "Use a larger MIG slice, whole GPUs or" in note
     assert "tensor" not in note
 
 
 def test_claims_without_the_driver_for_them() -> None:
     _, message = refusal(deployment(accelerator={"allocation": "DRA"}), real_node("h200"))
-    assert "No node offers 1 whole GPU by dynamic resource allocation" in message
+    assert "Each replica needs 1 whole GPU for dynamic resource allocation, and no node has one." in message
     assert "DRA driver" in message
 
 
@@ -175,11 +175,10 @@ def test_what_was_asked_what_there_is_and_what_can_be_done() -> None:
     request = deployment(accelerator={"architectures": ["sm_100"]}, parallelism={"tensor": 4})
     _, message = refusal(request, real_node("h100-sxm", "a"), real_node("h100-sxm", "b"), real_node("h100-mig-invalid"))
     assert message == (
-        "No node offers 4 whole GPUs of architecture sm_100 (Blackwell) on one node. "
-        "There is: 2 nodes with 8x NVIDIA H100 80GB (sm_90), "
-        "1 node with NVIDIA H100 80GB (sm_90) not usable now (its MIG layout is not uniform, so no slice is offered; "
-        "MIG is being reconfigured, state pending). "
-        "Add sm_90 to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+        "Each replica needs 4 whole GPUs of architecture sm_100 (Blackwell), and no node has them. "
+        "The cluster has 2 nodes with 8x NVIDIA H100 80GB (sm_90); "
+        "1 node with NVIDIA H100 80GB (sm_90), unavailable (its MIG layout is not uniform and its MIG layout is changing, state pending). "
+        "Add sm_90 to spec.accelerator.architectures, remove that field, or add nodes with such GPUs."
     )
 
 
@@ -198,10 +197,10 @@ def test_where_nothing_would_serve_only_new_nodes_help() -> None:
     ("spec", "kinds", "want"),
     [
         ({"accelerator": {"products": ["NVIDIA-H800"]}}, ("h200",), "nvidia.com/gpu.product"),
-        ({"parallelism": {"tensor": 8}}, ("l40s",), "to 4, or add nodes with 8 GPUs each"),
-        ({}, ("h100-time-sliced",), "name the product with its suffix"),
+        ({"parallelism": {"tensor": 8}}, ("l40s",), "to 4 GPUs, or add nodes with 8 GPUs."),
+        ({}, ("h100-time-sliced",), "set spec.accelerator.products to [NVIDIA-H100-80GB-HBM3-SHARED]"),
         ({"accelerator": {"architectures": ["sm_90"]}}, ("nfd-only",), "vllm-operator.dev/gpu-architecture (for example sm_90)"),
-        ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("h200",), "turn MIG on"),
+        ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("h200",), "enable MIG on a node"),
     ],
 )
 def test_the_remedy_fits_what_came_nearest(spec: dict[str, Any], kinds: tuple[str, ...], want: str) -> None:
@@ -211,14 +210,14 @@ def test_the_remedy_fits_what_came_nearest(spec: dict[str, Any], kinds: tuple[st
 
 
 def test_no_gpu_at_all() -> None:
-    assert "GPU operator" in refusal(deployment(), real_node("cpu"))[1]
-    assert "No node" in refusal(deployment())[1]
+    assert "GPU Operator" in refusal(deployment(), real_node("cpu"))[1]
+    assert "knows of no NVIDIA GPU" in refusal(deployment())[1]
 
 
 def test_a_node_that_cannot_be_used_now_is_worth_waiting_for() -> None:
     _, message = refusal(deployment(), real_node("h200", cordoned=True))
-    assert "8x NVIDIA H200 141GB (sm_90) not usable now (it is cordoned)" in message
-    assert "tried again by itself" in message
+    assert "8x NVIDIA H200 141GB (sm_90), unavailable (it is cordoned)" in message
+    assert "tries again automatically" in message
 
 
 def test_the_list_of_what_there_is_stays_short() -> None:

@@ -52,7 +52,7 @@ def test_what_a_field_refers_to_is_a_name_and_no_path() -> None:
 async def test_a_template_says_nothing_about_where_a_pod_lies_or_whose_it_is(bench: Bench, field: str) -> None:
     bench.cluster.put(llama(podTemplate={"metadata": {field: "kube-system", "labels": {"a": "b"}}}))
     await bench.settle()
-    assert f"podTemplate.metadata holds {field}; only labels and annotations" in bench.condition("Accepted").message
+    assert f"podTemplate.metadata has {field}; only labels and annotations" in bench.condition("Accepted").message
     assert not bench.cluster.all(DEPLOYMENT)
 
 

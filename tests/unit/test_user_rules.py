@@ -189,5 +189,5 @@ def test_a_plan_follows_the_rule_and_names_it() -> None:
     assert outcome.plan is not None
     choice = next(choice for choice in outcome.plan.backends if choice.component == "MoE")
     assert (choice.backend, choice.source) == ("TRITON", "our-experts-on-b200: our benchmark of November")
-    assert choice.reason == "We have tuned it for our shapes. vLLM by itself would take FLASHINFER_TRTLLM."
+    assert choice.reason == "We have tuned it for our shapes. The vLLM default is FLASHINFER_TRTLLM."
     assert outcome.plan.catalog_version == catalog.version

@@ -109,8 +109,8 @@ def test_spellings_of_a_flag_are_one(written: str, want: str) -> None:
         ("0.20.1", "0.20.1", None),
         ("0.19.0.post1", "0.19.0", None),
         ("v0.24.0", "0.24.0", None),
-        ("0.22.1", "0.22.0", "treated like 0.22.0, the next lower one"),
-        ("0.20.2", "0.20.1", "treated like 0.20.1"),
+        ("0.22.1", "0.22.0", "treats it like 0.22.0, the next lower version"),
+        ("0.20.2", "0.20.1", "treats it like 0.20.1"),
         ("0.99.0", "0.33.0", "newer than 0.33.0"),
         ("0.10.2", None, "older than 0.11.0"),
     ],
@@ -166,14 +166,14 @@ def test_the_version_in_the_spec_beats_the_tag_and_the_plan_says_so() -> None:
     resolved = resolve_version(EngineSpec(image="vllm/vllm-openai:v0.24.0", version="0.20.1"), VERSIONS)
     assert not isinstance(resolved, Verdict)
     assert resolved.version == "0.20.1"
-    assert "image tag says 0.24.0" in resolved.notes[0]
+    assert "image tag is 0.24.0" in resolved.notes[0].text
 
 
 def test_without_image_and_version_the_newest_known_is_used() -> None:
     resolved = resolve_version(None, VERSIONS)
     assert not isinstance(resolved, Verdict)
     assert resolved.image == f"vllm/vllm-openai:v{VERSIONS.newest.version}"
-    assert "newest version" in resolved.notes[0]
+    assert "newest version" in resolved.notes[0].text
 
 
 def test_nvllm_needs_the_vllm_version() -> None:

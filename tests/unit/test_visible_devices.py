@@ -65,7 +65,7 @@ def test_a_claim_asks_for_the_devices_that_the_variable_names(version: str, valu
     wanted = resource(value, version=version, **claims(**mig))
     found = outcome(wanted)
     assert found.plan is not None, (found.accepted.message, found.planned.message)
-    assert any("The claim asks for exactly these" in note for note in found.plan.notes)
+    assert any("The operator requests exactly these in the ResourceClaim" in note for note in found.plan.notes)
     text = yaml.safe_dump_all(render(wanted, found.plan))
     assert "CUDA_VISIBLE_DEVICES" not in text
     assert "MINE" in text
@@ -89,10 +89,10 @@ def test_what_cannot_be_translated_is_refused_or_warned_of(value: str, spec: dic
     slices = (SLICES,) if "DRA" in str(spec) else ()
     old = planned(resource(value, **spec), node, slices=slices)
     assert (old.accepted.reason, old.plan) == ("KnownBad", None), old
-    assert "vLLM 0.24 and newer understand the UUID" in old.accepted.message
+    assert "vLLM 0.24 and newer accept the UUID" in old.accepted.message
     new = planned(resource(value, version="0.24.0", **spec), node, slices=slices)
     assert new.plan is not None, new
-    assert any("names a device by UUID" in note for note in new.plan.notes)
+    assert any("has the UUID of a device" in note for note in new.plan.notes)
 
 
 def whole(uuid: str) -> dict[str, Any]:

@@ -30,6 +30,19 @@ class RuleKind(StrEnum):
     ENGINE = "engine"
 
 
+class Severity(StrEnum):
+    """How much a note of a plan matters, the most severe first."""
+
+    FAILURE = "Failure"
+    """The start is expected to fail."""
+    RISK = "Risk"
+    """The start may fail, or the engine may be slow or wrong."""
+    NO_EFFECT = "NoEffect"
+    """A setting of the user has no effect."""
+    INFO = "Info"
+    """What the operator assumed, or what a setting of the user changes."""
+
+
 def _read_setting(value: Any) -> Any:
     if isinstance(value, bool):
         raise ValueError(f"write '{str(value).lower()}' in quotes, or what else the value is")
@@ -67,6 +80,7 @@ class Rule(Entry):
     )
     refuse: Message | None = Field(None, description="stops the VLLMDeployment: the problem, then what the user can do")
     warn: Message | None = Field(None, description="note for the user: the problem, then what the user can do")
+    severity: Severity = Field(Severity.RISK, description="of the note in `warn`: `Failure`, `Risk`, `NoEffect` or `Info`")
     because: Reason = Field(description="reason, in one sentence")
     source: Reason = Field(description="where it is known from")
     priority: Annotated[StrictInt, Field(ge=-100, le=100)] = Field(0, description="the highest of a kind and component wins")
@@ -75,6 +89,8 @@ class Rule(Entry):
     def _check_effect(self) -> "Rule":
         if self.alternatives and self.kind is not RuleKind.ENGINE:
             raise ValueError("only a rule of the kind engine has alternatives; remove them")
+        if "severity" in self.model_fields_set and not self.warn:
+            raise ValueError("severity is that of a warning; add warn, or remove severity")
         if not (self.backend or self.environment or self.arguments or self.refuse or self.warn):
             raise ValueError("nothing follows from it; add backend, environment, arguments, refuse or warn")
         return self

@@ -101,7 +101,7 @@ def normalize_flag(flag: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """Which table stands for a version, and what the user should know about that; no table for one older than all."""
+    """The table for a version, None for one older than all, and a note for the user if the table is that of another version."""
 
     table: VersionTable | None
     note: str | None = None
@@ -131,8 +131,8 @@ class Versions:
         if not lower:
             return Resolution(
                 None,
-                f"vLLM {version} is older than {self.tables[0].version}, the oldest version that this operator knows: "
-                "no backend is chosen and only settings that are safe everywhere are made.",
+                f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
+                "backends and makes only settings that are safe in every version.",
             )
         table = lower[-1]
         if table.release == release:
@@ -140,10 +140,12 @@ class Versions:
         if table is self.newest:
             return Resolution(
                 table,
-                f"vLLM {version} is newer than {table.version}, the newest version that this operator knows: "
-                f"it is treated like {table.version}.",
+                f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
+                f"The operator treats it like {table.version}.",
             )
-        return Resolution(table, f"vLLM {version} is not known to this operator: it is treated like {table.version}, the next lower one.")
+        return Resolution(
+            table, f"vLLM {version} is not in the catalog. The operator treats it like {table.version}, the next lower version."
+        )
 
 
 def build_versions(tables: Iterable[VersionTable]) -> Versions:

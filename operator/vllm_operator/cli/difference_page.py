@@ -9,7 +9,7 @@ from vllm_operator.api.status import Plan
 from vllm_operator.cli.tables import wrap
 from vllm_operator.planning.differences import Difference, compare, refusal_of
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.spec_digest import is_in_force
+from vllm_operator.planning.pinning import is_in_force
 
 
 def differences_of(pinned: Plan, fresh: Outcome) -> list[Difference]:

@@ -1,6 +1,6 @@
-"""From what is asked for and what there is to a plan, every choice with its reason. Pure.
+"""Plans: a VLLMDeployment and the GPUs of the cluster in, a plan with a reason for each choice out. Pure.
 
-the steps       planner; spec_digest and pinning keep a plan, differences compares two, outcome is the answer
-what there is   inventory (GPUs), model
-the choices     engine, placement, pod_template (what a user may add), pod_fields (which fields there are)
+steps     planner; outcome is its result, notes are for the user, pinning keeps a plan, differences compares two
+input     inventory (GPUs), model (facts), pod_template (what users may add to Pods), pod_fields (fields that the API server knows)
+choices   engine, placement
 """

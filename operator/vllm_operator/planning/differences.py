@@ -1,7 +1,6 @@
-"""What a plan made today would do otherwise than the plan in force, and why.
+"""Differences between the plan in force and a plan made today, with both reasons.
 
-Only what a person would notice is compared: the GPU and the resource, the image, backends, variables, flags. Their
-reasons are not: a sentence that was written better is no difference.
+Compared are the GPU and the resource, the image, backends, variables and flags. Another wording of a reason is no difference.
 """
 
 from collections.abc import Iterable, Mapping
@@ -11,16 +10,13 @@ from vllm_operator.api.status import BackendChoice, Plan, PlannedArgument, Plann
 from vllm_operator.planning.outcome import Outcome
 
 Setting = tuple[str | None, str | None]
-"""A value, and why it is that."""
+"""A value and the reason for it."""
 NOTHING: Setting = (None, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that would be otherwise. A value is None where there is none, and empty for a flag without value.
-
-    `before_reason` and `after_reason` are the reasons that the two plans give; None where they give none.
-    """
+    """One difference. A value is None if it is not set, and empty for a flag without a value."""
 
     subject: str
     before: str | None
@@ -30,16 +26,16 @@ class Difference:
 
     @property
     def text(self) -> str:
-        """The difference in one sentence."""
+        """The difference as one sentence."""
         if self.after is None:
-            return f"{self.subject} would not be set."
+            return f"{self.subject} would be removed."
         if self.before is None:
-            return f"{self.subject} would be {self.after or 'set'}, and is not set now."
-        return f"{self.subject} would be {self.after or 'without value'}, not {self.before or 'without value'}."
+            return f"{self.subject} would be added{f' with {self.after}' if self.after else ''}."
+        return f"{self.subject} would change from {self.before or 'no value'} to {self.after or 'no value'}."
 
 
 def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
-    """Name what a plan made today does otherwise than the plan in force."""
+    """Return the differences between the plan in force and a new plan."""
     differences = [
         Difference(subject, before or "unknown", after or "unknown")
         for subject, before, after in (
@@ -56,8 +52,8 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
 
 
 def refusal_of(fresh: Outcome) -> str:
-    """Why no plan could be made today."""
-    return f"No plan could be made: {fresh.refusal.message}" if fresh.refusal else ""
+    """Why there is no new plan; empty if there is one."""
+    return f"No new plan is possible: {fresh.refusal.message}" if fresh.refusal else ""
 
 
 def _gpu(plan: Plan) -> str:

@@ -1,10 +1,11 @@
-"""What planning returns: two verdicts, and a plan unless something stands against it."""
+"""The result of planning: verdicts for the conditions Accepted and Planned, and a plan if both are True."""
 
 from dataclasses import dataclass
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ChosenBy, ConditionStatus, Plan
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.text.wording import count
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +17,12 @@ class Verdict:
     message: str
 
 
-ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec can be understood.")
+ACCEPTED = Verdict(ConditionStatus.TRUE, Reason.VALID, "The spec is valid.")
 
 
 def not_accepted(verdict: Verdict) -> "Outcome":
     """The outcome for a spec that is not accepted."""
-    message = f"Nothing is planned, because the spec is not accepted ({verdict.reason}); see the condition Accepted."
+    message = f"There is no plan, because the spec is not accepted ({verdict.reason}). See condition Accepted."
     return Outcome(verdict, Verdict(ConditionStatus.FALSE, Reason.NOT_ACCEPTED, message), None)
 
 
@@ -29,10 +30,8 @@ def not_accepted(verdict: Verdict) -> "Outcome":
 class Outcome:
     """The result of planning one VLLMDeployment.
 
-    `plan` is None if and only if `accepted` or `planned` is not True.
-    `drift` says in one line per difference what today's catalog and nodes would choose otherwise than the
-    pinned plan that is returned; empty where nothing was pinned or nothing differs. `today` is what planning anew
-    comes to, where a pinned plan is returned.
+    `plan` is None if and only if `accepted` or `planned` is not True. If `plan` is a pinned plan, `today` is the result of
+    planning anew, and `drift` has one sentence for each difference.
     """
 
     accepted: Verdict
@@ -43,26 +42,32 @@ class Outcome:
 
     @property
     def refusal(self) -> Verdict | None:
-        """What stands against a plan; None if there is one."""
+        """Why there is no plan; None if there is one."""
         if self.plan is not None:
             return None
         return self.planned if self.accepted.status is ConditionStatus.TRUE else self.accepted
 
 
 def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
-    """Say what was decided: GPU, engine, kernels, and the first of the notes."""
+    """Return GPU, engine, the most severe note and the backends as sentences."""
     parts = {part.name: part.value for part in made.cache_key_parts}
     profile = parts.get("migProfile", "none")
-    what = f"{made.count} GPU" if profile == "none" else f"{made.count} MIG slice"
-    what += ("" if made.count == 1 else "s") + ("" if profile == "none" else f" {profile}")
-    where = gpus.title(made.product, made.architecture)
+    devices = count(made.count, "GPU") if profile == "none" else f"{count(made.count, 'MIG slice')} {profile}"
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
-    chosen = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is not ChosenBy.ENGINE]
-    expected = [f"{c.component} {c.backend}" for c in made.backends if c.chosen_by is ChosenBy.ENGINE]
-    kernels = ", ".join(chosen)
-    if expected:
-        kernels += f"{'; ' if chosen else ''}{', '.join(expected)} by vLLM's own choice"
-    notes = made.notes if with_notes else []
-    note = f" Note: {notes[0]}" if notes else ""
-    more = f" ({len(notes) - 1} more in status.plan.notes)" if len(notes) > 1 else ""
-    return f"Planned for {where}, {what} per replica, {engine}: {kernels or 'kernels are left to vLLM'}.{note}{more}"
+    sentences = [f"Planned for {gpus.title(made.product, made.architecture)}, {devices} per replica, {engine}."]
+    if with_notes and made.notes:
+        sentences.append(f"Note: {made.notes[0]}")
+        if more := len(made.notes) - 1:
+            sentences.append(f"({count(more, 'more note')} in status.plan.notes.)")
+    chosen = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is not ChosenBy.ENGINE]
+    defaults = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is ChosenBy.ENGINE]
+    if chosen:
+        sentences.append(f"Backends: {', '.join(chosen)}.")
+    sentences.append(
+        f"vLLM defaults: {', '.join(defaults)}."
+        if defaults
+        else "vLLM chooses all other backends."
+        if chosen
+        else "vLLM chooses all backends."
+    )
+    return " ".join(sentences)

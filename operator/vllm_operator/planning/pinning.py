@@ -1,13 +1,19 @@
-"""Keeping a plan: nothing restarts because the operator, its catalog or the nodes have changed.
+"""Pinned plans: a new version of the operator, other rules or other nodes restart nothing.
 
-A plan stays in force until the user changes the spec or asks for a new plan with an annotation. Another number of replicas is
-no such change: an autoscaler makes it, and what it starts must be like what is there. What would be chosen otherwise today
-is told, one line per difference.
+A plan stays in force until the user changes the spec or requests a new plan with an annotation. A change of `replicas`
+does not count: an autoscaler makes it, and new replicas must be like the old ones. The differences to a plan made today are
+reported.
 """
 
-from vllm_operator.api.conditions import Reason
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
@@ -16,34 +22,76 @@ from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import resolve_shape
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize
 from vllm_operator.planning.pod_template import run_as_user
+from vllm_operator.pods.view import waits_for_node
 
-LINES_IN_MESSAGE = 4
-"""Differences named in the condition; all are in `Outcome.drift`."""
+DIFFERENCES_IN_MESSAGE = 4
+"""Differences in the condition. All are in `Outcome.drift`."""
+NEW_PLAN_SECONDS = 1.0
+"""Maximum age of the inventory for a new plan, which is then pinned."""
+PENDING_SECONDS = 5.0
+"""Maximum age of the inventory while no GPU matches or a Pod waits for a node."""
+
+
+def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
+    """Whether the plan was made for the present spec, replicas aside, and no new plan was requested since."""
+    if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
+        return False
+    same = pinned.observed_generation == resource.metadata.generation
+    return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
+
+
+def planned_generation(resource: VLLMDeployment) -> int:
+    """The generation that the plan in force was made for. Scaling raises the generation of the object, not this one."""
+    plan = resource.status.plan
+    if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
+        return resource.metadata.generation
+    return plan.observed_generation
+
+
+def digest_of(spec: VLLMDeploymentSpec) -> str:
+    """A digest of the spec without `replicas`."""
+    fields = {name: value for name, value in spec.to_json().items() if name != "replicas"}
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]]) -> float | None:
+    """Maximum age of the inventory for planning, in seconds; None if any age that the cache allows will do.
+
+    Args:
+        resource: The VLLMDeployment, with the status that was last written.
+        pods: Its Pods.
+    """
+    planned = find_condition(resource.status.conditions, PLANNED)
+    done = planned is not None and planned.status is ConditionStatus.TRUE
+    if resource.status.plan is not None and is_in_force(resource.status.plan, resource):
+        return PENDING_SECONDS if not done or any(map(waits_for_node, pods)) else None
+    tried = planned is not None and not done and planned.observed_generation == resource.metadata.generation
+    return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 
 def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
-    """Return the pinned plan, with what would be chosen otherwise today.
+    """Return the pinned plan, with the differences to a plan made today.
 
     Args:
         pinned: The plan in force.
-        fresh: What planning anew comes to.
-        gpus: What is known of GPUs.
+        fresh: The result of planning today.
+        gpus: The GPUs of the catalog.
     """
     drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else [refusal_of(fresh)]
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(pinned, gpus)), pinned, today=fresh)
-    listed = " ".join(drift[:LINES_IN_MESSAGE])
-    more = f" And {len(drift) - LINES_IN_MESSAGE} more." if len(drift) > LINES_IN_MESSAGE else ""
+    listed = " ".join(drift[:DIFFERENCES_IN_MESSAGE])
+    more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     message = (
-        f"{summarize(pinned, gpus, with_notes=False)} It stays as it is; planned anew today, this would differ: {listed}{more} "
-        f"To have the new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to any new value."
+        f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
+        f"To apply a new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to a new value."
     )
     return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)
 
 
 def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches, generation: int) -> Plan:
-    """The pinned plan with the cache of this generation: a damaged cache is left behind without planning anew."""
+    """Return the pinned plan with the cache of this generation. Everything else stays: a damaged cache needs no new plan."""
     parts = {part.name: part.value for part in pinned.cache_key_parts}
     shape = resolve_shape(resource.spec)
     if parts.get("generation") in (None, str(generation)) or isinstance(shape, Verdict):

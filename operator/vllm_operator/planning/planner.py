@@ -1,8 +1,8 @@
-"""From a VLLMDeployment and the GPUs of the cluster to a plan, or to the reason why there is none.
+"""The planner: a VLLMDeployment and the GPUs of the cluster in, a plan or the reason why there is none out.
 
-The steps: the vLLM version, the parallel sizes, the facts about the model, the GPU with the image that suits its
-driver, the backends, the caches; then what the user sets himself replaces what was planned. Each step may end the
-planning with a verdict. Equal input gives an equal plan.
+The steps are the vLLM version, the parallel sizes, the facts about the model, the GPU and the image that suits its driver, the
+backends, and the caches. Then the settings of the user override the plan. Each step may end planning with a verdict. Equal input
+gives an equal plan.
 """
 
 from collections.abc import Iterable, Sequence
@@ -19,28 +19,37 @@ from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.paths import model_argument
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.engine.arguments import engine_arguments
-from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.deadline import plan_patience
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.planning.model.facts import NO_FILES, ModelFiles, ResolvedFacts, resolve_facts
-from vllm_operator.planning.model.remembered import about_unknown_facts, keep_facts, recall_facts
+from vllm_operator.planning.model.facts import (
+    NO_FILES,
+    ModelFiles,
+    ResolvedFacts,
+    keep_facts,
+    model_name,
+    notes_about,
+    recall_facts,
+    resolve_facts,
+)
+from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
-from vllm_operator.planning.pinning import keep_plan, with_cache_generation
+from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
-from vllm_operator.planning.spec_digest import digest_of, is_in_force
 
-TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
-"""Bounds of a plan in the status."""
+TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT, MODEL_NAME_LIMIT = 1024, 32, 128, 64, 63
+"""Limits of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
-"""Flags with which the weights on the GPU have another size than the files."""
+"""Flags that give the weights on the GPU another size than in the files."""
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 
 
@@ -58,11 +67,11 @@ def plan(
     Args:
         resource: The VLLMDeployment.
         inventory: The GPUs of the cluster.
-        catalog: What is known.
-        pinned: The plan in its status. It is returned as it is while the spec does not change and no new plan is
-            asked for; with a changed spec its GPU is kept where that still fits.
-        cache_generation: Raised each time a damaged cache was left behind.
-        files: What was read of the model's files.
+        catalog: The catalog.
+        pinned: The plan in the status. It stays in force until the spec changes or a new plan is requested. A new plan keeps its
+            GPU if that still fits.
+        cache_generation: Raised with each quarantine of a damaged cache.
+        files: What was read from the model's files.
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
@@ -77,7 +86,7 @@ def plan(
 
 @dataclass(frozen=True, slots=True)
 class _Premises:
-    """What is settled before a GPU is looked for. `engine` is that of the spec, with the image that will really run."""
+    """What is known before the choice of a GPU. `engine` is that of the spec, with an image of `spec.podTemplate` if there is one."""
 
     engine: EngineSpec | None
     overrides: Overrides
@@ -88,7 +97,7 @@ class _Premises:
 
 @dataclass(frozen=True, slots=True)
 class _FreshPlan:
-    """The arguments of `plan`, and the steps."""
+    """The arguments of `plan`, and the steps to a new plan."""
 
     resource: VLLMDeployment
     translated: tuple[str, ...]
@@ -101,7 +110,7 @@ class _FreshPlan:
     files: ModelFiles
 
     def outcome(self) -> Outcome:
-        """Plan anew."""
+        """Make a new plan."""
         premises = self._premises()
         if isinstance(premises, Verdict):
             return not_accepted(premises)
@@ -111,7 +120,10 @@ class _FreshPlan:
         target, decision = self._best(premises, targets)
         if decision.refusal is not None:
             return not_accepted(decision.refusal)
-        made = self._assemble(premises, target, decision)
+        names = check_names(premises.overrides, premises.version, self.catalog)
+        if names.refusal is not None and not self._allows_known_bad():
+            return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{names.refusal} {ALLOW_ANYWAY}"))
+        made = self._assemble(premises, target, decision, names.notes)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
@@ -134,13 +146,13 @@ class _FreshPlan:
         return _Premises(engine, overrides, version, shape, facts)
 
     def _remembered(self) -> Facts | None:
-        """What the plan in the status knows of the model, where it is about the same files."""
+        """Facts in the pinned plan, if it is for the same files."""
         pinned, model = self.pinned, self.resource.spec.model
         if pinned is None or pinned.model != model_argument(model.uri):
             return None
         return recall_facts(pinned) if self.in_force or model.revision is None else None
 
-    def _insists(self) -> bool:
+    def _allows_known_bad(self) -> bool:
         return self.resource.metadata.annotations.get(ALLOW_KNOWN_BAD_ANNOTATION) == "true"
 
     def _request(self, premises: _Premises) -> Request:
@@ -153,7 +165,7 @@ class _FreshPlan:
             count=premises.shape.count,
             options=image_options(premises.engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
-            forced=self._insists() or premises.overrides.variables.get(variable) == "1",
+            forced=self._allows_known_bad() or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
             preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
             selector=premises.overrides.node_selector,
@@ -165,7 +177,7 @@ class _FreshPlan:
         return self.pinned is not None and self.pinned.replan_token == token
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
-        """The first target on which nothing known to fail stands against the choice; the first of all if there is none."""
+        """The first target without a refusal of the backends; the first of all if there is none."""
         first = self._decide(premises, targets[0])
         seen = {targets[0].architecture, None}
         for target in targets[1:] if first.refusal else ():
@@ -174,18 +186,22 @@ class _FreshPlan:
             seen.add(target.architecture)
             decision = self._decide(premises, target)
             if decision.refusal is None:
-                note = f"{targets[0].title} would come first, but does not work here: {first.refusal.message if first.refusal else ''}"
-                return target, replace(decision, notes=(note, *decision.notes))
+                why = first.refusal.message if first.refusal else ""
+                text = f"{targets[0].title} comes first in the order of GPUs, but cannot be used: {why}"
+                return target, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
         return targets[0], first
 
     def _decide(self, premises: _Premises, target: Target) -> BackendDecision:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
         sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
-        situation = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
-        return choose_backends(version, situation, self.catalog.rules, spec.backends, allow_known_bad=self._insists())
+        rule_input = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
+        model = model_name(spec.model).rpartition("/")[2][:MODEL_NAME_LIMIT] or "The model"
+        return choose_backends(
+            version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad()
+        )
 
-    def _assemble(self, premises: _Premises, target: Target, decision: BackendDecision) -> Plan:
+    def _assemble(self, premises: _Premises, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
         resource, version, facts = self.resource, premises.version, premises.facts
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
@@ -194,19 +210,19 @@ class _FreshPlan:
         own = engine_arguments(resource.spec.model, version, premises.shape.parallel)
         args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
-        # The more likely it is that somebody has to do something, the further to the front.
+        per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         notes = [
             *target.notes,
-            *self.translated,
             *decision.notes,
-            *check_names(premises.overrides, version.table, self.catalog.replacements),
-            *overridden,
-            *per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches),
+            *about_names,
+            *notes_of(Severity.RISK, per_pod),
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
-            *about_unknown_facts(facts, self.files),
-            *about_unknown_size(resource, weights, facts.weight_bytes),
+            *notes_about(facts, self.files),
+            *notes_of(Severity.INFO, self.translated),
+            *notes_of(Severity.INFO, overridden),
+            *notes_of(Severity.INFO, about_unknown_size(resource, weights, facts.weight_bytes)),
         ]
         return Plan(
             observed_generation=resource.metadata.generation,
@@ -232,11 +248,11 @@ class _FreshPlan:
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],
-            notes=[note[:TEXT_LIMIT] for note in dict.fromkeys(notes)][:NOTES_LIMIT],
+            notes=[text[:TEXT_LIMIT] for text in order(notes)][:NOTES_LIMIT],
         )
 
     def _per_node(self, target: Target) -> int | None:
-        """How many of the resource a node with such GPUs has at most; None if no node tells."""
+        """The largest quantity of the resource on a node with such GPUs; None if unknown."""
         like = (target.architecture, target.pool.product, target.pool.resource)
         counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
         return max(counts, default=0) or None
@@ -257,19 +273,19 @@ class _FreshPlan:
 
 
 def _engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
-    """The engine with the image that will really run."""
+    """The engine of the spec, with an image of `spec.podTemplate` if there is one."""
     return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
 
 
 def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
     if not target.fit.compatibility:
         return []
-    reason = "The driver of the nodes is older than the CUDA of the image."
+    reason = "The GPU driver is older than the CUDA version of the image."
     return [PlannedVariable(name=catalog.images.compatibility.variable, value="1", reason=reason)]
 
 
 def _distinct(planned: Iterable[Named]) -> list[Named]:
-    """Keep the first of each name."""
+    """Keep the first entry of each name."""
     first: dict[str, Named] = {}
     for each in planned:
         first.setdefault(each.name, each)

@@ -1,9 +1,8 @@
-"""The fields of `spec.podTemplate`: which of them the API server knows, and which labels keep their values.
+"""Unknown fields and protected labels in `spec.podTemplate`.
 
-Server-side apply refuses an object with one field that its schema does not declare, whatever `fieldValidation` says, in words
-about a Deployment that the user has not written. The schema is in the API server's OpenAPI document
-(https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3). So no list of fields is kept here, and an API server that
-is newer or older than the operator is asked for what it knows itself.
+Server-side apply refuses an object with a field that is not in the schema, whatever `fieldValidation` is, and the error is about a
+Deployment that the user did not write. The schema comes from the OpenAPI document of the API server
+(https://kubernetes.io/docs/concepts/overview/kubernetes-api/#openapi-v3), so it always matches the version of the API server.
 """
 
 import difflib
@@ -18,34 +17,34 @@ from vllm_operator.planning.pod_template import SELECTOR_LABELS
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 SCHEMA_PATH = "/openapi/v3/apis/apps/v1"
-"""Where an API server describes Deployments, and with them Pod templates. Every account may read it (system:discovery)."""
+"""Path of the OpenAPI document about Deployments and Pod templates. Every account may read it (system:discovery)."""
 _ROOT = "io.k8s.api.core.v1.PodTemplateSpec"
 _PREFIX = "#/components/schemas/"
 LIKENESS = 0.7
-"""From here on a field that is not known is taken for a misspelling of one that is."""
+"""Similarity from which on an unknown field counts as a misspelling of a known one."""
 MOST = 50
-"""Fields that are looked for at most: a person corrects a few, and looks again."""
+"""Maximum number of unknown fields to find."""
 NAMED = 4
-"""Fields that the message names."""
+"""Number of fields in the message."""
 _LONGEST = 120
-"""Characters of a field in the message."""
+"""Maximum length of a field in the message, in characters."""
 _DEEPEST = 32
-"""Levels of a Pod template that are looked at. Those of Kubernetes end earlier."""
+"""Maximum depth of the search. The schema of Kubernetes is less deep."""
 
 PodSchema = Mapping[str, Mapping[str, str | None]]
-"""By the name of each type its fields, each with the type of its value, or of the entries of its list; None where that has no fields."""
+"""The fields of each type, with the type of their value or list entries; None for values without fields."""
 
 
 @dataclass(frozen=True, slots=True)
 class UnknownField:
-    """A field that the API server does not know. `near` is the known field that may be meant; empty where there is none."""
+    """A field that the API server does not know. `near` is a similar known field, or empty."""
 
     path: str
     near: str = ""
 
 
 def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
-    """Read the fields of a Pod template out of an OpenAPI v3 document; None if it does not describe them. Takes any document."""
+    """Read the fields of a Pod template from an OpenAPI v3 document; None if it does not describe them. Any document is valid input."""
     described = mapping(document, "components", "schemas")
     types: dict[str, Mapping[str, str | None]] = {}
     waiting = [_ROOT]
@@ -60,11 +59,11 @@ def read_pod_schema(document: Mapping[str, Any]) -> PodSchema | None:
 
 
 def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | None) -> tuple[UnknownField, ...]:
-    """The fields of `spec.podTemplate` that the API server does not know, in the order in which they are written.
+    """Return the fields of `spec.podTemplate` that the API server does not know, in their order, at most `MOST`.
 
     Args:
-        template: The Pod template of the user. Any object.
-        schema: What the API server knows; None if that is not known, and then nothing is found.
+        template: The Pod template of the user. Any object is valid input.
+        schema: The schema of the API server. If it is None, the result is empty.
     """
     found: list[UnknownField] = []
     if schema is not None:
@@ -76,7 +75,7 @@ def find_unknown_fields(template: Mapping[str, Any] | None, schema: PodSchema | 
 
 
 def refuse_unknown_fields(fields: Sequence[UnknownField]) -> Verdict | None:
-    """Why the spec is not accepted; None where all fields are known."""
+    """Return the verdict about unknown fields; None if there are none."""
     if not fields:
         return None
     named = ", ".join(f"{field.path[:_LONGEST]}{f' (did you mean {field.near}?)' if field.near else ''}" for field in fields[:NAMED])
@@ -86,13 +85,13 @@ def refuse_unknown_fields(fields: Sequence[UnknownField]) -> Verdict | None:
 
 
 def find_kept_labels(template: Mapping[str, Any] | None, rendered: Mapping[str, str]) -> dict[str, str]:
-    """Labels that the user sets to other values, and that keep those by which the Deployment and the Service select the Pods."""
+    """Return selector labels that the user sets to other values. They keep the rendered values."""
     given = mapping(template, "metadata", "labels")
     return {label: rendered[label] for label in SELECTOR_LABELS if label in given and given[label] != rendered[label]}
 
 
 def _type_of(schema: Any, described: Mapping[str, Any]) -> str | None:
-    """The type of a value, or of the entries of a list, if it is one with fields."""
+    """The type of a value or of list entries; None if it has no fields."""
     entries = mapping(schema, "items")
     for place in (mapping(schema), entries):
         for reference in (place, *map(mapping, sequence(place.get("allOf")))):

@@ -1,7 +1,7 @@
-"""Checking `spec.podTemplate`: what it may hold, before anything is merged with it.
+"""Validation of `spec.podTemplate` before it is merged.
 
-Only what would break the merge itself is refused here, and a container that nothing can be merged with. Everything
-else about Pods the API server knows better, and its answer reaches the user as it is.
+Refused is only what breaks the merge, and a container without image. The API server validates the rest, and the user sees
+its answer.
 """
 
 from collections.abc import Mapping
@@ -12,22 +12,24 @@ from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, INSTANCE_LABEL,
 from vllm_operator.pods.reading import mapping, sequence
 
 SELECTOR_LABELS = (NAME_LABEL, INSTANCE_LABEL, COMPONENT_LABEL)
-"""Labels by which the Deployment, the Service and the operator find the Pods: they keep the values that are rendered."""
+"""Labels in the selectors of the Deployment, the Service and the operator. They keep their rendered values."""
 
 DEPTH_LIMIT, VALUES_LIMIT = 50, 10_000
 
 
 class PodTemplateError(ValueError):
-    """`spec.podTemplate` cannot be merged. The message says which field, and what is expected."""
+    """`spec.podTemplate` cannot be merged. The message names the field and what is expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRules:
     """How an object is merged.
 
-    `lists` are merged entry by entry, by the fields that tell the entries apart; other lists are replaced.
-    `entries` are the rules for entries that are themselves merged, where others are replaced as a whole.
-    `objects` are the rules for objects inside. `added_to` are lists that only grow.
+    Attributes:
+        lists: Lists that are merged by entry, with the key fields of the entries. Other lists are replaced.
+        entries: Rules for list entries that are merged. Other entries are replaced.
+        objects: Rules for objects in the object.
+        added_to: Lists that only grow.
     """
 
     lists: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -58,7 +60,7 @@ _DEFAULTS: Mapping[str, str] = {"protocol": "TCP"}
 
 
 def identify(entry: Mapping[str, Any], keys: tuple[str, ...]) -> tuple[str, ...]:
-    """What tells an entry of a list from the others."""
+    """Return the values of the key fields of a list entry."""
     return tuple(str(entry.get(key, _DEFAULTS.get(key))) for key in keys)
 
 
@@ -71,26 +73,26 @@ def check_pod_template(template: Mapping[str, Any] | None) -> None:
     if template is None:
         return
     _check_extent(template)
-    unknown = sorted(set(template) - {"metadata", "spec"})
+    unknown = sorted(map(str, set(template) - {"metadata", "spec"}))
     if unknown:
         raise PodTemplateError(
-            f"podTemplate holds {', '.join(map(str, unknown))}; only metadata and spec are read there, as in the template of a Deployment"
+            f"podTemplate has {', '.join(unknown)}; only metadata and spec are allowed, as in the template of a Deployment"
         )
     _check_metadata(_mapping(template.get("metadata"), "podTemplate.metadata"))
     _check_object(template, "podTemplate", POD_TEMPLATE)
 
 
 def check_containers(template: Mapping[str, Any] | None) -> None:
-    """Check that each container is one that the operator renders, or one that can run.
+    """Check that each container is one that the operator renders, or has an image.
 
     Raises:
-        PodTemplateError: A container has no image. The API server would refuse the whole Deployment.
+        PodTemplateError: A new container has no image. The API server would refuse the Deployment.
     """
     spec = mapping(template, "spec")
     for part, ours in (("containers", (CONTAINER,)), ("initContainers", ())):
         for index, container in enumerate(map(mapping, sequence(spec.get(part)))):
             if container.get("name") not in ours and not container.get("image"):
-                meant = f"; the container of the engine is called {CONTAINER}, in case you mean that one" if ours else ""
+                meant = f"; the container of the engine is {CONTAINER}" if ours else ""
                 raise PodTemplateError(
                     f"podTemplate.spec.{part}[{index}]: the Pod has no container {str(container.get('name'))[:63]}, "
                     f"and a new one needs an image{meant}"
@@ -98,7 +100,7 @@ def check_containers(template: Mapping[str, Any] | None) -> None:
 
 
 def _check_extent(template: Mapping[str, Any]) -> None:
-    """Check depth and size before anything walks through it."""
+    """Check depth and size."""
     level: list[Any] = [template]
     count = 0
     for _ in range(DEPTH_LIMIT):
@@ -106,14 +108,14 @@ def _check_extent(template: Mapping[str, Any]) -> None:
         count += len(level)
         level = [value for value in level if isinstance(value, Mapping | list)]
         if count > VALUES_LIMIT:
-            raise PodTemplateError(f"podTemplate holds more than {VALUES_LIMIT} values; put large data into a ConfigMap")
+            raise PodTemplateError(f"podTemplate has more than {VALUES_LIMIT} values; put large data into a ConfigMap")
         if not level:
             return
-    raise PodTemplateError(f"podTemplate is nested deeper than {DEPTH_LIMIT}; no Pod template is")
+    raise PodTemplateError(f"podTemplate has more than {DEPTH_LIMIT} levels of nesting; reduce them")
 
 
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:
-    """The user ID that a template gives to the engine; None for the image's own user. Takes any template."""
+    """The user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
     spec = mapping(template, "spec")
     containers = [mapping(container) for container in sequence(spec.get("containers"))]
     engine = next((container for container in containers if container.get("name") == CONTAINER), {})
@@ -122,13 +124,13 @@ def run_as_user(template: Mapping[str, Any] | None) -> int | None:
 
 
 def _check_metadata(metadata: Mapping[str, Any]) -> None:
-    unknown = sorted(set(metadata) - {"labels", "annotations"})
+    unknown = sorted(map(str, set(metadata) - {"labels", "annotations"}))
     if unknown:
-        raise PodTemplateError(f"podTemplate.metadata holds {', '.join(unknown)}; only labels and annotations can be set on the Pods")
+        raise PodTemplateError(f"podTemplate.metadata has {', '.join(unknown)}; only labels and annotations are allowed")
     for part in ("labels", "annotations"):
         for name, value in _mapping(metadata.get(part), f"podTemplate.metadata.{part}").items():
             if value is not None and not isinstance(value, str):
-                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a text; put it in quotes: "{value}"')
+                raise PodTemplateError(f'podTemplate.metadata.{part}: the value of {name} must be a string; put it in quotes: "{value}"')
 
 
 def _check_object(value: Any, path: str, rules: MergeRules) -> None:
@@ -141,14 +143,14 @@ def _check_object(value: Any, path: str, rules: MergeRules) -> None:
 
 def _check_list(entries: Any, path: str, keys: tuple[str, ...], rules: MergeRules) -> None:
     if not isinstance(entries, list | None):
-        raise PodTemplateError(f"{path} must be a list, each entry with its {keys[0]}")
+        raise PodTemplateError(f"{path} must be a list, each entry with a {keys[0]}")
     seen: set[tuple[str, ...]] = set()
     for index, entry in enumerate(entries or ()):
         if not isinstance(entry, Mapping) or not isinstance(entry.get(keys[0]), str | int):
-            raise PodTemplateError(f"{path}[{index}] needs a {keys[0]}: entries are merged with the operator's own by it")
+            raise PodTemplateError(f"{path}[{index}] needs a {keys[0]}, because entries are merged by it")
         identity = identify(entry, keys)
         if identity in seen:
-            raise PodTemplateError(f"{path} holds {keys[0]} {entry[keys[0]]} twice; keep one of them")
+            raise PodTemplateError(f"{path} has {keys[0]} {entry[keys[0]]} twice; keep one of them")
         seen.add(identity)
         _check_object(entry, f"{path}[{index}]", rules)
 

@@ -16,7 +16,7 @@ from vllm_operator.api.status import (
     RemediationStatus,
     RemedyChange,
 )
-from vllm_operator.planning.spec_digest import planned_generation
+from vllm_operator.planning.pinning import planned_generation
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:

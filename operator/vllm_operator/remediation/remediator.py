@@ -16,7 +16,7 @@ from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, Reme
 from vllm_operator.catalog.remedies import Remedy, load_remedies
 from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.versions import Versions, load_versions
-from vllm_operator.planning.spec_digest import planned_generation
+from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.remediation.changes import Engine, exact_changes
 from vllm_operator.remediation.command import patch_command
 from vllm_operator.remediation.in_force import current, in_words, remedied

@@ -19,7 +19,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import SecretKeyReference
 from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.cluster.hub import HubAnswer, ModelHub
-from vllm_operator.planning.spec_digest import is_in_force
+from vllm_operator.planning.pinning import is_in_force
 
 log = logging.getLogger(__name__)
 

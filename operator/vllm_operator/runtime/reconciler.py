@@ -42,9 +42,9 @@ from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation
 from vllm_operator.observation.state import ObservedState
-from vllm_operator.planning.inventory.age import max_age_seconds
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
+from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide
 from vllm_operator.remediation.remediator import load_remediator

@@ -5,6 +5,7 @@ are removed, secrets are masked, lengths are bounded.
 """
 
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 
@@ -114,3 +115,8 @@ def minute(when: datetime) -> str:
 def count(number: int, noun: str) -> str:
     """Say a number of things: 1 Pod, 2 Pods."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str], last: str) -> str:
+    """Names in a sentence, `last` (and, or) before the last one: a, b or c."""
+    return f" {last} ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))

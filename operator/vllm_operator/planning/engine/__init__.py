@@ -1,1 +1,1 @@
-"""What is asked of the engine: its version, parallel sizes, kernel backends, flags and variables."""
+"""Settings of the engine: version, parallel sizes, backends, flags and variables."""

@@ -1,4 +1,4 @@
-"""The model, and the flags that follow from the spec alone."""
+"""Flags of `vllm serve` that follow from the spec alone."""
 
 from vllm_operator.api.spec import ModelSpec
 from vllm_operator.api.status import PlannedArgument
@@ -6,18 +6,22 @@ from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.engine.version import ResolvedVersion
 
 PORT = 8000
-"""Port on which the engine listens; its probes and the Service expect it there."""
+"""Port of the engine. Its probes and the Service use it."""
 
 
 def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape) -> list[PlannedArgument]:
-    """Return the flags; one that this version does not know is left out."""
+    """Return the flags that this version has."""
     wanted = [
-        ("--port", str(PORT), "The probes and the Service expect the engine there."),
-        ("--served-model-name", served_name(model), "Name that clients use."),
+        ("--port", str(PORT), "Port of the probes and the Service."),
+        ("--served-model-name", served_name(model), "Model name for clients."),
         ("--revision", model.revision, "From spec.model.revision."),
-        ("--tensor-parallel-size", str(parallel.tensor) if parallel.tensor > 1 else None, "GPUs that share each layer."),
-        ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "Groups of layers."),
-        ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "Copies of the model in one Pod."),
+        (
+            "--tensor-parallel-size",
+            str(parallel.tensor) if parallel.tensor > 1 else None,
+            "From spec.parallelism or spec.accelerator.",
+        ),
+        ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "From spec.parallelism.pipeline."),
+        ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "From spec.parallelism.data."),
     ]
     args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
     if parallel.expert:
@@ -26,7 +30,7 @@ def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: Paral
 
 
 def served_name(model: ModelSpec) -> str | None:
-    """Return the name to serve under, None where the engine's own choice is right."""
+    """Return the model name for clients; None if the engine's default is right."""
     if model.served_name is not None:
         return model.served_name
     scheme, _, rest = model.uri.partition("://")

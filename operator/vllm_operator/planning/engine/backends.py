@@ -1,9 +1,8 @@
-"""Which kernel backend each part of the engine shall use, and what must be set for it.
+"""Which kernel backend each component of the engine uses, and what must be set for it.
 
-For each component four kinds of knowledge are asked, in this order: what the user forces (a field of
-`spec.backends`, or a flag or variable of the engine); quirks; choices; what vLLM does by itself. Where the
-engine arrives at the choice by itself nothing is set: every variable that is set is part of the key of the
-engine's compile cache, and for some of them even their default value means something else than leaving them out.
+For each component the first of these decides: what the user pins (a field of `spec.backends`, or a flag or variable of the
+engine), quirks, choices, vLLM's default. If vLLM's default is the chosen backend, nothing is set: every variable that is
+set is part of the key of the engine's compile cache, and some variables mean something else at their default value than unset.
 """
 
 from collections.abc import Mapping
@@ -15,28 +14,33 @@ from vllm_operator.api.spec import Attention, BackendsSpec
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion
+from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.pins import FIELDS, LABELS, Pin, PinCheck
 from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
 
 AUTO = "auto"
+ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
+_ATTENTION = (Component.ATTENTION, Component.MLA_DECODE, Component.SPARSE_ATTENTION)
+_SETTING_LENGTH = 120
+"""Characters of a user's flag or variable in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class BackendDecision:
-    """The backends, what must be set for them, and what the user should know.
+    """The backends, what must be set for them, and notes for the user.
 
-    If `refusal` is set the combination asked for is known to fail and nothing may be started.
-    `env` and `args` hold only what this vLLM version knows and the user did not set. `rules` names the rules that
-    had a part in it.
+    If `refusal` is set, the combination is known to fail and nothing may start. `env` and `args` contain only what this vLLM
+    version knows and the user did not set. `rules` are the IDs of the rules that applied.
     """
 
     choices: tuple[BackendChoice, ...] = ()
     env: tuple[PlannedVariable, ...] = ()
     args: tuple[PlannedArgument, ...] = ()
     refusal: Verdict | None = None
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     rules: tuple[str, ...] = ()
 
 
@@ -46,35 +50,36 @@ def choose_backends(
     rules: Rules,
     backends: BackendsSpec | None = None,
     *,
+    model: str = "The model",
     allow_known_bad: bool = False,
 ) -> BackendDecision:
-    """Choose a backend for every component that the rule_input says something about.
+    """Choose a backend for every component that the rules say something about.
 
     Args:
         version: The vLLM version.
-        rule_input: Model, GPU, parallelism and what the user set on the engine; see `describe_rule_input`.
+        rule_input: Model, GPU, parallelism and the user's settings of the engine; see `describe_rule_input`.
         rules: All rules.
-        backends: What the user forces.
-        allow_known_bad: Whether the user insists on combinations that are known to fail; they are then noted.
+        backends: What the user pins.
+        model: Name of the model in messages.
+        allow_known_bad: Whether the user wants combinations that are known to fail. They become notes.
     """
-    forced = forced_backends(backends, rule_input)
+    pinned = pinned_backends(backends, rule_input)
     if version.table is None:
-        return _without_table(version, forced)
-    choosing = _Choosing(version, version.table, rule_input, rules.of(version.table.release), forced)
+        return _without_table(version, pinned)
+    of_version = rules.of(version.table.release)
+    check = PinCheck(version, version.table, rule_input, of_version, model)
+    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
 
 
-def forced_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dict[Component, str]:
-    """The fields of `spec.backends` by component; Auto and absent fields are left out."""
+def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dict[Component, str]:
+    """The fields of `spec.backends` by component, without Auto and absent fields."""
     if backends is None:
         return {}
-    attention = {Attention.MLA: Component.MLA_DECODE, Attention.SPARSE_MLA: Component.SPARSE_ATTENTION}
     named = {
-        attention.get(Attention(rule_input.attention), Component.ATTENTION)
-        if rule_input.attention
-        else Component.ATTENTION: backends.attention,
+        _attention_of(rule_input): backends.attention,
         Component.MLA_PREFILL: backends.mla_prefill,
         Component.GEMM: backends.gemm,
         Component.MOE: backends.moe,
@@ -84,16 +89,22 @@ def forced_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dic
     return {component: name for component, name in named.items() if name is not None and name.lower() != AUTO}
 
 
-def _without_table(version: ResolvedVersion, forced: Mapping[Component, str]) -> BackendDecision:
-    if not forced:
+def _attention_of(rule_input: RuleInput) -> Component:
+    """The component that an attention backend of the user is for."""
+    kinds = {Attention.MLA.value: Component.MLA_DECODE, Attention.SPARSE_MLA.value: Component.SPARSE_ATTENTION}
+    return kinds.get(rule_input.attention or "", Component.ATTENTION)
+
+
+def _without_table(version: ResolvedVersion, pinned: Mapping[Component, str]) -> BackendDecision:
+    if not pinned:
         return BackendDecision()
-    names = ", ".join(f"{component.value}: {name}" for component, name in forced.items())
-    return BackendDecision(
-        refusal=_refusal(
-            f"How to ask vLLM {version.version} for {names} is not known. Leave it out and set the flag or variable of that version "
-            "in spec.engine.args or spec.engine.env, or use a newer vLLM."
-        )
+    names = ", ".join(f"{LABELS[component]} {name}" for component, name in pinned.items())
+    fields = ", ".join(f"spec.backends.{FIELDS[component]}" for component in pinned)
+    message = (
+        f"The catalog does not know how vLLM {version.version} selects {names}. Remove {fields} and set the flag or variable of that "
+        "version in spec.engine.args or spec.engine.env, or use a newer vLLM."
     )
+    return BackendDecision(refusal=_refusal(message))
 
 
 def _refusal(message: str) -> Verdict:
@@ -102,13 +113,14 @@ def _refusal(message: str) -> Verdict:
 
 @dataclass(slots=True)
 class _Choosing:
-    """One run through the components; collects what it finds."""
+    """One run through the components. It collects what it finds."""
 
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
     rules: RulesOfVersion
-    forced: Mapping[Component, str]
+    pinned: Mapping[Component, str]
+    check: PinCheck
     chosen: dict[str, str] = field(default_factory=dict)
     by_user: dict[str, str] = field(default_factory=dict)
     choices: list[BackendChoice] = field(default_factory=list)
@@ -117,33 +129,36 @@ class _Choosing:
     refusals: list[str] = field(default_factory=list)
     known_bad: list[str] = field(default_factory=list)
     unsuited: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
     followed: list[str] = field(default_factory=list)
 
     def decide(self, component: Component) -> None:
-        """Choose the backend of one component, if anything is known about it."""
-        ways = tuple(way for way in self.rules.invocations[component] if self._holds_way(way))
-        if component in self.forced:
-            self._force(component, canonical(self.forced[component], ways), ways)
+        """Choose the backend of one component, if the rules say something about it."""
+        ways = tuple(way for way in self.rules.invocations[component] if self._holds(way))
+        pin = self._pin(component, ways)
+        if pin is not None:
+            if no_effect := self.check.no_effect(pin):
+                self._note(Severity.NO_EFFECT, no_effect)
+            elif pin.setting is None:
+                self._set_pinned(pin, ways)
+            else:
+                self._choose_pinned(pin, ways)
             return
-        for way in ways:
-            if asked := way.asked(self.rule_input, self.table):
-                self._user(component, asked[0], f"set by {asked[1]} in spec.engine", ways)
-                return
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
-        engine = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
+        default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         for rule in applying:
-            assert rule.backend is not None  # `applying` holds only such rules
-            if rule.kind is RuleKind.ENGINE or (engine and rule.backend == engine.backend):
-                self._choice(component, rule.backend, ChosenBy.ENGINE, rule)
+            assert rule.backend is not None  # `applying` has only such rules
+            if rule.kind is RuleKind.ENGINE or (default and rule.backend == default.backend):
+                self._choose(component, rule.backend, ChosenBy.ENGINE, rule)
                 return
             setting = self._setting(rule.backend, ways)
             if setting is not None:
-                self._choice(component, rule.backend, ChosenBy.RULE, rule, instead_of=engine)
-                self._set(setting, f"{component.value} {rule.backend}: {rule.because}")
+                self._choose(component, rule.backend, ChosenBy.RULE, rule, instead_of=default)
+                self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
                 return
-            missing = f"vLLM {self.version.version} cannot be asked for it"
-            self.notes.append(f"{component.value}: {rule.backend} would be better here, but {missing}. {rule.because}")
+            wanted = f"{LABELS[component]} backend {rule.backend}"
+            text = f"The operator would choose {wanted}, but vLLM {self.version.version} has no setting for it. {rule.because}"
+            self._note(_severity(rule.kind), text)
 
     def result(self, allow_known_bad: bool) -> BackendDecision:
         """Apply the rules that set, warn and refuse, and sum up."""
@@ -153,75 +168,72 @@ class _Choosing:
         found = [*self.unsuited.values(), *self.known_bad]
         known_bad = [] if allow_known_bad else found
         if allow_known_bad:
-            self.notes += [f"Started although known to fail, as the annotation asks: {text}" for text in found]
-        insist = f' To start it all the same, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".' if known_bad else ""
-        refusals = [*self.refusals, *known_bad]
+            for text in found:
+                self._note(Severity.FAILURE, f"Known to fail, started because of the annotation {ALLOW_KNOWN_BAD_ANNOTATION}: {text}")
+        refusals = [*self.refusals, *known_bad, *([ALLOW_ANYWAY] if known_bad else ())]
         return BackendDecision(
             choices=tuple(self.choices),
             env=tuple(self.env[name] for name in sorted(self.env)),
             args=tuple(self.args[name] for name in sorted(self.args)),
-            refusal=_refusal(" ".join(refusals) + insist) if refusals else None,
+            refusal=_refusal(" ".join(refusals)) if refusals else None,
             notes=tuple(dict.fromkeys(self.notes)),
             rules=tuple(dict.fromkeys(self.followed)),
         )
 
-    def _holds(self, rule: Rule) -> bool:
-        return rule.when.holds(self.rule_input, self.chosen, self.by_user)
+    def _holds(self, entry: Rule | Invocation) -> bool:
+        return entry.when.holds(self.rule_input, self.chosen, self.by_user)
 
-    def _holds_way(self, way: Invocation) -> bool:
-        return way.when.holds(self.rule_input, self.chosen, self.by_user)
+    def _note(self, severity: Severity, text: str) -> None:
+        self.notes.append(Note(severity, text))
 
     def _setting(self, backend: str, ways: tuple[Invocation, ...]) -> Setting | None:
         return next((setting for way in ways if (setting := way.setting(backend, self.table)) is not None), None)
 
-    def _force(self, component: Component, backend: str, ways: tuple[Invocation, ...]) -> None:
-        setting = self._setting(backend, ways)
+    def _pin(self, component: Component, ways: tuple[Invocation, ...]) -> Pin | None:
+        """What the user pins for a component. A field of `spec.backends` beats a flag or variable."""
+        if component in self.pinned:
+            return Pin(component, canonical(self.pinned[component], ways))
+        if component in _ATTENTION and component is not _attention_of(self.rule_input):
+            return None  # one flag is for all kinds of attention
+        for way in ways:
+            if asked := way.asked(self.rule_input, self.table):
+                name = canonical(asked[0], ways)
+                return Pin(component, name if name in way.backends(self.table) else asked[0], asked[1][:_SETTING_LENGTH])
+        return None
+
+    def _set_pinned(self, pin: Pin, ways: tuple[Invocation, ...]) -> None:
+        setting = self._setting(pin.backend, ways)
         if setting is None:
-            offered = sorted({name for way in ways for name in way.backends(self.table)} - {"AUTO"})
-            working = self.rules.kernels.working(component, self.rule_input, self.chosen)
-            fitting = [name for name in offered if name in working] or offered
-            known = f"it takes {', '.join(fitting)}{' here' if fitting != offered else ''}" if offered else "it has no way to choose one"
-            self.refusals.append(
-                f"{component.value} backend {backend} cannot be asked of vLLM {self.version.version}: {known}. Choose one of these or Auto."
-            )
+            self.refusals.append(self.check.not_offered(pin, ways, self.chosen))
             return
-        self._user(component, backend, "forced in spec.backends", ways)
-        self._set(setting, f"{component.value} {backend} is forced in spec.backends.")
+        self._choose_pinned(pin, ways)
+        self._set(setting, f"{pin.where} is {pin.backend}.")
 
-    def _user(self, component: Component, backend: str, how: str, ways: tuple[Invocation, ...]) -> None:
-        self._check_kernel(component, backend, ways)
-        reason = f"It is {how}.{self._otherwise(component, backend)}"[:1024]
-        self.chosen[component] = self.by_user[component] = backend
-        self.choices.append(BackendChoice(component=component, backend=backend[:128], chosen_by=ChosenBy.USER, reason=reason))
+    def _choose_pinned(self, pin: Pin, ways: tuple[Invocation, ...]) -> None:
+        if unsuited := self.check.unsuited(pin, ways, self.chosen):
+            self.unsuited[pin.component] = unsuited
+        elif unknown := self.check.unknown(pin, self.chosen):
+            self._note(Severity.RISK, unknown)
+        reason = f"Set by {pin.where}.{self._alternative(pin)}"[:1024]
+        self.chosen[pin.component] = self.by_user[pin.component] = pin.backend
+        choice = BackendChoice(component=pin.component, backend=pin.backend[:128], chosen_by=ChosenBy.USER, reason=reason)
+        self.choices.append(choice)
 
-    def _otherwise(self, component: Component, backend: str) -> str:
-        """What would be taken if the user left it open, as far as that is known."""
-        rule = next((rule for rule in self.rules.choosing[component] if self._holds(rule)), None)
+    def _alternative(self, pin: Pin) -> str:
+        """What would be used without the pin, as far as that is known."""
+        rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
         if rule is None:
             return ""
         who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
-        return f" Without that {who} would take {'the same' if rule.backend == backend else rule.backend}."
+        return f" Without it, {who} would choose {'the same' if rule.backend == pin.backend else rule.backend}."
 
-    def _check_kernel(self, component: Component, backend: str, ways: tuple[Invocation, ...]) -> None:
-        """Note that a backend of the user's choice does not work here, as far as that is known."""
-        if self.rules.kernels.find(component, backend) is None:
-            return
-        working = self.rules.kernels.working(component, self.rule_input, self.chosen)
-        if backend in working:
-            return
-        facts = (f"vLLM {self.version.version}", self.rule_input.architecture, self.rule_input.quantization)
-        offered = sorted(name for name in working if self._setting(name, ways) is not None)
-        instead = f"What can be asked for here: {', '.join(offered)}; or leave it at Auto." if offered else "Leave it at Auto."
-        where = ", ".join(fact for fact in facts if fact)
-        self.unsuited[component] = f"{component.value} backend {backend} does not work here ({where}). {instead}"
-
-    def _choice(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
+    def _choose(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
         self.chosen[component] = backend
         self._follow(rule)
         reason = rule.because
         if instead_of is not None:
             self.followed.append(instead_of.id)
-            reason += f" vLLM by itself would take {instead_of.backend}."
+            reason += f" The vLLM default is {instead_of.backend}."
         self.choices.append(
             BackendChoice(
                 component=component,
@@ -235,31 +247,37 @@ class _Choosing:
 
     def _follow(self, rule: Rule) -> None:
         self.followed.append(rule.id)
-        self._set(
-            Setting(environment=rule.environment, arguments={name: value or "" for name, value in rule.arguments.items()}), rule.because
-        )
+        setting = Setting(environment=rule.environment, arguments={name: value or "" for name, value in rule.arguments.items()})
+        self._set(setting, rule.because, rule.kind)
         if rule.refuse:
             self.known_bad.append(self._fill(rule.refuse))
             for component in (rule.component, *rule.when.forced):
                 self.unsuited.pop(component, None)  # the rule says it better
         if rule.warn:
-            self.notes.append(self._fill(rule.warn))
+            self._note(rule.severity, self._fill(rule.warn))
 
     def _fill(self, text: str) -> str:
         return text.replace("{version}", self.version.version).replace("{architecture}", self.rule_input.architecture or "this GPU")
 
-    def _set(self, setting: Setting, reason: str) -> None:
+    def _set(self, setting: Setting, reason: str, kind: RuleKind = RuleKind.CHOICE) -> None:
         for name, value in setting.environment.items():
             if name in self.rule_input.environment:
-                self._beaten(name, value, self.rule_input.environment[name], reason)
+                self._overridden(name, value, self.rule_input.environment[name], reason, kind)
             else:
                 self.env[name] = PlannedVariable(name=name, value=value, reason=reason[:1024])
         for name, value in setting.arguments.items():
             if name in self.rule_input.arguments:
-                self._beaten(name, value, self.rule_input.arguments[name], reason)
+                self._overridden(name, value, self.rule_input.arguments[name], reason, kind)
             else:
                 self.args[name] = PlannedArgument(name=name, value=value or None, reason=reason[:1024])
 
-    def _beaten(self, name: str, ours: str, theirs: str, reason: str) -> None:
-        if ours != theirs:
-            self.notes.append(f"{name} stays {theirs or 'set'}, as set in spec.engine; the operator would set {ours or 'it'}: {reason}")
+    def _overridden(self, name: str, ours: str, theirs: str, reason: str, kind: RuleKind) -> None:
+        if ours == theirs:
+            return
+        would = f"use {ours}" if ours else "set it"
+        self._note(_severity(kind), f"spec.engine sets {name}{f' to {theirs}' if theirs else ''}. The operator would {would}: {reason}")
+
+
+def _severity(kind: RuleKind) -> Severity:
+    """How much it matters that a rule cannot be followed: a quirk avoids a failure."""
+    return Severity.RISK if kind is RuleKind.QUIRK else Severity.INFO

@@ -1,10 +1,10 @@
-"""How long a start may take, and how the engine is told.
+"""Deadline of a start.
 
-The budget is a ceiling against a start that hangs for good, not an estimate: it must never end a start that makes
-progress, because most of what was compiled and all that was loaded by then is paid for again.
+The deadline is for a start that hangs forever. It is no estimate: it must never end a start that makes progress, because the
+next start would load the weights again and repeat most of the compilation.
 
-`--distributed-timeout-seconds` (vLLM 0.18 and later, 600 s by default) is left alone, although one rank may compile for
-long while another waits for it: it also ends collectives that hang while serving, and an hour of that is no remedy.
+`--distributed-timeout-seconds` (vLLM 0.18 and later, default 600 s) stays at its default, although one rank may compile for
+longer while another one waits. It also ends collectives that hang while serving, and those must not take an hour.
 """
 
 import math
@@ -15,23 +15,23 @@ from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.pods.quantities import MEBIBYTE, read_bytes
 
 BASE_DEADLINE_SECONDS = 3600
-"""Eight times the slowest cold start measured (459 s), for slower disks, CPUs and larger models."""
+"""Eight times the slowest cold start that was measured (459 s), for slower disks, slower CPUs and larger models."""
 SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND = 100
-"""What is assumed of a hub or a file system that is slow but works."""
+"""Assumed speed of a slow hub or file system."""
 UNKNOWN_WEIGHTS_SECONDS = 7200
-"""What weights of unknown size may take: 700 GiB at the speed above."""
+"""Time for weights of unknown size: 700 GiB at that speed."""
 MAX_DEADLINE_SECONDS = 86400
 READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
-"""How long the front end of the engine waits for its engine cores (vllm/envs.py, since 0.14.0, 600 s by default). It counts
-where several front ends are used, as with data parallelism; then a long startup probe alone does not save a cold start."""
+"""How long a front end of the engine waits for the engine cores (vllm/envs.py, since 0.14.0, default 600 s). It applies with several
+front ends, for example with data parallelism. Then a long startup probe alone does not protect a cold start."""
 
 
 def deadline_seconds(spec: VLLMDeploymentSpec) -> int:
-    """How long a start may take, in seconds, before the kubelet gives it up.
+    """Return the deadline of a start, in seconds. After it the kubelet restarts the container.
 
-    `startup.deadlineSeconds` if given. Else an hour for everything that is compiled, plus the weights at
-    100 MiB/s: an hour and a half for 200 GiB, three hours where the size of the weights is not known.
-    A warm start needs a fraction of it, and is not given less: whether it is warm shows only afterwards.
+    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s: an hour and a half for
+    200 GiB, three hours for weights of unknown size. A warm start needs less and gets the same: whether a start is warm is known
+    only afterwards.
     """
     if spec.startup and spec.startup.deadline_seconds:
         return spec.startup.deadline_seconds
@@ -41,12 +41,12 @@ def deadline_seconds(spec: VLLMDeploymentSpec) -> int:
 
 
 def plan_patience(spec: VLLMDeploymentSpec, table: VersionTable | None) -> list[PlannedVariable]:
-    """Give the engine as much time as the startup probe, where this version knows how to be told.
+    """Give the engine as much time as the startup probe, if this version has a variable for it.
 
-    The value follows from the spec alone and is the same for every start: vLLM counts this variable into the key of
-    its compiled graphs, so that one that changed from start to start would make every start cold.
+    The value follows from the spec alone. The variable is part of vLLM's key of compiled graphs, so a value that changed
+    between starts would make every start cold.
     """
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
-    reason = "The engine waits for its processes as long as the startup probe waits for the engine."
+    reason = "Same time limit as the startup probe."
     return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline_seconds(spec)), reason=reason)]

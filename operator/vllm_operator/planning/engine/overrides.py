@@ -1,4 +1,4 @@
-"""What the user sets on the engine directly, and how it meets the plan: the user's value wins, and the plan says so."""
+"""Variables and flags that the user sets on the engine. They override the plan, and a note says so."""
 
 import difflib
 import json
@@ -7,27 +7,31 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import Distribution, VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedArgument, PlannedVariable
-from vllm_operator.catalog.versions import VersionTable, normalize_flag
+from vllm_operator.catalog.loader import Catalog
+from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.planning.notes import Note, notes_of
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 NAME_LIMIT = 128
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
-"""Variables that vLLM reads outside its table of variables, or that a plugin may read."""
+"""Variables that vLLM reads outside of its table of variables, or that a plugin may read."""
 UNKNOWN_LIMIT = 16
-"""Unknown variables, and flags, that are named each: looking for what one is a misspelling of takes some milliseconds."""
+"""Maximum number of unknown variables, and of unknown flags, that are named. The search for a similar name takes milliseconds."""
 LIKENESS = 0.8
-"""From here on a name that is not known is taken for a misspelling (`--max-model-length`), below it for something else."""
+"""Similarity from which on an unknown name counts as a misspelling of a known one (`--max-model-length`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """The user's variables and flags; a value is None where it is read from elsewhere, or where a flag takes none.
+    """The user's variables and flags. The value is None for a variable with `valueFrom` and for a flag without a value.
 
-    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are what `spec.podTemplate` does to
-    the image, the command line and the choice of nodes.
+    Flags are spelled `--like-this`. `image`, `replaces_arguments` and `node_selector` are the effect of `spec.podTemplate` on
+    the image, the command line and the nodes.
     """
 
     variables: Mapping[str, str | None]
@@ -37,13 +41,13 @@ class Overrides:
     node_selector: Mapping[str, str] = field(default_factory=dict)
 
     def known_values(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Variables and flags whose value is written in the spec; a flag without value has the empty text."""
+        """Variables and flags with a value in the spec. A flag without a value has the empty string."""
         variables = {name: value for name, value in self.variables.items() if value is not None}
         return variables, {name: value or "" for name, value in self.arguments.items()}
 
 
 def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
-    """Collect what the user sets in `spec.engine` and, beating that, on our container in `spec.podTemplate`."""
+    """Collect the settings in `spec.engine` and, with precedence, those of the engine container in `spec.podTemplate`."""
     engine = spec.engine
     variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
     arguments = {} if engine is None else {normalize_flag(a.name): a.value for a in engine.args or ()}
@@ -67,8 +71,8 @@ def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
 def drop_overridden(
     env: Iterable[PlannedVariable], args: Iterable[PlannedArgument], overrides: Overrides
 ) -> tuple[list[PlannedVariable], list[PlannedArgument], list[str]]:
-    """Leave out what the user sets himself; say so where his value is another one."""
-    notes: list[str] = []
+    """Remove from the plan what the user sets. Return also a sentence for each value that differs."""
+    texts: list[str] = []
     kept_env: list[PlannedVariable] = []
     for variable in env:
         if variable.name not in overrides.variables:
@@ -76,8 +80,8 @@ def drop_overridden(
             continue
         value = overrides.variables[variable.name]
         if value != variable.value:
-            yours = "a value from elsewhere" if value is None else f"{value!r}"
-            notes.append(f"You set {variable.name} to {yours}; the operator would set {variable.value!r}.{_why(variable.reason)}")
+            yours = "from another source" if value is None else f"to {value!r}"
+            texts.append(f"You set {variable.name} {yours}. The operator would use {variable.value!r}.{_why(variable.reason)}")
     subjects = {subject_of(flag): (flag, value) for flag, value in overrides.arguments.items()}
     kept_args: list[PlannedArgument] = []
     for argument in args:
@@ -85,55 +89,79 @@ def drop_overridden(
         if given is None:
             kept_args.append(argument)
         elif given != (argument.name, argument.value):
-            notes.append(
-                f"You pass {_show(*given)}; the operator would pass {_show(argument.name, argument.value)}.{_why(argument.reason)}"
-            )
-    return kept_env, kept_args, notes
+            ours = _show(argument.name, argument.value)
+            texts.append(f"You set {_show(*given)}. The operator would use {ours}.{_why(argument.reason)}")
+    return kept_env, kept_args, texts
 
 
-def check_names(overrides: Overrides, table: VersionTable | None, replacements: Mapping[str, str]) -> list[str]:
-    """Name variables and flags of the user that this version of vLLM does not know, or that do not reach it.
+@dataclass(frozen=True, slots=True)
+class NameCheck:
+    """What is wrong with names that the user sets. `refusal` names a flag with which the engine is known not to start."""
 
-    Args:
-        overrides: What the user sets.
-        table: What the version knows; None if that is not known.
-        replacements: What to use instead of those that are gone.
+    notes: tuple[Note, ...] = ()
+    refusal: str | None = None
+
+
+def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog) -> NameCheck:
+    """Check whether this version of vLLM has the variables and flags that the user sets, and whether they reach it.
+
+    vLLM ends at its start on an unknown flag. The refusal is for the images of the vLLM project only: other images may add flags
+    with a plugin.
     """
+    table = version.table
     if overrides.replaces_arguments:
-        return ["spec.podTemplate replaces the command line of the engine: none of the flags of this plan is passed."]
+        text = "spec.podTemplate replaces the command line of the engine, so no flag of this plan reaches it."
+        return NameCheck((Note(Severity.RISK, text),))
     if table is None:
-        return []
+        return NameCheck()
     variables = [
         name
         for name in overrides.variables
         if name.startswith(ENGINE_VARIABLE_PREFIX) and name not in UNRECORDED and not table.knows_variable(name)
     ]
-    flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag)]
+    known = _flags_of(version.distribution, catalog)
+    flags = [flag for flag in overrides.arguments if flag.startswith("--") and not table.knows_flag(flag) and flag not in known]
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
-    notes = [
-        f"vLLM {table.version} does not know the variable {name}: it has no effect.{_instead(name, replacements, table.variables)}"
+    vllm = f"vLLM {table.version}"
+    no_effect = [
+        f"{vllm} does not know the variable {name}, so it has no effect.{_instead(name, catalog.replacements, table.variables)}"
         for name in variables[:UNKNOWN_LIMIT]
     ]
-    notes += [
-        f"vLLM {table.version} does not know the flag {flag}: it refuses to start, unless a plugin of the image adds the flag."
-        f"{_instead(flag, replacements, table.flags)}"
+    failing = [
+        f"{vllm} does not know the flag {flag} and does not start with it, unless a plugin in the image adds the flag."
+        f"{_instead(flag, catalog.replacements, table.flags)}"
         for flag in flags[:UNKNOWN_LIMIT]
     ]
-    more = len(variables) + len(flags) - len(notes)
-    return [*notes, f"vLLM {table.version} does not know {more} more variables and flags."] if more else notes
+    exact = version.is_known and version.distribution is Distribution.VLLM
+    notes = [*notes_of(Severity.FAILURE if exact else Severity.RISK, failing), *notes_of(Severity.NO_EFFECT, no_effect)]
+    if more := len(variables) + len(flags) - len(notes):
+        notes.append(Note(Severity.RISK, f"{vllm} does not know {more} more variables and flags."))
+    wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
+    if not (wrong and exact and catalog.images.is_official(version.image)):
+        return NameCheck(tuple(notes))
+    instead = _instead(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine.args."
+    return NameCheck(tuple(notes), f"{vllm} does not know the flag {wrong[0]} and does not start with it.{instead}")
+
+
+def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
+    """Flags that a distribution has beside those of vLLM."""
+    if distribution is Distribution.VLLM:
+        return frozenset()
+    ways = (way for way in catalog.rules.invocations if distribution in way.when.members.get("distribution", ()))
+    return frozenset(flag for way in ways for setting in way.settings.values() for flag in setting.arguments)
 
 
 def _fields(flag: str, value: str | None) -> list[str]:
-    """The fields of a flag that takes JSON, each as the flag of its own that it could be."""
+    """The fields of a flag with a JSON value, each in the form `--flag.field`."""
     try:
         content = json.loads(value) if value and value.lstrip().startswith("{") else None
     except (ValueError, RecursionError):
-        return []  # vLLM will say so
+        return []  # vLLM reports invalid JSON
     return [f"{flag}.{name}" for name in content] if isinstance(content, dict) else []
 
 
 def _instead(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
-    """What took the place of a name, or the known name that it is a misspelling of."""
+    """The replacement of a name, or the known name that it is a misspelling of, as a sentence."""
     if name in replacements:
         return f" Use {replacements[name]} instead."
     alike = difflib.get_close_matches(name[:NAME_LIMIT], sorted(known), 1, LIKENESS)
@@ -141,13 +169,13 @@ def _instead(name: str, replacements: Mapping[str, str], known: Collection[str])
 
 
 def subject_of(flag: str) -> str:
-    """What a flag is about: `--no-enable-prefix-caching` and `enable_prefix_caching` are about the same."""
+    """The option that a flag sets. `--no-enable-prefix-caching` and `enable_prefix_caching` set the same."""
     stem, dot, field = flag.lstrip("-").partition(".")
     return stem.replace("_", "-").removeprefix("no-") + dot + field
 
 
 def subjects_of(flag: str) -> list[str]:
-    """What a flag is about, and what it is a part of: `--kernel-config.moe-backend` is part of `--kernel-config`."""
+    """The option that a flag sets, and those that contain it: `--kernel-config.moe-backend` is part of `--kernel-config`."""
     parts = subject_of(flag).split(".")
     return [".".join(parts[: length + 1]) for length in range(len(parts))]
 
@@ -157,4 +185,4 @@ def _show(flag: str, value: str | None) -> str:
 
 
 def _why(reason: str | None) -> str:
-    return f" ({reason})" if reason else ""
+    return f" Reason: {reason}" if reason else ""

@@ -1,4 +1,4 @@
-"""Putting what is known of model, GPU, parallelism and engine into the terms that rules are written in."""
+"""The input of rules: model, GPU, parallelism and the user's settings of the engine, in the terms of `when`."""
 
 import re
 
@@ -11,21 +11,21 @@ from vllm_operator.pods.reading import read_integer
 
 GIGABYTE = 10**9
 WIDTH_OF_EXCHANGE = 128
-"""DeepEP quantizes tokens in blocks of this many numbers."""
+"""Block size in which DeepEP quantizes tokens."""
 DEEPSEEK_HEADS = (128, 64, 128)
 
 
 def describe_rule_input(
     spec: VLLMDeploymentSpec, version: ResolvedVersion, facts: ResolvedFacts, architecture: str | None, *, mig_profile: str | None = None
 ) -> RuleInput:
-    """Describe a deployment in the terms of the rules.
+    """Describe a VLLMDeployment in the terms of the rules.
 
     Args:
-        spec: What the user asks for.
+        spec: The spec.
         version: The vLLM version.
-        facts: What is known of the model.
-        architecture: Architecture of the GPU that the plan is for, such as sm_90; None if it is not known.
-        mig_profile: Profile of the MIG slices that the plan is for; the one in the spec if absent.
+        facts: Facts about the model.
+        architecture: Architecture of the planned GPU, such as sm_90; None if unknown.
+        mig_profile: Profile of the planned MIG slices. Default: the profile in the spec.
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     environment, arguments = read_overrides(spec).known_values()
@@ -58,7 +58,7 @@ def describe_rule_input(
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,
-        # without expert parallelism vLLM cuts an expert over the GPUs of all data-parallel ranks, too
+        # without expert parallelism, vLLM also splits each expert over the GPUs of all data-parallel ranks
         expert_tensor=1 if expert else tensor * data,
         expert_parallel=expert,
         exchanges_tokens=expert and data > 1,
@@ -68,7 +68,7 @@ def describe_rule_input(
 
 
 def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
-    """A parallel size: a flag of the user beats the field, 1 if neither is given."""
+    """A parallel size: the user's flag, else the field, else 1."""
     for flag in flags:
         if size := read_integer(arguments.get(flag)):
             return size
@@ -76,13 +76,13 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
 
 
 def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
-    """Whether a rank's part of an expert is no multiple of the block that shares a scale."""
+    """Whether a rank's part of an expert is not a multiple of the blocks that share a scale; None if unknown."""
     size, block = facts.moe_intermediate_size, facts.block_shape
     return None if size is None or block is None else size % (ranks * block[0]) != 0
 
 
 def _uneven(number: int | None, ranks: int) -> bool | None:
-    """Whether a number cannot be shared out evenly; None if it is not known."""
+    """Whether a number cannot be divided evenly; None if it is unknown."""
     return None if number is None else number % ranks != 0
 
 

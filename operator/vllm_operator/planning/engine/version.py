@@ -1,8 +1,8 @@
-"""Which vLLM the image holds: from `spec.engine.version`, else from the image's tag.
+"""The vLLM version in the image: `spec.engine.version`, else the image tag.
 
-A tag is trusted only where it counts vLLM's releases: `vllm/vllm-openai:v0.20.1`, `.../vllm:0.24.0-cu129`.
-`latest`, `nightly`, a digest, NVIDIA's calendar versions (25.09-py3), tags of images with another name and
-tags of forks say nothing about vLLM's version; then the user has to.
+A tag counts only if it is a vLLM release: `vllm/vllm-openai:v0.20.1`, `.../vllm:0.24.0-cu129`. `latest`, `nightly`, digests,
+NVIDIA's calendar versions (25.09-py3), and tags of forks and of images with other names say nothing about the vLLM
+version. Then the user must give it.
 """
 
 import re
@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.spec import Distribution, EngineSpec
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import Versions, VersionTable, parse_release
+from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
 
 DEFAULT_REPOSITORY = "vllm/vllm-openai"
 NVLLM_IMAGE = "ghcr.io/navi-ai-lab/nvllm:latest"
 FIRST_CALENDAR_YEAR = 20
-"""Majors from here on are years: nvcr.io/nvidia/vllm:25.09-py3."""
+"""A major from here on is a year: nvcr.io/nvidia/vllm:25.09-py3."""
 
 _TAG = re.compile(r"^v?\d+\.\d+(\.\d+)?(\.?(post|rc|dev|a|b)\d+)?([-+._].*)?$")
 _NUMBER = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
@@ -25,27 +27,32 @@ _NUMBER = re.compile(r"^v?(\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev|a|b)\d+)?)")
 
 @dataclass(frozen=True, slots=True)
 class ResolvedVersion:
-    """The vLLM version of an image, and the table that stands for it.
+    """The vLLM version of an image, and the table of the catalog for it.
 
-    `table` is None for a version older than all known ones: then only what is safe everywhere may be set.
+    `table` is None for a version that is older than all known ones. Then only what is safe everywhere may be set.
     """
 
     version: str
     table: VersionTable | None
     image: str
     distribution: Distribution = Distribution.VLLM
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the table is that of this version, not of another one that is near."""
+        return self.table is not None and parse_release(self.version) == self.table.release
 
 
 def split_image(image: str) -> tuple[str, str | None]:
-    """Split an image reference into repository and tag; a digest is dropped."""
+    """Split an image reference into repository and tag. A digest is dropped."""
     name = image.partition("@")[0]
     repository, colon, tag = name.rpartition(":")
     return (repository, tag) if colon and "/" not in tag else (name, None)
 
 
 def version_of_image(image: str) -> str | None:
-    """Read the vLLM version out of an image's tag; None if the tag does not tell."""
+    """Return the vLLM version in an image tag; None if the tag is not a vLLM release."""
     repository, tag = split_image(image)
     if tag is None or "vllm" not in repository.rpartition("/")[2].lower() or "nvllm" in repository.lower():
         return None
@@ -56,22 +63,24 @@ def version_of_image(image: str) -> str | None:
 
 
 def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVersion | Verdict:
-    """Find out the vLLM version, or say how to give it."""
+    """Return the vLLM version, or a verdict that says how to give it."""
     engine = engine or EngineSpec()
     distribution = engine.distribution or Distribution.VLLM
     if engine.image is None and engine.version is None and distribution is Distribution.VLLM:
         version = versions.newest.version
-        note = f"Neither image nor version is given: vLLM {version}, the newest version that this operator knows, is used."
-        return ResolvedVersion(version, versions.newest, f"{DEFAULT_REPOSITORY}:v{version}", distribution, (note,))
+        note = f"spec.engine has neither image nor version, so the operator uses vLLM {version}, the newest version in its catalog."
+        image = f"{DEFAULT_REPOSITORY}:v{version}"
+        return ResolvedVersion(version, versions.newest, image, distribution, (Note(Severity.INFO, note),))
     tagged = version_of_image(engine.image) if engine.image else None
     version = _normalize(engine.version) if engine.version else tagged or ""
     if not version:
         return _unknown(engine.image or NVLLM_IMAGE, distribution, versions)
     image = engine.image or (NVLLM_IMAGE if distribution is Distribution.NVLLM else f"{DEFAULT_REPOSITORY}:v{version}")
     resolution = versions.resolve(version)
-    notes = [resolution.note] if resolution.note else []
+    notes = [Note(Severity.INFO if resolution.table else Severity.RISK, resolution.note)] if resolution.note else []
     if tagged and parse_release(tagged) != parse_release(version):
-        notes.append(f"spec.engine.version says {version}, the image tag says {tagged}: {version} is used.")
+        text = f"spec.engine.version is {version}, but the image tag is {tagged}. The operator plans for {version}. Correct one of the two."
+        notes.append(Note(Severity.RISK, text))
     return ResolvedVersion(version, resolution.table, image, distribution, tuple(notes))
 
 
@@ -83,14 +92,14 @@ def _normalize(text: str) -> str:
 
 def _unknown(image: str, distribution: Distribution, versions: Versions) -> Verdict:
     why = (
-        "the tags of nvLLM count nvLLM's own releases, not the vLLM version it is built from"
+        "nvLLM tags count releases of nvLLM, not the vLLM version that it is built from"
         if distribution is Distribution.NVLLM
-        else f"the tag of image {image} does not tell it"
+        else f"the tag of image {image} is not a vLLM release"
     )
     return Verdict(
         ConditionStatus.FALSE,
         Reason.VERSION_UNKNOWN,
-        f"The vLLM version is not known: {why}. Set spec.engine.version to the vLLM version in the image, for example "
-        f"{versions.newest.version} (the engine prints it in its first log line; "
-        "`python3 -c 'import vllm; print(vllm.__version__)'` in the image prints it too).",
+        f"The vLLM version is unknown: {why}. Set spec.engine.version to the vLLM version in the image, for example "
+        f"{versions.newest.version}. To find it, run `python3 -c 'import vllm; print(vllm.__version__)'` in the image, or see the first "
+        "log line of the engine.",
     )

@@ -1,1 +1,1 @@
-"""What GPUs there are: Nodes and ResourceSlices in, pools of equal devices out."""
+"""The GPUs of the cluster: Nodes and ResourceSlices in, pools of equal devices out."""

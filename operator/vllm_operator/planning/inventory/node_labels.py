@@ -1,7 +1,7 @@
-"""What the labels of a node tell about its GPUs.
+"""Labels of a node about its GPUs.
 
-The chain: labels of GPU Feature Discovery (GFD), labels and instance types of clouds, a label that the owner of the
-node sets, nothing. A missing label means "not gpu_labels", never "no". The compute capability alone says what a GPU is.
+The sources, in this order: labels of GPU Feature Discovery (GFD), labels and instance types of clouds, the label
+`vllm-operator.dev/gpu-architecture`. A missing label means unknown, never no. Only the compute capability identifies an architecture.
 """
 
 import re
@@ -30,9 +30,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class NodeGPULabels:
-    """What labels tell of the GPUs of one node; fields as in `Pool`.
+    """The GPUs of one node according to its labels. Fields are as in `Pool`.
 
-    `count` and `replicas` are None where not gpu_labels. `product_label` is the value of gpu.product as it stands.
+    `count` and `replicas` are None if unknown. `product_label` is the unchanged value of gpu.product.
     """
 
     source: Source = Source.UNKNOWN
@@ -53,7 +53,7 @@ class NodeGPULabels:
 
 
 def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULabels:
-    """Follow the chain; what cannot be understood is passed to `note` and treated as not gpu_labels."""
+    """Read labels from the first source that has them. An invalid value is passed to `note` and treated as unknown."""
     discovered = _read_gfd(labels, note)
     if discovered.architecture is not None:
         return discovered
@@ -65,7 +65,7 @@ def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULab
 
 
 def split_product(product: str) -> tuple[str, str | None, bool]:
-    """Split a value of gpu.product into product, MIG profile and whether it is shared."""
+    """Split a value of gpu.product into the product, the MIG profile, and whether Pods share the GPU."""
     shared = product.endswith("-SHARED")
     base, _, profile = product.removesuffix("-SHARED").partition("-MIG-")
     return base, profile or None, shared
@@ -100,13 +100,13 @@ def _gfd_architecture(labels: Mapping[str, str], note: Note) -> str | None:
     if major is None or minor is None:
         return None
     if not (0 < major < 100 and minor < 10):
-        note(f"the compute capability {major}.{minor} cannot be right")
+        note(f"the compute capability {major}.{minor} in its labels is impossible")
         return None
     return architecture_of((major, minor))
 
 
 def _gfd_identity(labels: Mapping[str, str], product_label: str | None) -> tuple[tuple[str, str], ...]:
-    """Labels that pick these nodes: the product, or the capability where no product is gpu_labels."""
+    """Labels for the node affinity: the product, or the compute capability if the product is unknown."""
     if product_label:
         return ((PRODUCT, product_label),)
     return ((MAJOR, labels[MAJOR]), (MINOR, labels[MINOR]))
@@ -127,7 +127,7 @@ def _read_cloud(labels: Mapping[str, str], table: LabelTable, name: str, rest: N
         source=Source.CLOUD,
         architecture=product.architecture,
         product=product.name,
-        # The table has the memory of the whole GPU, which says nothing of a slice.
+        # the table has the memory of the whole GPU, not of a slice
         memory_mebibytes=None if profile else memory or product.memory_mebibytes,
         count=_integer(labels, table.count_label, note) if table.count_label and not profile else None,
         mig_profile=profile,
@@ -142,7 +142,7 @@ def _read_user(labels: Mapping[str, str], rest: NodeGPULabels, note: Note) -> No
     if value is None:
         return rest
     if not re.fullmatch(r"sm_[0-9]{2,3}", value, re.ASCII):
-        note(f"the label {ARCHITECTURE_LABEL} is {value!r}; it must look like sm_90")
+        note(f"the label {ARCHITECTURE_LABEL} is {value!r}, not an architecture such as sm_90")
         return rest
     return replace(rest, source=Source.USER, architecture=value, labels=((ARCHITECTURE_LABEL, value),))
 
@@ -165,5 +165,5 @@ def _first(labels: Mapping[str, str], names: tuple[str, ...], read: Callable[[st
         parsed = read(value)
         if parsed is not None:
             return parsed
-        note(f"the label {name} cannot be read: {value[:63]!r}")
+        note(f"the label {name} has the invalid value {value[:63]!r}")
     return None

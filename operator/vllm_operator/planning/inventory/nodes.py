@@ -1,8 +1,8 @@
-"""The GPUs of a cluster: nodes and ResourceSlices in, pools out.
+"""The inventory: Nodes and ResourceSlices in, pools out.
 
-Nothing here raises on what a node says: labels are written by many tools and by hand. A value that cannot be read
-is noted and treated as not gpu_labels. What a GPU is, ResourceSlices tell best, then labels (see `node_labels`). How many
-there are and under which name they can be asked for, `status.allocatable` tells.
+No value of a node raises an error: labels are written by many tools and by hand. An invalid value is noted and treated as
+unknown. Products and architectures come from ResourceSlices, else from labels (see `node_labels`). Resource names and amounts come from
+`status.allocatable`.
 """
 
 from collections import Counter
@@ -30,16 +30,13 @@ from vllm_operator.pods.reading import mapping, read_integer, read_text, sequenc
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"
 LABEL_LENGTH = 63
-"""Longest value of a label, and longest name of a resource behind its prefix."""
+"""Maximum length of a label value, and of a resource name after its prefix."""
 NOTES_LIMIT = 32
-"""Notes kept; a cluster with more broken labels than this has been gpu_labels enough."""
+"""Maximum number of notes."""
 
 
 def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], gpus: GPUs) -> Inventory:
-    """Read Nodes and ResourceSlices (as dicts) into an inventory.
-
-    The result depends on what is there, not on the order in which it is given.
-    """
+    """Read Nodes and ResourceSlices into an inventory. The result does not depend on their order."""
     devices = read_slices(slices)
     notes: set[str] = set()
     pools: list[Pool] = []
@@ -60,7 +57,7 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """Join pools that differ in nothing but their nodes and the identity of their devices."""
+    """Join pools that differ only in their nodes and the UUIDs of their devices."""
     merged: dict[Pool, list[Pool]] = {}
     for pool in pools:
         merged.setdefault(replace(pool, nodes=(), uuids=()), []).append(pool)
@@ -76,7 +73,7 @@ def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
 
 
 class _Node:
-    """One node on its way into pools."""
+    """The pools of one node."""
 
     def __init__(self, name: str, node: Mapping[str, Any], devices: Sequence[Device], gpus: GPUs, notes: set[str]) -> None:
         metadata, status = mapping(node.get("metadata")), mapping(node.get("status"))
@@ -103,13 +100,13 @@ class _Node:
             return claimable
         gpu_labels = self._with_devices(gpu_labels)
         if not resources:
-            return [self._pool(gpu_labels, GPU_RESOURCE, 0, problems or ("no GPU is offered: is the device plugin running?",))]
+            return [self._pool(gpu_labels, GPU_RESOURCE, 0, problems or ("it has no GPU resource; check the device plugin",))]
         return claimable + [
             pool for name, amount in sorted(resources.items()) for pool in self._offered(gpu_labels, name, amount, problems)
         ]
 
     def _resources(self, gpu_labels: NodeGPULabels) -> dict[str, int]:
-        """GPU resources with at least one device; from labels where the node's status is not given."""
+        """GPU resources with at least one device. They come from labels if the node has no status, as in a file."""
         if self.allocatable is None:
             offered = (gpu_labels.count or 0) * (1 if gpu_labels.replicas is None else gpu_labels.replicas)
             return {GPU_RESOURCE: offered} if offered else {}
@@ -118,7 +115,7 @@ class _Node:
             if name in (GPU_RESOURCE, SHARED_GPU_RESOURCE) or _is_slice(name):
                 number = read_count(amount)
                 if number is None:
-                    self.note(f"the amount of {name[:63]} cannot be read: {str(amount)[:63]!r}")
+                    self.note(f"the amount of {name[:63]} has the invalid value {str(amount)[:63]!r}")
                 elif number > 0:
                     found[name] = number
         return found
@@ -130,12 +127,12 @@ class _Node:
     def _problems(self, gpu_labels: NodeGPULabels) -> tuple[str, ...]:
         problems = []
         if (gpu_labels.product_label or "").endswith(INVALID):
-            problems.append("its MIG layout is not uniform, so no slice is offered")
+            problems.append("its MIG layout is not uniform")
         state = self.labels.get(MIG_STATE, "success")
         if state == "failed":
             problems.append("the last change of its MIG layout failed")
         elif state not in ("", "success"):
-            problems.append(f"MIG is being reconfigured, state {state[:63]}")
+            problems.append(f"its MIG layout is changing, state {state[:63]}")
         upgrade = self.labels.get(UPGRADE_STATE, "")
         if upgrade == "upgrade-failed":
             problems.append("the upgrade of its GPU driver failed")
@@ -150,23 +147,23 @@ class _Node:
     def _offered(self, gpu_labels: NodeGPULabels, resource: str, amount: int, problems: tuple[str, ...]) -> list[Pool]:
         """Pools of one extended resource."""
         if resource.startswith(MIG_RESOURCE_PREFIX):
-            return [self._pool(self._told_of_slice(gpu_labels, resource), resource, amount, problems)]
+            return [self._pool(self._slice_labels(gpu_labels, resource), resource, amount, problems)]
         if resource == SHARED_GPU_RESOURCE:
             return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
         labelled = None if gpu_labels.count is None else gpu_labels.count * max(gpu_labels.replicas or 0, 1)
         if gpu_labels.source is Source.CLOUD and labelled is not None and labelled < amount:
             return [self._pool(replace(gpu_labels, shared=True), resource, amount, problems)]
         if gpu_labels.source is Source.GFD and labelled is not None and labelled < amount:
-            # GFD writes one product, whichever it meets last, for a node with several kinds of GPU.
-            self.note(f"its labels describe {labelled} of {amount} GPUs; they are not relied on")
+            # for a node with several kinds of GPU, GFD writes only one product
+            self.note(f"its labels describe only {labelled} of {amount} GPUs, so the operator ignores them")
             blank = NodeGPULabels(
                 mig_strategy=gpu_labels.mig_strategy, host=gpu_labels.host, driver=gpu_labels.driver, cuda=gpu_labels.cuda
             )
             return [self._pool(replace(blank, upgrade_label=gpu_labels.upgrade_label), resource, amount, problems)]
         return [self._pool(gpu_labels, resource, amount, problems)]
 
-    def _told_of_slice(self, gpu_labels: NodeGPULabels, resource: str) -> NodeGPULabels:
-        """What is gpu_labels of a slice under the strategy `mixed`: its memory has a label of its own."""
+    def _slice_labels(self, gpu_labels: NodeGPULabels, resource: str) -> NodeGPULabels:
+        """The labels of a MIG slice with the strategy `mixed`, which has separate labels for the memory of each profile."""
         profile = resource.removeprefix(MIG_RESOURCE_PREFIX)
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
@@ -174,7 +171,7 @@ class _Node:
         return replace(gpu_labels, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1)
 
     def _with_devices(self, gpu_labels: NodeGPULabels) -> NodeGPULabels:
-        """What the device plugin offers is gpu_labels better by a ResourceSlice, if all devices of the node are alike."""
+        """Prefer the ResourceSlices for devices of the device plugin, if all whole GPUs of the node are equal."""
         alike = {(d.architecture, d.product, d.memory_mebibytes, d.driver, d.cuda) for d in self.devices if d.mig_profile is None}
         if len(alike) != 1:
             return gpu_labels
@@ -192,7 +189,7 @@ class _Node:
         )
 
     def _claimable(self, gpu_labels: NodeGPULabels, problems: tuple[str, ...]) -> list[Pool]:
-        """Pools of devices that can be asked for with a ResourceClaim."""
+        """Pools of devices for ResourceClaims."""
         kinds = Counter(replace(device, uuid=None, parent_uuid=None) for device in self.devices)
         return [
             replace(
@@ -241,12 +238,12 @@ def _is_slice(resource: Any) -> bool:
 
 
 def _is_label(value: Any) -> bool:
-    """True for what Kubernetes allows as the value of a label, by type and length; a file may hold anything."""
+    """Whether type and length are those of a label value. A file may contain anything."""
     return isinstance(value, str) and len(value) <= LABEL_LENGTH
 
 
 def _is_ready(status: Mapping[str, Any]) -> bool:
-    """False only if the node says that it is not ready; a node without conditions (in a file) is taken as ready."""
+    """Whether the node is ready. A node without conditions, as in a file, is."""
     return all(
         mapping(condition).get("status") == "True"
         for condition in sequence(status.get("conditions"))

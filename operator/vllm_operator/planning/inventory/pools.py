@@ -1,7 +1,7 @@
-"""The GPUs of a cluster, as pools: nodes that cannot be told apart as far as the choice of a GPU goes.
+"""Pools: nodes with the same GPUs, driver and requirements.
 
-A pool is one kind of device on one kind of node. A node with slices of two MIG profiles belongs to two pools, a
-node whose devices are offered both by the device plugin and through resource claims to two as well.
+A pool is one kind of device on one kind of node. A node with MIG slices of two profiles belongs to two pools. So does a node whose
+devices are available both from the device plugin and for ResourceClaims.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ MIG_DEVICE_CLASS = "mig.nvidia.com"
 
 
 class Source(IntEnum):
-    """Who said what a GPU is, the most trusted first."""
+    """Source of the facts about a GPU, the most trusted first."""
 
     RESOURCE_SLICE = 0
     GFD = 1
@@ -33,24 +33,24 @@ class Pool:
     """One kind of device on a set of equal nodes.
 
     Attributes:
-        architecture: `sm_90`; None if nothing tells.
-        product: As in nvidia.com/gpu.product, without the suffixes for slices and sharing; None if nothing tells.
-        memory_mebibytes: Of one device, which may be a slice; None if nothing tells (GB10 never does).
+        architecture: Such as `sm_90`; None if unknown.
+        product: As in nvidia.com/gpu.product, without the suffixes for MIG slices and sharing; None if unknown.
+        memory_mebibytes: Memory of one GPU or MIG slice; None if unknown (always on GB10).
         count: Devices on each node.
-        resource: Extended resource, or device class where `claims` is set.
-        claims: Devices are asked for with a ResourceClaim (dynamic resource allocation), not as a resource.
-        mig_profile: `1g.10gb` if the devices are slices.
-        mig_strategy: `single` or `mixed` as the nodes say.
-        shared: A device is given to several Pods at once (time-slicing or MPS).
+        resource: Extended resource, or device class if `claims` is set.
+        claims: Devices are requested with a ResourceClaim (dynamic resource allocation), not as an extended resource.
+        mig_profile: Such as `1g.10gb` if the devices are MIG slices.
+        mig_strategy: `single` or `mixed`.
+        shared: Several Pods share a device (time-slicing or MPS).
         host: CPU architecture of the nodes as in kubernetes.io/arch.
         driver: Version of the GPU driver.
-        cuda: Highest CUDA version that the driver runs by itself.
-        source: Who said what the GPU is.
-        labels: Labels that all nodes of the pool have and that tell what the GPU is.
-        upgrade_label: Label with the CUDA major of the driver, where the nodes have it.
-        problems: Why the nodes cannot be used now; empty if they can.
-        uuids: Of the devices, where ResourceSlices list them.
-        nodes: Names, sorted.
+        cuda: Highest CUDA version that the driver supports.
+        source: Source of these facts.
+        labels: Labels of all nodes of the pool that identify the GPU.
+        upgrade_label: Label with the CUDA major of the driver, if the nodes have it.
+        problems: Why the nodes are unavailable; empty if they are available.
+        uuids: UUIDs of the devices, if ResourceSlices list them.
+        nodes: Names of the nodes, sorted.
     """
 
     architecture: str | None
@@ -77,8 +77,8 @@ class Pool:
 class Inventory:
     """All GPUs of a cluster.
 
-    `node_count` counts all nodes, those without GPUs too. `notes` say which labels could not be read. `labels` and `taints`
-    are those of the nodes with GPUs, by the name of the node.
+    `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are those of the nodes with
+    GPUs, by node name.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -88,7 +88,7 @@ class Inventory:
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
-        """The taints of the nodes that have such a GPU, by the name of the node; an unknown architecture is any."""
+        """The taints of the nodes with such a GPU, by node name. None as the architecture matches all."""
         pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
         names = {name for pool in pools for name in pool.nodes}
         return {name: taints for name, taints in self.taints.items() if name in names}

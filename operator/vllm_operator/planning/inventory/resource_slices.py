@@ -1,4 +1,4 @@
-"""Reading ResourceSlices: the devices that NVIDIA's driver for dynamic resource allocation publishes, node by node."""
+"""Devices in ResourceSlices, which the NVIDIA DRA driver publishes for each node."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -10,13 +10,13 @@ from vllm_operator.pods.reading import mapping, read_text, read_version, sequenc
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
-"""Longest text of an attribute that Kubernetes allows."""
+"""Maximum length of an attribute in Kubernetes."""
 UNKNOWN_PROFILE = "unknown"
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or MIG slice as a ResourceSlice describes it. `product` is written as in the label gpu.product."""
+    """One GPU or MIG slice. `product` is spelled as in the label gpu.product."""
 
     architecture: str | None
     product: str | None
@@ -29,10 +29,10 @@ class Device:
 
 
 def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, ...]]:
-    """Return the devices of each node by its name.
+    """Return the devices by node name.
 
-    Slices of other drivers, and slices that belong to no single node, are left out. A whole GPU that is listed
-    beside the fixed MIG devices cut from it is left out too: it cannot be allocated.
+    ResourceSlices of other drivers, and those without a single node, are ignored. So is a whole GPU that is listed beside its
+    MIG devices: it cannot be allocated.
     """
     found: dict[str, list[Device]] = {}
     for entry in slices:
@@ -45,7 +45,7 @@ def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, 
 
 
 def _device(raw: Mapping[str, Any]) -> Device | None:
-    body = mapping(raw.get("basic")) or raw  # resource.k8s.io/v1beta1 nests the description
+    body = mapping(raw.get("basic")) or raw  # resource.k8s.io/v1beta1 nests the device
     attributes = mapping(body.get("attributes"))
     kind = _attribute(attributes, "type", "string")
     if kind not in ("gpu", "mig"):

@@ -1,6 +1,6 @@
-"""Taints of nodes: what keeps Pods off, and what a Pod needs to be let on.
+"""Taints of nodes, and the tolerations for them.
 
-Since Kubernetes 1.35 the scheduler says only that there was an untolerated taint, not which one.
+Since Kubernetes 1.35 the message of the scheduler no longer names the untolerated taint.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,29 +16,29 @@ _OF_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")
 
 @dataclass(frozen=True, slots=True, order=True)
 class Taint:
-    """A taint that keeps Pods off a node, as `key=value:effect`."""
+    """A taint that keeps Pods off a node."""
 
     key: str
     value: str
     effect: str
 
     def __str__(self) -> str:
-        """As `kubectl describe node` writes it."""
+        """`key=value:effect`, as in `kubectl describe node`."""
         return f"{self.key}={self.value}:{self.effect}" if self.value else f"{self.key}:{self.effect}"
 
     @property
     def is_passing(self) -> bool:
-        """Whether Kubernetes has set it because of the state of the node, and takes it away again."""
+        """Whether Kubernetes set it because of the state of the node, and removes it again."""
         return self.key.startswith(_OF_KUBERNETES)
 
     @property
     def toleration(self) -> str:
-        """The toleration that lets a Pod on, as YAML in one line."""
+        """The toleration for it, as YAML in one line."""
         match = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
         return f"{{key: {self.key}, {match}, effect: {self.effect}}}"
 
     def is_tolerated(self, tolerations: Any) -> bool:
-        """Whether one of the tolerations of a Pod lets it on. Their shape is not trusted."""
+        """Whether one of the tolerations of a Pod matches. Any value is valid input."""
         return any(self._matches(mapping(each)) for each in sequence(tolerations))
 
     def _matches(self, toleration: Mapping[str, Any]) -> bool:
@@ -53,7 +53,7 @@ class Taint:
 
 
 def read_taints(spec: Any) -> tuple[Taint, ...]:
-    """The taints in the spec of a node that keep Pods off, sorted."""
+    """The taints in the spec of a node that keep Pods off, sorted. Any value is valid input."""
     found = (mapping(entry) for entry in sequence(mapping(spec).get("taints")))
     return tuple(sorted(_taints(found))[:_MOST_TAINTS])
 

@@ -1,1 +1,1 @@
-"""What is known of the model: its facts, each with where it is from."""
+"""Facts about the model, each with its source."""

@@ -1,7 +1,7 @@
-"""Reading facts out of a model's config.json, by the rules that vLLM itself applies.
+"""Facts in a model's config.json, read by the same rules as in vLLM.
 
-The file was written by others: whatever it holds, reading it never raises, and what is not understood stays
-unknown. Multimodal models keep the language model's configuration under `text_config`.
+No content of the file raises an error. A fact that it does not contain is unknown. Multimodal
+models keep the language model's configuration under `text_config`.
 Source of the rules: vllm/transformers_utils/model_arch_config_convertor.py and vllm/config/model.py, 0.33.0.
 """
 
@@ -17,7 +17,7 @@ HYBRID_KEYS = ("hybrid_override_pattern", "layers_block_type", "full_attention_i
 
 
 def read_config(config: Mapping[str, Any]) -> Facts:
-    """Read the facts that matter for choosing kernels; what the file does not say stays unknown."""
+    """Read the facts. Facts that are missing or invalid are None."""
     text = {**config, **mapping(config.get("text_config"))}
     experts = next((count for key in EXPERT_KEYS if (count := read_integer(text.get(key))) is not None), None)
     heads = read_integer(text.get("num_attention_heads"))

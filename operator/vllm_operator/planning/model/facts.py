@@ -1,34 +1,42 @@
-"""What must be known of a model to choose kernels: given by the user, read from its files, or looked up.
+"""Model facts: what is known about a model and matters for the choice of backends.
 
-Each fact is taken from the first of these that has it, and remembers which one that was: `spec.model.facts`, the
-model's files (its config.json, the index of its weights), the table of well-known models. A fact that none has stays
-unknown.
+Each fact comes from the first source that has it: `spec.model.facts`, the model's files (config.json and the index of the
+weights), the table of well-known models. A fact without a source is unknown. The plan stores the facts with their sources,
+so the operator asks the hub only for a new plan.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
-from vllm_operator.api.spec import ModelFacts, ModelSpec
+from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
+from vllm_operator.api.status import ModelFact, Plan
 from vllm_operator.catalog.models import FACTS, NO_FACTS, Facts, ModelFamily, Models
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.model.config import read_config
+from vllm_operator.planning.notes import Note
 from vllm_operator.pods.quantities import read_bytes
+from vllm_operator.pods.reading import read_integer
+from vllm_operator.text.wording import listed
 
 FROM_SPEC = "spec.model.facts"
 FROM_CONFIG = "config.json"
 FROM_WEIGHTS = "weight files"
 FROM_TABLE = "table of well-known models"
+VALUE_LIMIT = 128
+"""Characters of a fact in a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What was read of a model's files on the hub.
+    """What was read from a model's files on the hub.
 
     Attributes:
-        config: Content of its config.json; None if that was not read.
-        weight_bytes: Size of its weight files, as their index or the hub tells it; None if that is not known.
-        trouble: Why config.json could not be had, in one sentence, where that was tried.
-        refused: The hub has answered, and what it has said will not change by itself: no such model, or not for this token.
+        config: Content of config.json; None if it was not read.
+        weight_bytes: Size of the weight files in bytes, from their index or the hub; None if unknown.
+        trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
+        refused: The hub answered that there is no such model, or that this token has no access to it.
     """
 
     config: Mapping[str, Any] | None = None
@@ -42,27 +50,27 @@ NO_FILES = ModelFiles()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedFacts(Facts):
-    """Facts about one model. `sources` says of each known fact where it is from, `family` what the model was taken for."""
+    """Facts about one model. `sources` has the source of each known fact, `family` the entry in the table of well-known models."""
 
     family: str | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
 
 
 def model_name(model: ModelSpec) -> str:
-    """The part of the URI that names the model: `organisation/name`, or the last part of a path on a claim."""
+    """The part of the URI that names the model: `organisation/name`, or the last part of a path on a PVC."""
     scheme, _, path = model.uri.partition("://")
     path = path.rstrip("/")
     return path if scheme == "hf" else path.rpartition("/")[2]
 
 
 def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES, *, remembered: Facts | None = None) -> ResolvedFacts:
-    """Collect what is known of a model.
+    """Collect the facts about a model.
 
     Args:
-        model: What the user says about it.
+        model: The model in the spec.
         models: The table of well-known models.
-        files: What was read of the model's files.
-        remembered: What an earlier reading of the files has told, where they were not read now.
+        files: What was read from the model's files.
+        remembered: Facts from an earlier reading of the files, for use if they were not read now.
     """
     name = model_name(model)
     read = replace(read_config(files.config), weight_bytes=files.weight_bytes) if files.config else remembered or NO_FACTS
@@ -70,7 +78,7 @@ def resolve_facts(model: ModelSpec, models: Models, files: ModelFiles = NO_FILES
     given = _given(model.facts)
     known: dict[str, Any] = {}
     sources: dict[str, str] = {}
-    for fact in FACTS:  # the size of the weights is the last: where it must be estimated, it follows from their format
+    for fact in FACTS:  # the size of the weights comes last: an estimate of it needs the quantization
         from_files = FROM_WEIGHTS if fact == "weight_bytes" else FROM_CONFIG
         tabled = _tabled(fact, name, family, models, known)
         layers = ((getattr(given, fact), FROM_SPEC), (getattr(read, fact), from_files), (tabled, FROM_TABLE))
@@ -97,7 +105,7 @@ def _given(facts: ModelFacts | None) -> Facts:
 
 
 def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, known: Mapping[str, Any]) -> Any:
-    """What the table of well-known models says, or its estimate."""
+    """The fact, or an estimate, from the table of well-known models."""
     match fact:
         case "quantization":
             return models.quantization(name, family)
@@ -105,3 +113,67 @@ def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, kn
             return models.weight_bytes(name, family, known.get("quantization"))
         case _:
             return getattr(family.facts, fact) if family else None
+
+
+def keep_facts(facts: ResolvedFacts) -> list[ModelFact]:
+    """The known facts as a plan stores them."""
+    kept = []
+    for name, source in facts.sources.items():
+        value = getattr(facts, name)
+        if value is not None:
+            kept.append(ModelFact(name=_spell(name), value=_text(value)[:VALUE_LIMIT], source=source))
+    return kept
+
+
+def recall_facts(plan: Plan) -> Facts:
+    """The facts from the model's files in a plan. A value that cannot be read is unknown."""
+    names = {_spell(name): name for name in FACTS}
+    stored = {
+        names[fact.name]: fact.value for fact in plan.model_facts if fact.source in (FROM_CONFIG, FROM_WEIGHTS) and fact.name in names
+    }
+    return Facts(**{name: _value(name, text) for name, text in stored.items()})
+
+
+def notes_about(facts: Facts, files: ModelFiles) -> list[Note]:
+    """Notes about facts that are unknown, and about a hub that refuses the model."""
+    unknown = [name for name in ("attention", "experts", "quantization") if getattr(facts, name) is None]
+    severity = Severity.FAILURE if files.refused else Severity.INFO
+    sentences = [files.trouble] if files.trouble is not None else []
+    if files.trouble is not None and files.refused:
+        sentences.append("The engine will probably get the same answer.")
+    if unknown:
+        verb = "is" if len(unknown) == 1 else "are"
+        sentences.append(
+            f"{listed(unknown, 'and').capitalize()} of the model {verb} unknown, so vLLM chooses the backends that depend on it."
+        )
+        sentences.append(f"Set {listed([f'spec.model.facts.{name}' for name in unknown], 'and')}.")
+    elif not (files.refused and files.trouble):
+        return []
+    return [Note(severity, " ".join(sentences))]
+
+
+def _spell(name: str) -> str:
+    """Spell `attention_heads` as `attentionHeads`, like fields of the API."""
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value))
+    return str(value.value) if isinstance(value, Enum) else str(value)
+
+
+def _value(name: str, text: str) -> Any:
+    match name:
+        case "attention":
+            return Attention(text) if text in list(Attention) else None
+        case "quantization":
+            return Quantization(text) if text in list(Quantization) else None
+        case "model_type" | "routing":
+            return text
+        case "mla_dims":
+            parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
+            return tuple(parts) if len(parts) == 3 else None
+        case _:
+            return read_integer(text)

@@ -1,1 +1,1 @@
-"""On which GPUs, with which image; or why on none."""
+"""The choice of GPU and image, or the reason why none fits."""

@@ -1,7 +1,7 @@
-"""Which image, and whether a node's driver runs it.
+"""The choice of image, and whether it suits the GPU driver of the nodes.
 
-Where the user names no image, the vLLM project's image is taken whose CUDA the driver of the node runs: a driver
-that is too old for CUDA 13 gets the variant with CUDA 12. Where the user names one, it is taken or refused.
+Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an
+older driver gets the variant with CUDA 12 instead of 13. An image in the spec is taken or refused.
 """
 
 from collections.abc import Sequence
@@ -10,16 +10,19 @@ from dataclasses import dataclass
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.catalog.gpus import GPUs, Version, parse_version
 from vllm_operator.catalog.images import Images, cuda_of_tag
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.inventory.pools import Pool
+from vllm_operator.planning.notes import Note
+from vllm_operator.text.wording import listed
 
 MINOR_COMPATIBILITY_FLOOR: Version = (12, 8)
-"""Below this, cards without forward compatibility are refused: the images' own check of the driver fails there."""
+"""Minimum CUDA version of the driver for GPUs without forward compatibility. Below it, the driver check in the image fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImageOption:
-    """An image that may be used, and the CUDA version inside; None if that is not known."""
+    """A possible image, and its CUDA version; None if unknown."""
 
     image: str
     cuda: Version | None
@@ -27,29 +30,29 @@ class ImageOption:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """How an image gets on with the driver of a pool.
+    """Whether an image suits the driver and the GPU of a pool.
 
-    `problem` says why it does not; then `remedy` says what can be done. `compatibility`: the forward compatibility
-    package must be loaded. `note` is for the user.
+    `problem` says why it does not, and `remedy` what the user can do. `compatibility`: the image's forward compatibility
+    package must be loaded.
     """
 
     option: ImageOption
     problem: str | None = None
     remedy: str | None = None
     compatibility: bool = False
-    note: str | None = None
+    note: Note | None = None
 
     @property
     def clean(self) -> bool:
-        """True if nothing has to be said."""
+        """Whether there is neither a problem nor a note."""
         return self.problem is None and self.note is None
 
 
 def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: Images) -> tuple[ImageOption, ...]:
-    """Return the images to choose from, the preferred one first: the user's, or those of the vLLM project."""
+    """Return the possible images, the preferred one first: the image in the spec, or those of the vLLM project."""
     image, table = resolved.image, resolved.table
     built_with = parse_version(table.bundle.cuda) if table and table.bundle.cuda and images.is_official(image) else None
-    # A digest may stand for any of the images of a release.
+    # a digest can be that of any image of a release
     default = ImageOption(image, cuda_of_tag(image) or (None if "@" in image else built_with))
     if (engine and engine.image) or not image.startswith(f"{images.repository}:"):
         return (default,)
@@ -57,17 +60,16 @@ def image_options(engine: EngineSpec | None, resolved: ResolvedVersion, images: 
 
 
 def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
-    """Return the first option without any reservation, else the first that runs, else the first with its problem.
-
-    What the user insists on is tried last: insisting on something else must not cost the image that suits the driver.
+    """Return the first option without problem and note, else the first without problem, else the first.
 
     Args:
         options: At least one.
-        pool: Where it is to run.
-        gpus: What is known of GPUs.
-        images: What is known of images.
-        forced: The user insists on an image that is known not to suit the driver.
-        compatible: The engine's version knows how to load the forward compatibility package.
+        pool: The nodes.
+        gpus: The GPUs of the catalog.
+        images: The images of the catalog.
+        forced: The user allows an image that is known not to suit the driver. Such an image is the last resort, because the
+            annotation may be there for another reason.
+        compatible: This vLLM version can load the forward compatibility package.
     """
     fits = [_fit(option, pool, gpus, images, forced=False, compatible=compatible) for option in options]
     if forced:
@@ -84,15 +86,15 @@ def _fit(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced:
         floor = show_version(architecture.cuda)
         return Fit(
             option,
-            problem=f"{option.image} is built with CUDA {image_cuda}, which has no kernels for {architecture.name}",
-            remedy=f"Use an image built with CUDA {floor} or later, for example a newer vLLM version.",
+            problem=f"{option.image} is built with CUDA {image_cuda}, which does not support {architecture.name}",
+            remedy=f"Use an image with CUDA {floor} or later, for example of a newer vLLM version.",
         )
     if architecture is not None and architecture.cuda_before is not None and option.cuda >= architecture.cuda_before:
         ceiling = show_version(architecture.cuda_before)
         return Fit(
             option,
-            problem=f"{option.image} is built with CUDA {image_cuda}, which has no kernels for {architecture.name} any more",
-            remedy=f"Use an image built with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
+            problem=f"{option.image} is built with CUDA {image_cuda}, which no longer supports {architecture.name}",
+            remedy=f"Use an image with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
         )
     if pool.cuda is None:
         return _fit_by_driver(option, pool, images, forced=forced)
@@ -102,12 +104,12 @@ def _fit(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced:
 
 
 def _fit_by_driver(option: ImageOption, pool: Pool, images: Images, *, forced: bool) -> Fit:
-    """Without the driver's CUDA version, its branch tells the major, and nothing tells nothing."""
+    """Judge by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
     needed = images.drivers.get(option.cuda[0]) if option.cuda else None
     if pool.driver is None or needed is None or pool.driver[0] >= needed or forced:
         return Fit(option)
-    problem = f"{option.image} needs GPU driver {needed} or later, the node has {show_version(pool.driver)}"
-    return Fit(option, problem=problem, remedy=_remedy(option, images))
+    problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(pool.driver)}"
+    return Fit(option, problem=problem, remedy=_remedy(option, pool, images))
 
 
 def _fit_older_driver(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
@@ -115,32 +117,39 @@ def _fit_older_driver(option: ImageOption, pool: Pool, gpus: GPUs, images: Image
     assert pool.cuda is not None
     product = gpus.product(pool.product)
     data_center = product is not None and product.data_center
-    what = f"{option.image} is built with CUDA {show_version(option.cuda)}, the driver of the node runs CUDA {show_version(pool.cuda)}"
+    what = f"{option.image} is built with CUDA {show_version(option.cuda)}, but the GPU driver supports CUDA {show_version(pool.cuda)}"
     if option.cuda[0] != pool.cuda[0]:
         if forced:
-            return Fit(option, note=f"{what}. It is started all the same, as asked for.")
-        return Fit(option, problem=what, remedy=_remedy(option, images, data_center=data_center and compatible))
+            return Fit(option, note=Note(Severity.FAILURE, f"{what}. It starts anyway, as requested. {_remedy(option, pool, images)}"))
+        return Fit(option, problem=what, remedy=_remedy(option, pool, images, data_center=data_center and compatible))
     if data_center and compatible:
-        return Fit(option, compatibility=True, note=f"{what}: the image's forward compatibility package is loaded.")
+        note = Note(Severity.INFO, f"{what}. The engine loads the forward compatibility package of the image.")
+        return Fit(option, compatibility=True, note=note)
     if data_center or forced or pool.cuda >= MINOR_COMPATIBILITY_FLOOR:
-        return Fit(
-            option,
-            note=f"{what}: kernels that the driver has to compile itself would fail "
-            "(the provided PTX was compiled with an unsupported toolchain). A newer driver avoids this.",
+        text = (
+            f"{what}. The engine fails if a kernel has to be compiled by the driver (the provided PTX was compiled with an unsupported "
+            f"toolchain). {_update(option, pool, images)}."
         )
-    return Fit(option, problem=what, remedy=_remedy(option, images))
+        return Fit(option, note=Note(Severity.RISK, text))
+    return Fit(option, problem=what, remedy=_remedy(option, pool, images))
 
 
-def _remedy(option: ImageOption, images: Images, *, data_center: bool = False) -> str:
+def _remedy(option: ImageOption, pool: Pool, images: Images, *, data_center: bool = False) -> str:
     assert option.cuda is not None
-    driver = images.drivers.get(option.cuda[0])
-    update = f"Update the GPU driver to {driver} or later" if driver else "Update the GPU driver"
-    parts = [update]
+    parts = [_update(option, pool, images)]
     if option.cuda[0] >= 13:
-        parts.append("use an image built with CUDA 12 (tag ending in -cu129), or leave spec.engine.image out")
+        parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
     if data_center:
         parts.append(f'set {images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
-    return ", or ".join(parts) + "."
+    return f"{listed(parts, 'or')}."
+
+
+def _update(option: ImageOption, pool: Pool, images: Images) -> str:
+    assert option.cuda is not None
+    driver = images.drivers.get(option.cuda[0])
+    if driver is None or (pool.cuda is not None and pool.cuda[0] == option.cuda[0]):
+        return f"Update the GPU driver to one that supports CUDA {show_version(option.cuda)}"
+    return f"Update the GPU driver to {driver} or later"
 
 
 def show_version(version: Version) -> str:

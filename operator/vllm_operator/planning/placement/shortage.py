@@ -1,4 +1,4 @@
-"""Saying why no GPU fits: what was asked for, what there is, what can be done."""
+"""The message if no GPU fits: what was requested, what the cluster has, what the user can do."""
 
 import difflib
 from collections.abc import Mapping, Sequence
@@ -9,15 +9,16 @@ from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.inventory.pools import Inventory, Pool
+from vllm_operator.text.wording import listed
 
 KINDS_LIMIT = 6
-"""Kinds of nodes listed in a message; a person does not read more."""
+"""Maximum number of kinds of nodes in a message."""
 PRODUCTS_LIMIT = 4
-"""Products named in a message: the one that was meant is among the most similar."""
+"""Maximum number of products in a message, the most similar ones first."""
 
 
 class Obstacle(IntEnum):
-    """What stands between a request and a pool; the higher, the nearer the pool comes."""
+    """Why a pool does not serve a request. The higher the value, the nearer the pool is to the request."""
 
     ARCHITECTURE = 0
     UNKNOWN = 1
@@ -37,7 +38,7 @@ class Obstacle(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Why a pool does not serve a request. `remedy` is set where the obstacle alone does not tell it."""
+    """A rejected pool. `detail` and `remedy` are for obstacles of the image."""
 
     pool: Pool
     obstacle: Obstacle
@@ -53,30 +54,30 @@ def explain(
     rejections: Sequence[Rejection],
     gpus: GPUs,
 ) -> str:
-    """Say what was asked for, what there is, and what can be done about it."""
+    """Return the message."""
     asked = _asked(wanted, count, gpus) + _with_labels(selector)
     if not rejections:
         return _no_gpu_at_all(asked)
     nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
-        return f"No node can run the image: {nearest.detail}. {nearest.remedy} There is: {there}."
+        return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
     remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus), rejections)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
-    return f"No node offers {asked}. There is: {there}. {remedy}{unread}"
+    return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
 
 def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
-    """List kinds of nodes in one sentence, a bounded number of them."""
+    """List kinds of nodes, at most `KINDS_LIMIT`."""
     kinds = kinds_of_nodes(pools, gpus, nearest)
     more = len(kinds) - KINDS_LIMIT
-    return ", ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
+    return "; ".join([*kinds[:KINDS_LIMIT], *([f"{more} more kinds of nodes"] if more > 0 else ())])
 
 
 def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> list[str]:
-    """Name kinds of nodes: "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
+    """Name kinds of nodes, such as "2 nodes with 8x NVIDIA H100 80GB (sm_90)".
 
-    The kind of `nearest` comes first, then the most frequent. All slices of a node are one kind.
+    The kind of `nearest` comes first, then the most frequent ones. All MIG slices of a node are one kind.
     """
     nodes: dict[str, set[str]] = {}
     for names, kinds in _by_nodes(pools, gpus).items():
@@ -88,7 +89,7 @@ def kinds_of_nodes(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = Non
 
 
 def _by_nodes(pools: Sequence[Pool], gpus: GPUs) -> dict[tuple[str, ...], list[str]]:
-    """What the same nodes offer, with all their slices of one GPU in one text."""
+    """The kinds of devices by nodes. All MIG slices of one GPU on a node are one kind."""
     found: dict[tuple[str, ...], dict[tuple[str, bool, str], list[str]]] = {}
     for pool in sorted(pools, key=lambda pool: (pool.nodes, pool.resource)):
         sliced = pool.mig_profile is not None
@@ -104,8 +105,8 @@ def _kind(title: str, sliced: bool, remarks: str, amounts: Sequence[str]) -> str
 
 def _remarks(pool: Pool) -> str:
     text = " shared between Pods" if pool.shared else ""
-    text += " for resource claims" if pool.claims else ""
-    return text + (f" not usable now ({'; '.join(pool.problems)})" if pool.problems else "")
+    text += " for ResourceClaims" if pool.claims else ""
+    return text + (f", unavailable ({' and '.join(pool.problems)})" if pool.problems else "")
 
 
 def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
@@ -122,24 +123,24 @@ def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
     if uuids := wanted.uuids or (wanted.mig and wanted.mig.uuids):
         what += f" with UUID {', '.join(uuids[:3])}{', ...' if len(uuids) > 3 else ''}"
     if wanted.allocation is Allocation.DRA:
-        what += " by dynamic resource allocation"
-    return what + (" on one node" if count > 1 else "")
+        what += " for dynamic resource allocation"
+    return what
 
 
 def _with_labels(selector: Mapping[str, str]) -> str:
     pairs = [f"{key}={value}" for key, value in sorted(selector.items())]
-    return f", on nodes with {', '.join(pairs[:3])}{', ...' if len(pairs) > 3 else ''}" if pairs else ""
+    return f" on nodes with labels {', '.join(pairs[:3])}{', ...' if len(pairs) > 3 else ''}" if pairs else ""
 
 
 def _no_gpu_at_all(asked: str) -> str:
     return (
-        f"No node has an NVIDIA GPU that Kubernetes knows of, so none offers {asked}. Add GPU nodes, or install the NVIDIA GPU operator "
-        "(or the device plugin and GPU Feature Discovery) on nodes that have GPUs; planning is tried again by itself."
+        f"Each replica needs {asked}, and Kubernetes knows of no NVIDIA GPU in the cluster. Add GPU nodes, or install the NVIDIA GPU "
+        "Operator (or its device plugin and GPU Feature Discovery) on nodes with GPUs. The operator tries again automatically."
     )
 
 
 def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, count: int, gpus: GPUs) -> list[str]:
-    """Architectures that would serve if they were asked for, the most capable first."""
+    """Architectures that would serve the request, the most capable first."""
     found = {
         pool.architecture
         for rejection in rejections
@@ -153,7 +154,7 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
 
 
 def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
-    """The products that nodes have, those that are most like the ones asked for first."""
+    """The products that nodes have, the most similar to the requested ones first."""
     names = {name for it in rejections if it.obstacle is Obstacle.PRODUCT and (name := it.pool.product)}
     alike = {name: max(_likeness(name, other) for other in wanted.products or [""]) for name in names}
     ordered = sorted(names, key=lambda name: (-alike[name], name))[:PRODUCTS_LIMIT]
@@ -165,53 +166,56 @@ def _likeness(one: str, other: str) -> float:
 
 
 def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternatives: Sequence[str], rejections: Sequence[Rejection]) -> str:
+    """What the user can do about the obstacle of the nearest pool, as sentences."""
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
-            return "Nodes that would do lack the labels of spec.podTemplate.spec.nodeSelector: correct them, or leave them out."
+            return "Nodes with such GPUs do not have the labels in spec.podTemplate.spec.nodeSelector. Correct or remove them."
         case Obstacle.ARCHITECTURE:
             if not alternatives:
                 return "Add nodes with such GPUs."
-            return f"Add {_either(alternatives)} to spec.accelerator.architectures, leave the field out, or add nodes with such GPUs."
+            return f"Add {listed(alternatives, 'or')} to spec.accelerator.architectures, remove that field, or add nodes with such GPUs."
         case Obstacle.UNKNOWN:
             return (
-                f"If the GPUs of unknown architecture are what you want, run GPU Feature Discovery or set the label "
+                "To use the GPUs of unknown architecture, install GPU Feature Discovery, or set the label "
                 f"{ARCHITECTURE_LABEL} (for example {(wanted.architectures or ['sm_90'])[0]}) on their nodes."
             )
         case Obstacle.PRODUCT:
-            return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or leave it out."
+            return f"Correct spec.accelerator.products{_products(rejections, wanted)}, or remove it."
         case Obstacle.ALLOCATION if wanted.allocation is Allocation.DRA:
-            return "Install NVIDIA's DRA driver with GPU support, or use allocation: DevicePlugin."
+            return "Install the NVIDIA DRA driver with GPU support, or set spec.accelerator.allocation to DevicePlugin."
         case Obstacle.ALLOCATION:
-            return "These can be had with allocation: DRA only; or run the NVIDIA device plugin."
+            return "Set spec.accelerator.allocation to DRA, or install the NVIDIA device plugin."
         case Obstacle.SLICED:
-            return f"Ask for a slice (spec.accelerator.mig.profile: {pool.mig_profile}), or turn MIG off on a node."
+            return f"Request a MIG slice (spec.accelerator.mig.profile: {pool.mig_profile}), or disable MIG on a node."
         case Obstacle.NOT_SLICED:
-            return "Leave spec.accelerator.mig out to use whole GPUs, or turn MIG on (node label nvidia.com/mig.config)."
+            return "Remove spec.accelerator.mig to use whole GPUs, or enable MIG on a node (node label nvidia.com/mig.config)."
         case Obstacle.PROFILE:
-            return f"Ask for a slice that there is (spec.accelerator.mig.profile: {pool.mig_profile}), or change the MIG layout of a node."
+            return f"Set spec.accelerator.mig.profile to one that nodes have ({pool.mig_profile}), or change the MIG layout of a node."
         case Obstacle.UUID if wanted.uuids:
             return (
-                "No ResourceSlice lists all these UUIDs for nodes of one kind. Compare them with `nvidia-smi -L`, or leave "
-                "spec.accelerator.uuids out and pick the node with spec.podTemplate.spec.nodeSelector."
+                "No ResourceSlice lists all these UUIDs for nodes of one kind. Compare them with `nvidia-smi -L`, or remove "
+                "spec.accelerator.uuids and select the node with spec.podTemplate.spec.nodeSelector."
             )
         case Obstacle.UUID:
-            return "No ResourceSlice lists these UUIDs for one node; they change when MIG is configured anew. Ask for the profile instead."
+            return "No ResourceSlice lists these UUIDs for one node. They change with the MIG layout. Use the profile instead."
         case Obstacle.SHARED:
-            return (
-                "A GPU shared in time gives each Pod only a part of its memory and no warning. To use it all the same, name the product "
-                "with its suffix in spec.accelerator.products, for example NVIDIA-L40S-SHARED."
-            )
+            return f"With a GPU that Pods share, each Pod gets an unknown part of the memory. {_share(pool)}"
         case Obstacle.HOST:
-            return f"The image has no build for the CPU architecture {pool.host}; use one that has."
+            return f"The image is not built for the CPU architecture {pool.host}. Use an image that is."
         case Obstacle.COUNT:
-            return f"Lower spec.accelerator.count or the parallel sizes to {pool.count}, or add nodes with {count} GPUs each."
+            devices = "GPUs" if wanted.mig is None else "MIG slices"
+            return f"Lower spec.parallelism or spec.accelerator.count to {pool.count} {devices}, or add nodes with {count} {devices}."
         case _:
-            return "Wait until the node can be used again, or add nodes; planning is tried again by itself."
+            return "Make a node available again, or add nodes. The operator tries again automatically."
 
 
-def _either(names: Sequence[str]) -> str:
-    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+def _share(pool: Pool) -> str:
+    """How to accept a shared GPU. Its product must be named, with the suffix."""
+    if pool.product is None:
+        return "Disable sharing on a node, or add nodes."
+    profile = f"-MIG-{pool.mig_profile}" if pool.mig_profile else ""
+    return f"To use it anyway, set spec.accelerator.products to [{pool.product}{profile}-SHARED]."
 
 
 def _nodes(count: int) -> str:

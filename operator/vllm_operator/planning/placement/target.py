@@ -1,31 +1,34 @@
-"""Which GPUs a replica runs on.
+"""The choice of GPU for the replicas.
 
-Pools that cannot serve the request are left out, each with the reason; the others are put in this order, so that the
-same request and the same cluster always give the same answer:
+Pools that cannot serve the request are rejected, each with a reason. The others are ordered by these criteria, so that the
+same request in the same cluster always gets the same GPU:
 
-1. GPUs with room for the weights, where both sizes are known
+1. GPUs that are known to be too small for the weights come last
 2. the user's order of architectures, then of products
 3. the GPU in use, if there is one and it still fits
-4. GPUs that are known before GPUs of which nothing is known
-5. the order of architectures in the catalog, the most capable first
-6. a driver that runs the image without reservations
-7. more memory, more nodes, then names
+4. known GPUs before unknown ones
+5. the order of architectures in the catalog, with the most capable first
+6. a driver that runs the image without restrictions
+7. more memory, then more nodes, then the names
 
-The node affinity uses labels that the chosen nodes really have.
+The node affinity uses labels of the chosen nodes.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import Reason
+from vllm_operator.api.labels import ARCHITECTURE_LABEL
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
 from vllm_operator.api.status import ConditionStatus, NodeRequirement
 from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.images import Images
+from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.inventory.node_labels import SLICES, split_product
 from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
+from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image
+from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 from vllm_operator.pods.quantities import MEBIBYTE
 
@@ -37,12 +40,17 @@ GIBIBYTE = 1024 * MEBIBYTE
 class Request:
     """What a replica needs of its node.
 
-    `host_architectures` are those that the image is built for, empty if that is not known. `forced`: the user insists
-    on an image that is known not to suit the driver. `compatible`: the engine's version can load the forward
-    compatibility package. `preferred` are architecture and product of the GPU in use: kept where they fit, so that a
-    change of the spec that has nothing to do with GPUs does not move the replicas. `weight_bytes` is the size of the
-    weights that each device has to hold, None if it is not known. `selector` are labels that the user wants on the
-    node.
+    Attributes:
+        accelerator: The GPUs in the spec.
+        count: Devices of one replica.
+        options: Possible images, the preferred one first.
+        host_architectures: CPU architectures of the image; empty if unknown.
+        forced: The user allows an image that is known not to suit the driver.
+        compatible: This vLLM version can load the forward compatibility package.
+        preferred: Architecture and product of the GPU in use. It is kept if it fits, so that an unrelated change of the spec
+            does not move the replicas.
+        weight_bytes: Size of the weights on each device; None if unknown.
+        selector: Labels that the user requires on the nodes.
     """
 
     accelerator: AcceleratorSpec
@@ -57,18 +65,18 @@ class Request:
 
     @property
     def claims(self) -> bool:
-        """True if devices are asked for with a ResourceClaim."""
+        """Whether devices are requested with a ResourceClaim."""
         return self.accelerator.allocation is Allocation.DRA
 
     @property
     def mig(self) -> bool:
-        """True if slices are asked for."""
+        """Whether MIG slices are requested."""
         return self.accelerator.mig is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The GPUs chosen. `resource` is an extended resource, or a device class where `claims` is set."""
+    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set."""
 
     pool: Pool
     resource: str
@@ -77,16 +85,16 @@ class Target:
     fit: Fit
     requirements: tuple[NodeRequirement, ...]
     title: str
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
 
     @property
     def architecture(self) -> str | None:
-        """`sm_90`, or None if nothing tells."""
+        """Such as `sm_90`; None if unknown."""
         return self.pool.architecture
 
 
 def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
-    """Find the pools that a replica can run on, the best first, or say why there is none and what can be done."""
+    """Return the pools that can run a replica, the best first, or a verdict why there is none and what the user can do."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -124,7 +132,7 @@ def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: 
 
 
 def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> Pool | None:
-    """The pool with only those nodes that have the labels of the selector; None if no node has."""
+    """The pool with only the nodes that match the selector; None if no node matches."""
     if not selector:
         return pool
     nodes = tuple(node for node in pool.nodes if selector.items() <= inventory.labels.get(node, {}).items())
@@ -132,7 +140,7 @@ def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> 
 
 
 def _reject(pool: Pool, request: Request) -> Rejection | None:
-    """Say why a pool cannot serve the request, whatever the image; the later in this order, the nearer it comes."""
+    """Return why a pool cannot serve the request, apart from the image. Later checks mean that the pool is nearer to the request."""
     wanted = request.accelerator
     if wanted.architectures and pool.architecture not in wanted.architectures:
         return Rejection(pool, Obstacle.UNKNOWN if pool.architecture is None else Obstacle.ARCHITECTURE)
@@ -177,7 +185,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
 
 
 def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
-    """Place of a pool's product in the user's list; a name with a suffix for slices or sharing means just these."""
+    """Index of a pool's product in the user's list. A name with a suffix for MIG slices or sharing matches only these."""
     for place, name in enumerate(products):
         base, profile, shared = split_product(name)
         same = pool.product is not None and product_key(base) == product_key(pool.product)
@@ -187,16 +195,16 @@ def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
 
 
 def _profile_key(profile: str) -> str:
-    """MIG profiles compare without regard to how a label has to write `+` (`1g.10gb+me` is `1g.10gb.me`)."""
+    """Normalize a MIG profile: labels cannot contain `+`, so `1g.10gb+me` is `1g.10gb.me` there."""
     return profile.lower().replace("+", ".")
 
 
 def _requirements(pool: Pool, request: Request, inventory: Inventory, fit: Fit) -> tuple[NodeRequirement, ...]:
-    """Where the Pods may run, as narrow as the choice was and with labels that are there."""
+    """The node affinity for the pool, from labels that its nodes have."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
     if not request.mig and not pool.claims:
-        # With the strategy `single` a slice has the resource name of a whole GPU.
+        # with the MIG strategy `single`, a slice has the resource name of a whole GPU
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
     if pool.upgrade_label and pool.cuda and _has_older_siblings(pool, inventory, fit):
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
@@ -204,7 +212,7 @@ def _requirements(pool: Pool, request: Request, inventory: Inventory, fit: Fit) 
 
 
 def _has_older_siblings(pool: Pool, inventory: Inventory, fit: Fit) -> bool:
-    """True if the labels pick other nodes too, whose driver does not run the image's CUDA major."""
+    """Whether the labels also match nodes whose driver does not support the CUDA major of the image."""
     siblings = (other for other in inventory.pools if other.resource == pool.resource and other.labels == pool.labels)
     major = fit.option.cuda[0] if fit.option.cuda else None
     return major is not None and any(other.cuda is not None and other.cuda[0] < major for other in siblings)
@@ -215,28 +223,35 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
     return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
 
 
-def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[str, ...]:
-    notes: list[str] = []
+def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[Note, ...]:
+    notes: list[Note] = []
     if _is_too_small(pool, request):
-        larger = "Use a larger slice, whole GPUs" if pool.mig_profile else "Raise parallelism.tensor, use larger GPUs"
-        notes.append(
-            f"The weights take about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB of each device, which has "
-            f"{(pool.memory_mebibytes or 0) / 1024:.0f} GiB: expect the engine to run out of memory. {larger} or a model "
-            "with smaller numbers; if the size is not right, give spec.model.facts.weightSize."
+        larger = "Use a larger MIG slice, whole GPUs" if pool.mig_profile else "Raise spec.parallelism.tensor, use larger GPUs"
+        device = "MIG slice" if pool.mig_profile else "GPU"
+        text = (
+            f"The weights need about {(request.weight_bytes or 0) / GIBIBYTE:.0f} GiB on each {device}, "
+            f"which has {(pool.memory_mebibytes or 0) / 1024:.0f} GiB, so the engine will probably run out of memory. {larger} or a "
+            "quantized model. If this size is wrong, set spec.model.facts.weightSize."
         )
+        notes.append(Note(Severity.FAILURE, text))
     if pool.architecture is None:
-        notes.append(
-            "No label tells what the GPUs are, so the choice of kernels is left to vLLM. Run GPU Feature Discovery, "
-            "or set the label vllm-operator.dev/gpu-architecture (for example sm_90) on the nodes."
+        text = (
+            "The GPU architecture of the nodes is unknown, so vLLM chooses all backends. Install GPU Feature Discovery, or set the label "
+            f"{ARCHITECTURE_LABEL} (for example sm_90) on the nodes."
         )
+        notes.append(Note(Severity.RISK, text))
     elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and _others(pool, inventory):
-        notes.append(
-            "No label tells the chosen nodes from others, so Pods may land on another GPU. "
-            "Use allocation: DRA, or run GPU Feature Discovery."
+        text = (
+            "The chosen nodes have no label that distinguishes their GPUs from those of other nodes, so Pods may run on other GPUs. Set "
+            "spec.accelerator.allocation to DRA, or install GPU Feature Discovery."
         )
+        notes.append(Note(Severity.RISK, text))
     if pool.architecture is not None and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
-        cuda = ".".join(str(part) for part in fit.option.cuda)
-        notes.append(f"The nodes do not tell the version of their GPU driver; {fit.option.image} needs one that runs CUDA {cuda}.")
+        text = (
+            f"The GPU driver version of the nodes is unknown. {fit.option.image} needs a driver that supports CUDA "
+            f"{show_version(fit.option.cuda)}. To let the operator check it, install GPU Feature Discovery."
+        )
+        notes.append(Note(Severity.INFO, text))
     return tuple(notes)
 
 

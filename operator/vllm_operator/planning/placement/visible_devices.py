@@ -1,9 +1,8 @@
-"""Devices that a user names by UUID in CUDA_VISIBLE_DEVICES, put where they belong.
+"""UUIDs in CUDA_VISIBLE_DEVICES become part of the ResourceClaim.
 
-In a Pod the variable cannot choose a device: it only hides some of those that the Pod was given, and before 0.24 vLLM
-ends at its start on a UUID. With dynamic resource allocation what the user means can be had: the claim asks for exactly
-these devices, the Pod sees nothing else, and the variable has nothing left to do. Everywhere else the rules refuse
-it, or warn.
+In a Pod, the variable cannot choose a device. It only hides devices that the Pod was given, and vLLM before 0.24 crashes on a
+UUID. With dynamic resource allocation, the ResourceClaim can request exactly these devices, and the variable is no longer
+needed. In all other cases the rules refuse the variable or warn about it.
 """
 
 import re
@@ -17,13 +16,12 @@ UUIDS_LIMIT = 64
 
 
 def translate(resource: VLLMDeployment) -> tuple[VLLMDeployment, tuple[str, ...]]:
-    """Ask for the devices that the variable names in the claim, and leave the variable out.
+    """Move the UUIDs from the variable to `spec.accelerator`.
 
     Returns:
-        The VLLMDeployment as it shall be planned and rendered, and what the user should know about that. It is the
-        same where there is nothing to translate, or where that would not be what was meant: whole GPUs are named where
-        slices are asked for or the other way round, other devices are pinned already, or the replicas need more
-        devices than are named.
+        The VLLMDeployment to plan and render, and notes for the user. The VLLMDeployment is unchanged if there are no UUIDs,
+        if they are of whole GPUs and the spec requests MIG slices (or the reverse), if the spec already names other
+        devices, or if the replicas need more devices than the variable names.
     """
     spec = resource.spec
     accelerator, engine = spec.accelerator, spec.engine
@@ -46,8 +44,8 @@ def translate(resource: VLLMDeployment) -> tuple[VLLMDeployment, tuple[str, ...]
     )
     what, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.mig else ("GPUs", "accelerator.uuids")
     note = (
-        f"{VARIABLE} in spec.engine.env names {what} by UUID. The claim asks for exactly these, as {field} would, "
-        "and the variable is left out: the Pod sees nothing else."
+        f"{VARIABLE} in spec.engine.env has UUIDs of {what}. The operator requests exactly these in the ResourceClaim, as with "
+        f"spec.{field}, and does not set the variable. To remove this note, use spec.{field}."
     )
     return resource.model_copy(update={"spec": changed}), (note,)
 
@@ -57,7 +55,7 @@ def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]
 
 
 def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:
-    """How many devices all replicas need together."""
+    """Number of devices that all replicas need together."""
     parallelism = spec.parallelism or ParallelismSpec()
     size = (parallelism.tensor or 1) * (parallelism.pipeline or 1) * (parallelism.data or 1)
     return spec.replicas * (accelerator.count or size)

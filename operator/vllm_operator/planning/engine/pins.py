@@ -1,0 +1,197 @@
+"""Backends that the user pins, in `spec.backends` or with a flag or variable: whether the catalog knows that they work.
+
+A pinned backend is accepted, refused, without effect, or unknown. An unknown one is planned with a note, never in silence:
+vLLM ends at its start on a pin that its selectors do not accept.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from vllm_operator.api.spec import Attention, Distribution
+from vllm_operator.catalog.backends import Invocation, Kernel
+from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.rules import RulesOfVersion
+from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.version import ResolvedVersion
+from vllm_operator.text.wording import listed
+
+FIELDS = {
+    Component.ATTENTION: "attention",
+    Component.MLA_DECODE: "attention",
+    Component.SPARSE_ATTENTION: "attention",
+    Component.MLA_PREFILL: "mlaPrefill",
+    Component.GEMM: "gemm",
+    Component.MOE: "moe",
+    Component.ALL_TO_ALL: "allToAll",
+    Component.SAMPLER: "sampler",
+}
+"""The field of `spec.backends` for each component that has one."""
+LABELS = {
+    **{component: component.value for component in Component},
+    Component.ATTENTION: "attention",
+    Component.MLA_DECODE: "attention",
+    Component.SPARSE_ATTENTION: "attention",
+    Component.MLA_PREFILL: "MLA prefill",
+    Component.ALL_TO_ALL: "all-to-all",
+    Component.SAMPLER: "sampler",
+}
+_KINDS = {Component.ATTENTION: "attention without MLA", Component.MLA_DECODE: "MLA", Component.SPARSE_ATTENTION: "sparse MLA"}
+_FACTS = {
+    "architecture": "the GPU architecture",
+    "attention": "the attention of the model (spec.model.facts.attention)",
+    "quantization": "the quantization of the model (spec.model.facts.quantization)",
+    "mixture_of_experts": "the number of experts of the model (spec.model.facts.experts)",
+    "family": "the family of the model",
+    "routing": "the routing of the model's experts",
+    "deepseek_heads": "the head sizes of the model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A backend that the user pins. `setting` is the flag or variable in `spec.engine` that does; None for `spec.backends`."""
+
+    component: Component
+    backend: str
+    setting: str | None = None
+
+    @property
+    def where(self) -> str:
+        """What pins it: `spec.backends.moe`, or `--moe-backend triton in spec.engine`."""
+        return f"spec.backends.{FIELDS[self.component]}" if self.setting is None else f"{self.setting} in spec.engine"
+
+    def advice(self, offered: Iterable[str] = ()) -> str:
+        """What to do about it, as a sentence. `offered` are other backends that can be pinned."""
+        others = list(offered)
+        if self.setting is None:
+            return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
+        instead = f", or choose {listed(others, 'or')}" if others else ""
+        return f"Remove {self.setting} from spec.engine{instead}."
+
+    def __str__(self) -> str:
+        """`MoE backend TRITON`."""
+        return f"{LABELS[self.component]} backend {self.backend}"
+
+
+@dataclass(frozen=True, slots=True)
+class PinCheck:
+    """Judges pins for one model, GPU and version. `model` names the model in messages."""
+
+    version: ResolvedVersion
+    table: VersionTable
+    rule_input: RuleInput
+    rules: RulesOfVersion
+    model: str
+
+    def no_effect(self, pin: Pin) -> str | None:
+        """Why a pin has no effect; None if it has one, as far as is known."""
+        missing = None
+        if pin.component in (Component.MOE, Component.ALL_TO_ALL) and self.rule_input.mixture_of_experts is False:
+            missing = "has no experts"
+        elif pin.component is Component.MLA_PREFILL and self.rule_input.attention in (Attention.MHA, Attention.GQA, Attention.HYBRID):
+            missing = "does not use MLA"
+        return missing and f"{self.model} {missing}, so {pin.where} has no effect. Remove it."
+
+    def not_offered(self, pin: Pin, ways: tuple[Invocation, ...], chosen: dict[str, str]) -> str:
+        """Say that this version cannot be told to use a backend of `spec.backends`, and what else can be pinned."""
+        offered = sorted({name for way in ways for name in way.backends(self.table)} - {"AUTO"})
+        working = self.rules.kernels.working(pin.component, self.rule_input, chosen)
+        version = f"vLLM {self.table.version}"
+        unknown = "" if self.is_known_version else f"The catalog does not know vLLM {self.version.version}. "
+        if offered:
+            choices = [name for name in offered if name in working] or offered
+            return f"{unknown}{version} has no setting for {pin}. {pin.advice(choices)}"
+        label = LABELS[pin.component]
+        others = any("quantization" in way.when.members for way in self.rules.invocations[pin.component])
+        if not others or self.rule_input.quantization in ("BF16", "FP16"):
+            return f"{unknown}{version} has no setting for the {label} backend. {pin.advice()}"
+        if self.rule_input.quantization is None:
+            return (
+                f"{unknown}The setting for the {label} backend of {version} depends on the quantization of the model, which is unknown. "
+                f"Set spec.model.facts.quantization, or set {pin.where} to Auto."
+            )
+        return f"{unknown}{version} has no setting for the {label} backend of {self.rule_input.quantization} models. {pin.advice()}"
+
+    def unsuited(self, pin: Pin, ways: tuple[Invocation, ...], chosen: dict[str, str]) -> str | None:
+        """Why a pinned backend is known not to work; None if nothing known speaks against it."""
+        kernels = self.rules.kernels
+        working = kernels.working(pin.component, self.rule_input, chosen)
+        offered = sorted(name for name in working if any(way.setting(name, self.table) is not None for way in ways))
+        if self._is_refused_by_flag(pin, ways):
+            return f"vLLM {self.version.version} does not accept {pin.setting}. {pin.advice(offered)}"
+        if kernels.find(pin.component, pin.backend) is not None:
+            if pin.backend in working:
+                return None
+            on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
+            weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
+            return f"{_capital(str(pin))} does not work with vLLM {self.version.version}{on}{weights}. {pin.advice(offered)}"
+        if pin.component not in _KINDS or self.rule_input.attention is None:
+            return None
+        meant = next((component for component in _KINDS if kernels.find(component, pin.backend)), None)
+        if meant is None:
+            return None
+        return f"{_capital(str(pin))} is for {_KINDS[meant]}. {self.model} uses {_KINDS[pin.component]}. {pin.advice(offered)}"
+
+    def unknown(self, pin: Pin, chosen: dict[str, str]) -> str | None:
+        """Say that the catalog does not know whether a pinned backend works, and why; None if it knows."""
+        if pin.component not in FIELDS or pin.component is Component.SAMPLER:  # all versions have both samplers
+            return None
+        gap = self._gap(pin, self.rules.kernels.find(pin.component, pin.backend), chosen)
+        if gap is None:
+            return None
+        engine = f"{self.version.distribution.value} {self.version.version}"
+        what = f"whether {engine} accepts {pin} here"
+        if pin.setting is not None and pin.setting == pin.backend:
+            what = f"which {LABELS[pin.component]} backend {engine} uses with {pin.setting}"
+        architecture = f" {self.rule_input.architecture}" if self.rule_input.architecture else ""
+        return (
+            f"The catalog does not know {what}: {gap}. If the engine does not start, {_small(pin.advice())} For what is known, see "
+            f"`vllm-operator catalog gpus{architecture}` and `vllm-operator catalog versions {self.table.version}`."
+        )
+
+    def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:
+        """Whether the user gives a flag a value that this very version does not have."""
+        taking = [way for way in ways if way.flag is not None and pin.setting is not None and pin.setting.startswith(f"{way.flag} ")]
+        known = {name.upper() for way in taking for name in way.backends(self.table)}
+        exact = self.is_known_version and self.version.distribution is Distribution.VLLM and pin.component in FIELDS
+        return exact and bool(known) and pin.backend.upper() not in {*known, "AUTO"}
+
+    @property
+    def is_known_version(self) -> bool:
+        """Whether the catalog has this very version, not only one that is near."""
+        return self.version.is_known
+
+    def _gap(self, pin: Pin, kernel: Kernel | None, chosen: dict[str, str]) -> str | None:
+        """What is missing in the catalog about a pin."""
+        if kernel is None and not self._is_covered(pin, chosen):
+            return "it has no entry for this backend"
+        if not self.is_known_version:
+            return f"it has no entry for this version, only for {self.table.version}"
+        if self.version.distribution is Distribution.NVLLM and not (
+            kernel and any("distribution" in when.members for when in kernel.works)
+        ):
+            return "it has no entry for nvLLM, only for vLLM"
+        if kernel is None:
+            return None
+        possible = [when for when in kernel.works if when.possible(self.rule_input, chosen)]
+        if any(when.holds(self.rule_input, chosen, {}) for when in possible):
+            return None
+        facts = {fact for when in possible for fact in (*when.members, *when.numbers) if getattr(self.rule_input, fact) is None}
+        named = [name for fact, name in _FACTS.items() if fact in facts]
+        return f"{listed(named, 'and')} {'is' if len(named) == 1 else 'are'} unknown" if named else None
+
+    def _is_covered(self, pin: Pin, chosen: dict[str, str]) -> bool:
+        """Whether a rule chooses the backend here, or says something about the pin."""
+        component, backend = pin.component, pin.backend
+        choosing = (rule for rule in self.rules.choosing[component] if backend in (rule.backend, *rule.alternatives))
+        about = (rule for rule in self.rules.others if backend in rule.when.forced.get(component, ()))
+        pinned: dict[str, str] = {component: backend}
+        return any(rule.when.holds(self.rule_input, {**chosen, **pinned}, pinned) for rule in (*choosing, *about))
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _small(text: str) -> str:
+    return text[:1].lower() + text[1:]

@@ -1,0 +1,48 @@
+"""Notes of a plan: the most severe comes first, in the plan and in the condition."""
+
+import pytest
+from pydantic import ValidationError
+
+from support.gpus import real_node
+from support.plans import deployment, made, planned
+from vllm_operator.catalog.rules import Rule, Severity
+from vllm_operator.planning.notes import Note, order
+
+RULE = {"id": "x", "component": "Engine", "kind": "quirk", "because": "It is so.", "source": "here"}
+
+
+def test_the_most_severe_comes_first_and_each_text_once() -> None:
+    notes = [Note(severity, severity.value) for severity in reversed(Severity)]
+    assert order([*notes, *notes]) == ["Failure", "Risk", "NoEffect", "Info"]
+
+
+def test_notes_of_one_severity_keep_their_order() -> None:
+    assert order([Note(Severity.RISK, "b"), Note(Severity.FAILURE, "c"), Note(Severity.RISK, "a")]) == ["c", "b", "a"]
+
+
+def test_the_condition_begins_with_the_most_severe_note() -> None:
+    """A setting without effect, a risk, an older driver, a version that was not given, and weights that do not fit."""
+    variables = [{"name": "VLLM_USE_V1", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    spec = deployment("hf://deepseek-ai/DeepSeek-V3", engine={"env": variables})
+    outcome = planned(spec, real_node("h200"))
+    assert outcome.plan is not None
+    first = ["The weights need about", "NVIDIA_VISIBLE_DEVICES is set", "vLLM 0.33.0 does not know the variable VLLM_USE_V1"]
+    assert [text for text, want in zip(outcome.plan.notes, first, strict=False) if not text.startswith(want)] == []
+    assert "vLLM 0.33.0. Note: The weights need about" in outcome.planned.message
+    assert f"({len(outcome.plan.notes) - 1} more notes in status.plan.notes.)" in outcome.planned.message
+
+
+def test_a_rule_carries_the_severity_of_its_warning() -> None:
+    assert Rule.model_validate({**RULE, "warn": "Careful.", "severity": "NoEffect"}).severity is Severity.NO_EFFECT
+    assert Rule.model_validate({**RULE, "warn": "Careful."}).severity is Severity.RISK
+
+
+@pytest.mark.parametrize("rule", [{"warn": "Careful.", "severity": "Fatal"}, {"refuse": "No.", "severity": "Risk"}, {"severity": ["Risk"]}])
+def test_a_severity_that_does_not_exist_or_belongs_to_nothing_is_refused(rule: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Rule.model_validate({**RULE, **rule})
+
+
+def test_a_user_sees_the_note_about_a_dense_model_with_its_name() -> None:
+    notes = made(deployment(backends={"moe": "TRITON"}), real_node("h200")).notes
+    assert "Llama-3.1-8B-Instruct has no experts, so spec.backends.moe has no effect. Remove it." in notes
