@@ -10,8 +10,7 @@ from typing import Any
 from vllm_operator import settings
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition
-from vllm_operator.catalog.remedies import load_remedies
-from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.cli.signatures import change_in_words, examples
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,7 @@ import pytest
 
 from support.backends import decide, knowledge
 from vllm_operator.api.status import ChosenBy
-from vllm_operator.catalog.logged_names import load_logged_names
-from vllm_operator.catalog.stages import load_stages
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import load_logged_names, load_startup
 from vllm_operator.startup.parser import StartupParser
 
 NAMES = load_logged_names()
@@ -96,7 +94,7 @@ def test_every_name_that_a_version_can_be_asked_for_is_known_or_meant_literally(
 
 
 def test_every_sample_of_a_line_that_names_a_backend_is_understood() -> None:
-    stages = load_stages()
+    stages = load_startup().stages
     for meaning in stages.lines:
         for sample in meaning.samples if meaning.component else ():
             parser = StartupParser(load_startup())

@@ -5,8 +5,7 @@ Each message is a format string of the wheel of that version with its arguments 
 
 import pytest
 
-from vllm_operator.catalog.logged_names import load_logged_names
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import load_logged_names, load_startup
 from vllm_operator.startup.parser import StartupParser
 
 NAMES = load_logged_names()

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from support import observations as o
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgument, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.remedies import load_remedies
-from vllm_operator.catalog.signatures import load_signatures
+from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.pinning import digest_of
 from vllm_operator.remediation.changes import Engine, exact_changes

@@ -14,8 +14,7 @@ import pytest
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from vllm_operator.catalog.stages import Bar
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import Bar, load_startup
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState

@@ -4,8 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from vllm_operator.catalog.stages import LineMeaning
-from vllm_operator.catalog.startup import load_startup
+from vllm_operator.catalog.startup import LineMeaning, load_startup
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.silence import allowed_silence_seconds, infer_silence, silence_seconds
 from vllm_operator.startup.state import Stage, StartupState

@@ -111,7 +111,7 @@ def test_the_version_of_the_catalog_tells_the_rules_apart() -> None:
 def test_more_rules_than_can_be_asked_are_not_read() -> None:
     many = [{**EXPERTS_RULE, "id": f"rule-{number}", "priority": number % 100} for number in range(300)]
     _, read = with_user_rules(known(), {"a": yaml.safe_dump(many)})
-    assert "only the first 256 are read" in read.problems[0]
+    assert "only the first 256 are used" in read.problems[0]
 
 
 def test_a_quirk_of_ours_beats_a_choice_of_the_user() -> None:

@@ -72,30 +72,40 @@ def test_broken_signatures_are_named_and_left_out_and_the_rest_is_used() -> None
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"id": "licence-server"}, "id must be a name like DriverTooOld"),
-        ({"severity": "bad"}, "severity must be fatal, degraded, benign"),
-        ({"priority": 5000}, "priority must be a number from 1 to 100"),
-        ({"patterns": []}, "patterns must be a list of 1 to 16"),
-        ({"patterns": [{"anchor": "x"}]}, "patterns: regex must be text"),
+        ({"id": "licence-server"}, "id: 'licence-server' is not a name like DriverTooOld"),
+        ({"severity": "fatale"}, "severity: 'fatale' does not exist (did you mean fatal?)"),
+        ({"priority": 5000}, "priority must be at most 100"),
+        ({"priority": 0}, "priority must be at least 1"),
+        ({"patterns": []}, "patterns must have at least 1 entry"),
+        ({"patterns": [{"anchor": "licence", "regex": "x"}] * 17}, "patterns must have at most 16 entries"),
+        ({"patterns": [{"anchor": "licence"}]}, "patterns[0].regex is missing"),
+        ({"patterns": [{"anchor": "licence", "regex": "x" * 501}]}, "patterns[0].regex must be at most 500 characters long"),
         ({"patterns": [{"anchor": "!!", "regex": "x"}]}, "must contain a word of two letters"),
         ({"patterns": [{"anchor": "licence", "regex": "("}]}, "is not a regular expression of RE2: missing )"),
         ({"patterns": [{"anchor": "licence", "regex": "(?=a)"}]}, "is not a regular expression of RE2: invalid perl operator"),
-        ({"patterns": [{"anchor": "licence", "regex": "x", "wight": 3}]}, "wight is not a field of a pattern"),
-        ({"patterns": [{"anchor": "licence", "regex": "x", "evidence": "strong"}]}, "evidence can only be weak"),
+        (
+            {"patterns": [{"anchor": "licence", "regex": "x", "wight": 3}]},
+            "patterns[0]: 'wight' is not a field; use one of anchor",
+        ),
+        ({"patterns": [{"anchor": "licence", "regex": "x", "evidence": "error"}]}, "evidence: 'error' does not exist; use one of weak"),
         ({"cause": "{{ host"}, "cause is not a template: unexpected end of template"),
         ({"cause": "{{ 1 // (host|int) }}"}, "cause cannot be filled in where nothing was captured"),
         ({"cause": "{{ '{0}'.format() }}"}, "cause uses a call; a template has values, conditions, and the filters"),
-        ({"id": "Unknown"}, "Unknown is what a crash without a signature is called"),
+        ({"id": "Unknown"}, "Unknown is the name of a crash without a signature; choose another id"),
         ({"cause": "{{ hots }}."}, "cause uses hots, which no pattern captures"),
-        ({"remedy": ""}, "remedy must be text of 1 to 600"),
-        ({"arguments": [{"name": "--no-such-flag"}]}, "vLLM 0.11.0 does not know --no-such-flag; say in versions"),
-        ({"environment": [{"name": "VLLM_USE_TRTLLM_ATTENTION", "versions": "=>1"}]}, "versions must be a specifier"),
+        ({"remedy": ""}, "remedy must not be empty"),
+        ({"remedy": "x" * 601}, "remedy must be at most 600 characters long"),
+        ({"arguments": [{"name": "--no-such-flag"}]}, "vLLM 0.11.0 does not have --no-such-flag; limit the change with versions"),
+        ({"environment": [{"name": "VLLM_USE_TRTLLM_ATTENTION", "versions": "=>1"}]}, "versions: '=>1' is not a range of versions"),
+        ({"environment": [{"name": "A", "versions": 0.20}]}, "environment[0].versions: 0.2 is not text; put it in quotes"),
+        ({"environment": [{"name": "A", "versions": ">=0," * 60}]}, "a range of versions must be at most 200 characters long"),
         ({"environment": [{"name": "A B"}]}, "'A B' is not the name of a variable"),
-        ({"environment": {"A": "1"}}, "environment must be a list"),
+        ({"environment": {"A": "1"}}, "environment must be a list, not a mapping"),
         ({"autoSafe": True}, "the operator acts by itself only on signatures that ship with it"),
         ({"remedyAction": "clean-cache"}, "the operator acts by itself only on signatures that ship with it"),
-        ({"speed": "high"}, "speed is not a field of a signature"),
-        ({"references": "https://x"}, "references must be a list"),
+        ({"remedy_action": "clean-cache"}, "'remedy_action' is not a field (did you mean remedyAction?)"),
+        ({"speed": "high"}, "'speed' is not a field; use one of architectures, arguments"),
+        ({"references": "https://x"}, "references must be a list, not 'https://x'"),
     ],
 )
 def test_what_is_wrong_with_a_signature_is_said_in_one_sentence(change: dict[str, Any], said: str) -> None:
@@ -118,7 +128,7 @@ def test_more_patterns_than_memory_is_given_for_are_not_read() -> None:
     patterns = [{"anchor": "licence", "regex": f"licence x{{1,{number + 1}}}"} for number in range(16)]
     _, read = added(*({**LICENCE, "id": f"Licence{number}", "patterns": patterns, "cause": "x."} for number in range(40)))
     assert len(read.added) == 32
-    assert all("with it there are more than 512 regular expressions" in problem for problem in read.problems)
+    assert all("the signatures up to this one have more than 512 regular expressions" in problem for problem in read.problems)
 
 
 def test_a_template_that_fails_with_what_the_log_says_is_shown_without_it() -> None:

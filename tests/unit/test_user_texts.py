@@ -56,11 +56,11 @@ def test_entries_are_plain_values(text: str, entries: list[Any] | None) -> None:
         pytest.param("- a: " + "1:" * 200_000 + "1\n", f"larger than {SIZE_LIMIT} characters", id="a sexagesimal number"),
         pytest.param("- a0: &a0 {x: 1}\n" + MERGES, f"larger than {SIZE_LIMIT} characters", id="merges of merges"),
         pytest.param("- &a [*a]\n", "alias *a has no anchor", id="a list in itself"),
-        pytest.param("- {id: x, id: y}\n", "id is written twice", id="a key twice"),
+        pytest.param("- {id: x, id: y}\n", "id occurs twice", id="a key twice"),
         pytest.param("- {[a]: b}\n", "a key must be text", id="a list as key"),
         pytest.param("- !!python/object/apply:os.system [id]\n", "python/object/apply:os.system is not known", id="a tag of Python"),
         pytest.param("- {a: !!binary aGk=}\n", "tag:yaml.org,2002:binary is not known", id="binary"),
-        pytest.param('- {a: "\\0"}\n', "control character '\\x00'", id="a control character"),
+        pytest.param('- {a: "\\0"}\n', "contains the control character '\\x00'", id="a control character"),
         pytest.param("- {<<: 7}\n", "<< must be followed by mappings", id="a merge of a number"),
     ],
 )

@@ -7,7 +7,7 @@ Where to look, by subject (`data/` has the knowledge itself):
     vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
     models        models
     decisions     rules, rule_matching (when a rule applies)
-    starts        stages, logged_names; startup is stages and crashes together
-    crashes       signatures, remedies, templates (how their texts are filled in)
-    of the user   user_texts, user_rules, user_signatures, signature_checks, linear_patterns
+    starts        startup: lines of a start, logged names of backends, crashes
+    crashes       signatures (with remedies), templates (how their texts are filled in)
+    of the user   user_texts (YAML of any content), user_rules, user_signatures
 """

@@ -20,6 +20,8 @@ SHOWN = 60
 """Longest value or name that a message quotes, in characters; the rest is cut."""
 PATTERN_LIMIT = 200
 """Longest regular expression of an `Expression`, in characters."""
+SPECIFIERS_LIMIT = 200
+"""Longest range of versions, in characters."""
 LIKENESS = 0.6
 """How similar a name must be to be suggested; 1 is equal."""
 
@@ -129,10 +131,17 @@ def read_specifiers(value: Any) -> SpecifierSet:
         ValueError: It cannot be read.
     """
     text = read_text(value, ">=0.20")
+    if len(text) > SPECIFIERS_LIMIT:
+        raise ValueError(f"a range of versions must be at most {SPECIFIERS_LIMIT} characters long")
     try:
         return SpecifierSet(text)
     except InvalidSpecifier:
         raise ValueError(f"{quote(text)} is not a range of versions; one looks like '>=0.14,<0.20'") from None
+
+
+def _check_specifiers(value: Any) -> str:
+    read_specifiers(value)
+    return str(value)
 
 
 def _compile(value: Any, info: Any) -> re.Pattern[str]:
@@ -148,6 +157,8 @@ def _compile(value: Any, info: Any) -> re.Pattern[str]:
 
 Specifiers = Annotated[SpecifierSet, PlainValidator(read_specifiers)]
 """Versions, as PEP 440 writes them."""
+SpecifierText = Annotated[str, PlainValidator(_check_specifiers)]
+"""The same, kept as it is written."""
 Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
 """A regular expression, compiled as `parse_entry` was told."""
 

@@ -13,7 +13,8 @@ from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.resources import data_digest
 from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.user_rules import UserRules, add_user_rules, read_documents
+from vllm_operator.catalog.user_rules import UserRules, add_user_rules
+from vllm_operator.catalog.user_texts import read_documents
 from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
 
 
@@ -61,7 +62,7 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
         catalog: What ships with the operator.
         texts: YAML texts by name, each a list of rules. What is broken in them is left out and named.
     """
-    documents, unreadable = read_documents(texts)
+    documents, unreadable = read_documents(texts, "rules")
     read = add_user_rules(catalog.rules, documents, catalog.versions)
     read = replace(read, problems=(*unreadable, *read.problems))
     if not read.added:

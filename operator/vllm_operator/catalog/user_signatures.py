@@ -1,26 +1,117 @@
-"""Crash signatures that the owner of the cluster adds to ours, in the same form.
+"""Crash signatures that the owner of the cluster adds to ours, in the same form, with narrower bounds.
 
-A broken one is left out and named; it never keeps the others, or the operator, from working. The operator says what they
-say and suggests what they suggest; it does nothing by itself because of them.
+An invalid signature is left out and reported; it never affects the others or the operator. The operator reports what they say and
+suggests what they suggest, but takes no action because of them.
 """
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, Literal
 
-from vllm_operator.catalog.signature_checks import complaint
-from vllm_operator.catalog.signatures import Signature, parse_signature
+from packaging.specifiers import SpecifierSet
+from pydantic import AfterValidator, Field, model_validator
+
+from vllm_operator.catalog.entry import EntryError, matching, parse_entry, quote
+from vllm_operator.catalog.signatures import FACTS, LIST_LIMIT, TEXT_LIMIT, Change, LinePattern, Signature
 from vllm_operator.catalog.startup import StartupKnowledge
-from vllm_operator.catalog.user_rules import EXPRESSIONS_LIMIT, name_of, read_documents
-from vllm_operator.catalog.user_texts import Broken
+from vllm_operator.catalog.templates import TemplateError, check_template
+from vllm_operator.catalog.user_texts import PatternError, collect, compile_linear, read_documents
 from vllm_operator.catalog.versions import Versions, load_versions
 
-_DEFAULTS: Mapping[str, Any] = {"stages": [], "versions": "all", "architectures": "any", "retryable": False, "autoSafe": False}
+UNNAMED = "Unknown"
+"""What a crash without a signature is called."""
+PATTERN_LIMIT = 500
+"""Longest anchor or regular expression, in characters."""
+
+
+def _check_anchor(anchor: str) -> str:
+    if not re.search(r"[A-Za-z]{2}", anchor):
+        raise ValueError(f"{quote(anchor)} must contain a word of two letters, by which its lines are found")
+    return anchor
+
+
+def _check_expression(regex: str) -> str:
+    try:
+        compile_linear(regex)
+    except PatternError as error:
+        raise ValueError(f"{quote(regex)} is not a regular expression of RE2: {str(error)[:120]}") from None
+    return regex
+
+
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
+_PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
+_Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
+_Placeholder = r"<[^<>]{1,80}>"
+
+
+class UserPattern(LinePattern):
+    """A pattern with bounds."""
+
+    anchor: Annotated[_PatternText, AfterValidator(_check_anchor)]
+    regex: _Expression
+    context: _Expression | None = None
+    evidence: Literal["weak"] | None = None
+
+
+class VariableChange(Change):
+    """A change of a variable, with bounds."""
+
+    name: Annotated[str, AfterValidator(matching(rf"[A-Za-z_][A-Za-z0-9_]{{0,127}}|{_Placeholder}", "is not the name of a variable"))]
+    value: Text | None = None
+
+
+class FlagChange(Change):
+    """A change of a flag, with bounds."""
+
+    name: Annotated[str, AfterValidator(matching(rf"--[a-z0-9][-a-z0-9_.]{{0,125}}|{_Placeholder}", "is not the name of a flag"))]
+    value: Text | None = None
+
+
+class UserSignature(Signature):
+    """A signature with bounds, whose texts use nothing but what its patterns capture."""
+
+    is_user_defined: ClassVar[bool] = True
+
+    patterns: Annotated[tuple[UserPattern, ...], Field(min_length=1, max_length=LIST_LIMIT)]
+    cause: Text
+    remedy: Text
+    environment: Annotated[tuple[VariableChange, ...], Field(max_length=LIST_LIMIT)] = ()
+    arguments: Annotated[tuple[FlagChange, ...], Field(max_length=LIST_LIMIT)] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> "UserSignature":
+        if self.id == UNNAMED:
+            raise ValueError(f"{UNNAMED} is the name of a crash without a signature; choose another id")
+        if self.auto_safe or self.action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
+            raise ValueError(
+                "the operator acts by itself only on signatures that ship with it: "
+                "remove autoSafe, remedyAction, cacheVariable and overrules"
+            )
+        captured = {group for pattern in self.patterns for group in compile_linear(pattern.regex).groupindex}
+        for where, text, alone in self._texts():
+            try:
+                unknown = sorted(check_template(text, alone=alone) - {*captured, *FACTS})
+            except TemplateError as error:
+                raise ValueError(f"{where} {error}") from None
+            if unknown:
+                raise ValueError(f"{where} uses {', '.join(unknown)[:80]}, which no pattern captures")
+        return self
+
+    def _texts(self) -> Iterator[tuple[str, str, bool]]:
+        yield "cause", self.cause, True
+        yield "remedy", self.remedy, True
+        for change in (*self.environment, *self.arguments):
+            if change.value is not None:
+                yield f"the value of {change.name}", change.value, False
 
 
 @dataclass(frozen=True, slots=True)
 class UserSignatures:
-    """All signatures with those of the user that can be used; `added` names these, `problems` says what is wrong with the others."""
+    """All signatures, with those of the user that can be used.
+
+    `added` names these; `problems` has a sentence about each of the others.
+    """
 
     signatures: tuple[Signature, ...]
     added: tuple[str, ...] = ()
@@ -33,39 +124,35 @@ def add_user_signatures(shipped: Sequence[Signature], texts: Mapping[str, str], 
     Args:
         shipped: Our own.
         texts: YAML texts by name, each a list of signatures as in `catalog/data/signatures.yaml`.
-        versions: The known versions: each must know what a remedy sets there.
+        versions: The known versions: each must have what a remedy sets there.
     """
+
+    def read(document: Any, _: Sequence[Signature]) -> Signature:
+        signature = parse_entry(UserSignature, document)
+        for change in (*signature.environment, *signature.arguments):
+            _check_known(change, versions)
+        return signature
+
     documents, unreadable = read_documents(texts, "signatures")
-    problems = list(unreadable)
-    taken = {signature.id for signature in shipped}
-    added: list[Signature] = []
-    expressions = 0
-    for document in documents:
-        if not isinstance(document, dict | Broken):
-            problems.append(f"{str(document)[:50]!r} is not a signature. It is ignored.")
-            continue
-        name = name_of(document)
-        try:
-            signature, wrong = _read(document, name in taken, versions)
-        except Exception as error:  # one signature must not cost the others, whatever was not thought of
-            signature, wrong = None, f"it cannot be read ({type(error).__name__})"
-        expressions += 0 if signature is None else sum(1 if each.context is None else 2 for each in signature.patterns)
-        if signature is not None and expressions > EXPRESSIONS_LIMIT:
-            wrong, signature = f"with it there are more than {EXPRESSIONS_LIMIT} regular expressions", None
-        if signature is None:
-            problems.append(f"signature {name}: {wrong}. The signature is ignored.")
-            continue
-        taken.add(name)
-        added.append(signature)
-    return UserSignatures((*added, *shipped), tuple(signature.id for signature in added), tuple(problems))
+    collected = collect(
+        documents,
+        "signature",
+        read,
+        taken={signature.id for signature in shipped},
+        count_expressions=lambda signature: sum(1 if each.context is None else 2 for each in signature.patterns),
+    )
+    return UserSignatures((*collected.entries, *shipped), tuple(collected.written), (*unreadable, *collected.problems))
 
 
-def _read(document: Any, is_taken: bool, versions: Versions) -> tuple[Signature | None, str | None]:
-    """A signature, or what is wrong with it."""
-    if isinstance(document, Broken):
-        return None, document.reason
-    wrong = "there is another signature of this name" if is_taken else complaint(document, versions)
-    return (None, wrong) if wrong else (parse_signature({**_DEFAULTS, **document}, is_user_defined=True), None)
+def _check_known(change: Change, versions: Versions) -> None:
+    """Every version for which the change is meant must have its flag, or its variable of vLLM."""
+    if not change.name.startswith(("--", "VLLM_")):
+        return
+    specifier = SpecifierSet(change.versions or "")
+    for table in versions.tables:
+        knows = table.knows_flag if change.name.startswith("--") else table.knows_variable
+        if specifier.contains(table.version) and not knows(change.name):
+            raise EntryError(f"vLLM {table.version} does not have {change.name}; limit the change with versions")
 
 
 def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserSignatures]:
@@ -73,7 +160,7 @@ def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) 
 
     Args:
         knowledge: What ships with the operator.
-        texts: YAML texts by name, each a list of signatures. What is broken in them is left out and named.
+        texts: YAML texts by name, each a list of signatures. Invalid ones are left out and reported.
     """
     read = add_user_signatures(knowledge.signatures, texts, load_versions())
     return StartupKnowledge(knowledge.stages, read.signatures) if read.added else knowledge, read

@@ -1,27 +1,39 @@
-"""YAML that the cluster's owner writes, read into plain values: mappings, lists, texts, numbers, true, false and null.
+"""What the owner of the cluster writes, rules and signatures alike: YAML of any content, and regular expressions.
 
-The text may be anything. It is read from the parser's events, because PyYAML's own constructor ends the process where lists are
-nested some ten thousand deep, takes minutes for a long sexagesimal number, and lets ten lines with aliases stand for a billion
-values. What is wrong inside of an entry costs that entry.
+YAML is read into plain values: mappings, lists, text, numbers, true, false and null. It is read from the parser's events, because
+PyYAML's own constructor ends the process for lists that are nested some ten thousand deep, takes minutes for a long sexagesimal
+number, and lets ten lines with aliases stand for a billion values. A mistake inside an entry costs that entry.
+
+RE2 matches their regular expressions: its time grows with the line and with nothing else, where Python's `re` never ends for some
+innocent-looking patterns. RE2 has no look-around and no back-references; the rest is the same.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import yaml
 
+from vllm_operator.catalog.entry import EntryError, describe
 from vllm_operator.catalog.resources import YAML_LOADER
 
+ENTRIES_LIMIT = 256
+"""Most rules, or signatures, that are read: every plan asks each rule, and many lines ask each signature."""
+EXPRESSIONS_LIMIT = 512
+"""Most regular expressions of all rules, or of all signatures: each takes memory of its own."""
+PATTERN_BYTES = 1 << 18
+"""Most memory of a pattern. All of ours need less, and so does any text of eighty characters between two words."""
+
 EVENTS_LIMIT = 50_000
-"""Values, and beginnings and ends of lists and mappings, that are read of one text; half a second's work."""
+"""Values, and beginnings and ends of lists and mappings, that are read of one text; half a second of work."""
 DEPTH_LIMIT = 20
 """Deepest nesting of an entry."""
 NESTING_LIMIT = 500
-"""Deepest nesting of a text: what the parser takes for each level grows with the level."""
+"""Deepest nesting of a text: the parser's time per level grows with the level."""
 SIZE_LIMIT = 64 * 1024
-"""Characters of an entry with all its aliases written out; a value counts as one more."""
+"""Largest entry in characters, with its aliases expanded; each value counts as one more."""
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLS = {
@@ -35,8 +47,12 @@ _CORE = "tag:yaml.org,2002:"
 _TAGS = tuple(f"{_CORE}{name}" for name in ("str", "null", "bool", "int", "float"))
 
 
+class PatternError(ValueError):
+    """A pattern that cannot be used. The message says why."""
+
+
 class TextError(ValueError):
-    """A text that cannot be read; the message says why."""
+    """A text that cannot be read. The message is a sentence without a period."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +65,131 @@ class Broken:
 
 @dataclass(slots=True)
 class _Value:
-    """A value, its size with all that is in it, and what is wrong with it."""
+    """A value, its size including its content, and what is wrong with it."""
 
     content: Any
     size: int = 1
     wrong: str | None = None
 
     def take(self, inner: "_Value") -> None:
-        """Have another value inside."""
+        """Contain another value."""
         self.size += inner.size
         self.wrong = self.wrong or inner.wrong
+
+
+@lru_cache(maxsize=1024)
+def compile_linear(regex: str) -> re.Pattern[str]:
+    """Compile a regular expression with RE2.
+
+    Raises:
+        PatternError: It is malformed, uses what RE2 does not have, or needs too much memory.
+    """
+    import re2  # imported only if there are such patterns
+
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = PATTERN_BYTES
+    try:
+        # RE2's patterns have the methods of Python's that are used here, and no type information.
+        return cast("re.Pattern[str]", re2.compile(regex, options))
+    except re2.error as error:
+        reason = error.args[0] if error.args else "it cannot be read"
+        raise PatternError(reason.decode("utf-8", "replace") if isinstance(reason, bytes) else str(reason)) from None
+
+
+def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list[str]]:
+    """Read rules or signatures from YAML texts by name; each text is a list, as in the files of `catalog/data`.
+
+    Args:
+        texts: The texts.
+        what: `rules` or `signatures`.
+
+    Returns:
+        The entries, with a Broken for each that cannot be read; and a sentence about each text that cannot.
+    """
+    documents: list[Any] = []
+    problems: list[str] = []
+    for name in sorted(texts):
+        try:
+            entries = read_entries(texts[name], what)
+        except TextError as error:
+            problems.append(f"{name}: this is not valid YAML: {error}. All {what} in it are ignored.")
+            continue
+        if entries is None:
+            problems.append(f"{name}: this is not a list of {what}. It is ignored.")
+        else:
+            documents += entries
+    if len(documents) > ENTRIES_LIMIT:
+        problems.append(f"there are {len(documents)} {what}; only the first {ENTRIES_LIMIT} are used.")
+    return documents[:ENTRIES_LIMIT], problems
+
+
+class Named(Protocol):
+    """A rule or a signature."""
+
+    @property
+    def id(self) -> str:
+        """Its name."""
+
+
+NamedType = TypeVar("NamedType", bound=Named)
+
+
+@dataclass(frozen=True, slots=True)
+class Collected(Generic[NamedType]):
+    """The entries that can be used, how they are written, and a sentence about each that cannot be used."""
+
+    entries: tuple[NamedType, ...]
+    written: Mapping[str, Any]
+    problems: tuple[str, ...]
+
+
+def collect(
+    documents: Iterable[Any],
+    what: str,
+    read: Callable[[Any, Sequence[NamedType]], NamedType],
+    *,
+    taken: Collection[str],
+    count_expressions: Callable[[NamedType], int],
+) -> Collected[NamedType]:
+    """Read entries. Whatever is wrong with one costs that one.
+
+    Args:
+        documents: What is written.
+        what: `rule` or `signature`.
+        read: Reads one, given those before it; raises EntryError.
+        taken: Names that they must not have.
+        count_expressions: Counts the regular expressions of one.
+    """
+    written: dict[str, Any] = {}
+    entries: list[NamedType] = []
+    problems: list[str] = []
+    expressions = 0
+    for document in documents:
+        if not isinstance(document, dict | Broken):
+            problems.append(f"{describe(document)} is not a {what}. It is ignored.")
+            continue
+        try:
+            if isinstance(document, Broken):
+                raise EntryError(document.reason)
+            entry = read(document, entries)
+            if entry.id in taken or entry.id in written:
+                raise EntryError(f"another {what} has this name")
+            expressions += count_expressions(entry)
+            if expressions > EXPRESSIONS_LIMIT:
+                raise EntryError(f"the {what}s up to this one have more than {EXPRESSIONS_LIMIT} regular expressions")
+        except Exception as error:  # one entry must not cost the others, whatever is wrong with it
+            reason = error if isinstance(error, EntryError) else f"it cannot be read ({type(error).__name__})"
+            problems.append(f"{what} {_name_of(document)}: {reason}. The {what} is ignored.")
+            continue
+        entries.append(entry)
+        written[entry.id] = document
+    return Collected(tuple(entries), written, tuple(problems))
+
+
+def _name_of(document: dict[Any, Any] | Broken) -> str:
+    name = document.name if isinstance(document, Broken) else document.get("id")
+    return "without an id" if name is None else str(name)[:63]
 
 
 def read_entries(text: str, what: str) -> list[Any] | None:
@@ -68,7 +199,7 @@ def read_entries(text: str, what: str) -> list[Any] | None:
         Plain values, and a Broken for each entry that cannot be used.
 
     Raises:
-        TextError: The text is not YAML, or has more in it than is read.
+        TextError: The text is not YAML, or exceeds a limit.
     """
     try:
         return _Reader(text).entries(what)
@@ -92,7 +223,7 @@ class _Reader:
             if isinstance(event, yaml.DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    raise TextError("there is more than one document in it (---)")
+                    raise TextError("it has more than one document (---)")
                 found = self._root(self._next(), what)
         return found
 
@@ -123,7 +254,7 @@ class _Reader:
         event = next(self._events)
         self._count += 1
         if self._count > EVENTS_LIMIT:
-            raise TextError(f"there are more than {EVENTS_LIMIT} values in it")
+            raise TextError(f"it has more than {EVENTS_LIMIT} values")
         if isinstance(event, yaml.CollectionStartEvent):
             self._nesting += 1
         elif isinstance(event, yaml.CollectionEndEvent):
@@ -133,7 +264,7 @@ class _Reader:
         return event
 
     def _skip(self, first: Any) -> None:
-        """Read to the end of a value of which the beginning has been read."""
+        """Read the rest of a value whose first event has been read."""
         end = self._nesting - 1
         if isinstance(first, yaml.CollectionStartEvent):
             while self._nesting > end:
@@ -155,7 +286,7 @@ class _Reader:
         if not isinstance(event, yaml.ScalarEvent) and event.tag not in (None, "!", f"{_CORE}seq", f"{_CORE}map"):
             value.wrong = value.wrong or f"the tag {event.tag[:60]} is not known"
         if value.size > SIZE_LIMIT:
-            value.wrong = value.wrong or f"it is larger than {SIZE_LIMIT} characters, aliases written out"
+            value.wrong = value.wrong or f"it is larger than {SIZE_LIMIT} characters with its aliases expanded"
         if event.anchor is not None:
             self._anchors[event.anchor] = value
         return value
@@ -179,7 +310,7 @@ class _Reader:
             else:
                 value.size += len(key.value)
                 if key.value in value.content:
-                    value.wrong = value.wrong or f"{key.value[:40]} is written twice"
+                    value.wrong = value.wrong or f"{key.value[:40]} occurs twice"
                 value.content[key.value] = inner.content
         if not all(isinstance(each, dict) for each in merged):
             value.wrong = value.wrong or "<< must be followed by mappings"
@@ -197,7 +328,7 @@ def _scalar(event: Any) -> _Value:
     text: str = event.value
     value = _Value(text, size=1 + len(text))
     if _CONTROL.search(text):
-        value.wrong = f"it has the control character {_CONTROL.search(text)[0]!r}"  # type: ignore[index]  # it was found
+        value.wrong = f"it contains the control character {_CONTROL.search(text)[0]!r}"  # type: ignore[index]  # it was found
     if event.tag not in (None, "!", *_TAGS):
         value.wrong = f"the tag {event.tag[:60]} is not known"
     elif event.implicit[0] or event.tag in _TAGS[1:]:
@@ -206,7 +337,7 @@ def _scalar(event: Any) -> _Value:
 
 
 def _resolved(text: str) -> Any:
-    """What a text without quotes stands for. Dates, times and numbers that are not decimal are texts."""
+    """Return what text without quotes means. Dates, times and numbers that are not decimal are text."""
     if text in _NULLS:
         return None
     if text in _BOOLS:

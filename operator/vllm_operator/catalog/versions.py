@@ -6,6 +6,7 @@ has no table, and nothing version-specific may be emitted for it.
 """
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -53,9 +54,21 @@ def _check_version(text: str) -> str:
     return text
 
 
+def _share(written: Any) -> Any:
+    """Keep each name once in memory: the tables of two versions have nearly the same."""
+    if isinstance(written, dict):
+        return {sys.intern(name): _share(inner) for name, inner in written.items()}
+    if isinstance(written, list):
+        return [_share(inner) for inner in written]
+    return sys.intern(written) if isinstance(written, str) else written
+
+
 def _with_spellings(flags: Any) -> Any:
     """Flags are written with their other spellings; here they are all equal."""
     return frozenset(flags).union(*flags.values()) if isinstance(flags, dict) else flags
+
+
+_Shared = BeforeValidator(_share)
 
 
 class VersionTable(Entry):
@@ -67,10 +80,10 @@ class VersionTable(Entry):
 
     version: Annotated[str, AfterValidator(_check_version)]
     bundle: Bundle
-    backends: Mapping[str, tuple[str, ...]]
-    configs: Mapping[str, tuple[str, ...]]
-    flags: Annotated[frozenset[str], BeforeValidator(_with_spellings)]
-    variables: Mapping[str, Variable]
+    backends: Annotated[Mapping[str, tuple[str, ...]], _Shared]
+    configs: Annotated[Mapping[str, tuple[str, ...]], _Shared]
+    flags: Annotated[frozenset[str], BeforeValidator(_with_spellings), _Shared]
+    variables: Annotated[Mapping[str, Variable], _Shared]
 
     @cached_property
     def release(self) -> Release:

@@ -10,8 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vllm_operator.catalog.remedies import Remedy, load_remedies
-from vllm_operator.catalog.signatures import Change, Signature, load_signature_samples
+from vllm_operator.catalog.signatures import Change, Remedy, Signature, load_remedies, load_signature_samples
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from vllm_operator.catalog.logged_names import LoggedNames, load_logged_names
 from vllm_operator.catalog.signatures import RemedyAction, Signature
-from vllm_operator.catalog.startup import StartupKnowledge, load_startup
+from vllm_operator.catalog.startup import LoggedNames, StartupKnowledge, load_logged_names, load_startup
 from vllm_operator.messages import Messages, load_messages
 from vllm_operator.observation.terminations import Rules, load_rules
 

@@ -13,8 +13,7 @@ from datetime import datetime
 from vllm_operator.api.operation import OnHopelessCrash, RemediationMode, RemediationSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, RemediationStatus, RemedyChange
-from vllm_operator.catalog.remedies import Remedy, load_remedies
-from vllm_operator.catalog.signatures import Severity, Signature
+from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.remediation.changes import Engine, exact_changes

@@ -7,7 +7,7 @@ hardly with how many texts are sought, so that a crash more that is known costs 
 import re
 from collections.abc import Iterable
 
-from vllm_operator.catalog.linear_patterns import compile_linear
+from vllm_operator.catalog.user_texts import compile_linear
 
 _MEMORY_BYTES = 8 << 20
 """What the automaton may take. It is built as far as lines need it: by real logs to less than 2 MiB."""

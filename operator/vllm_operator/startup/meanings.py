@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-from vllm_operator.catalog.stages import LineMeaning
+from vllm_operator.catalog.startup import LineMeaning
 
 
 class Meanings:
@@ -15,10 +15,10 @@ class Meanings:
 
     def __init__(self, meanings: Iterable[LineMeaning]) -> None:
         """Prepare to look for it. Of two that fit the first wins."""
-        by_word: dict[str, list[LineMeaning]] = {}
+        by_word: dict[str, list[tuple[str, LineMeaning]]] = {}
         for meaning in meanings:
             for word in meaning.words:
-                by_word.setdefault(word, []).append(meaning)
+                by_word.setdefault(word, []).append((meaning.anchor, meaning))
         self._by_word = {word: tuple(each) for word, each in by_word.items()}
 
     @property
@@ -28,8 +28,8 @@ class Meanings:
 
     def find(self, word: str, text: str) -> tuple[LineMeaning, re.Match[str]] | None:
         """What the message `text` means, whose first word is `word`, and what was captured; None if it means nothing."""
-        for meaning in self._by_word.get(word, ()):
-            if meaning.anchor in text:
+        for anchor, meaning in self._by_word.get(word, ()):
+            if anchor in text:
                 found = _compiled(meaning.regex).search(text)
                 if found is not None:
                     return meaning, found

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 
-from vllm_operator.catalog.stages import LineMeaning
-from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.catalog.startup import LineMeaning, StartupKnowledge
 from vllm_operator.startup.crash.matching import Recognizer
 from vllm_operator.startup.crash.tracebacks import CHARACTERS_KEPT, LINES_KEPT, NATIVE_FRAME
 from vllm_operator.startup.crash.tracker import CrashTracker

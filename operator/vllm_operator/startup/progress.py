@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-from vllm_operator.catalog.stages import Bar
+from vllm_operator.catalog.startup import Bar
 from vllm_operator.startup.state import Progress, Stage
 
 _NUMBER = r"(\d{1,9}(?:\.\d{1,3})?)([kMGTP]?)i?B?"

@@ -12,9 +12,9 @@ from functools import cache
 from operator import attrgetter
 from typing import NamedTuple
 
-from vllm_operator.catalog.linear_patterns import compile_linear
 from vllm_operator.catalog.signatures import LinePattern, Signature
-from vllm_operator.catalog.stages import Failure, Stages
+from vllm_operator.catalog.startup import Failure, Stages
+from vllm_operator.catalog.user_texts import compile_linear
 from vllm_operator.startup.literals import Literals
 
 _NAME = re.compile(r"[\w.]+")
