@@ -29,6 +29,8 @@ class Server:
             return web.Response(status=302, headers={"Location": "/elsewhere", "X-Linked-Size": str(answer["size"])})
         if isinstance(answer, int):
             return web.Response(status=answer)
+        if isinstance(answer, web.Response):
+            return answer
         if isinstance(answer, str):
             return web.Response(status=307, headers={"Location": answer})
         if isinstance(answer, asyncio.Event):
@@ -164,6 +166,14 @@ async def test_what_cannot_be_used_is_said_without_the_token(
     assert found.unreachable is unreachable
     assert found.refused is (answer in (401, 404))
     assert TOKEN not in repr(found)
+
+
+async def test_an_answer_that_cannot_be_unpacked_says_nothing_of_the_hub(server: Server, hub: HttpHub) -> None:
+    headers = {"Content-Encoding": "gzip"}
+    server.answers["/org/model/resolve/main/config.json"] = web.Response(body=b"no gzip", headers=headers)
+    found = await hub.read("org/model", "main", None)
+    assert "cannot be read" in str(found.trouble)
+    assert not found.unreachable
 
 
 async def test_a_gated_model_without_a_token_says_what_to_do(server: Server, hub: HttpHub) -> None:

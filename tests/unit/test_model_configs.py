@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from support.fake_cluster import FakeCluster
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 from vllm_operator.cluster.hub import FakeHub, HubAnswer
 from vllm_operator.runtime.model_configs import TROUBLE_SECONDS, ModelConfigs
 from vllm_operator.runtime.reconciler import Result
@@ -203,6 +204,24 @@ async def test_the_token_is_that_of_the_same_namespace(operator: Operator, caplo
     assert operator.hub.asked == [("someone/unheard-of", "main", "hf_mine")]
     assert "hf_mine" not in caplog.text
     assert "hf_mine" not in str(operator.resource())
+
+
+async def test_a_secret_that_cannot_be_read_in_time_says_nothing_of_the_hub(operator: Operator, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = FakeCluster.get
+
+    async def get(cluster: FakeCluster, kind: Kind, name: str, namespace: str | None = None) -> dict[str, Any]:
+        if kind == SECRET:
+            await asyncio.Event().wait()
+        return dict(await read(cluster, kind, name, namespace))
+
+    monkeypatch.setattr(FakeCluster, "get", get)
+    operator.wait_seconds = 0.05
+    operator.restart()
+    operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
+    await operator.plan_it()
+    operator.cluster.put(llama("other", model={"uri": "hf://someone/else"}))
+    await operator.plan_it(("default", "other"))
+    assert [repository for repository, _, _ in operator.hub.asked] == ["someone/else"]
 
 
 async def test_what_a_token_opened_is_not_shown_to_others(operator: Operator) -> None:

@@ -70,6 +70,13 @@ def test_scaling_undoes_no_remedy_and_starts_what_was_stopped() -> None:
     assert current(resource(applied, generation=4)) is None
 
 
+def test_a_time_that_somebody_has_edited_by_hand_into_one_that_does_not_exist_stops_nothing() -> None:
+    applied = decide(case(), **auto())
+    [remedy] = applied.applied
+    edited = applied.model_copy(update={"applied": [remedy.model_copy(update={"since": "2026-99-99T99:99:99Z"})]})
+    assert decide(later(case()), edited, **auto()) == edited
+
+
 def changed(decided: RemediationStatus) -> list[tuple[str, str | None]]:
     return [(change.name, change.value) for remedy in decided.applied for change in remedy.changes]
 

@@ -129,8 +129,10 @@ class HttpHub:
         url, what = self._place(repository, revision, name)
         try:
             data = await self._get(url, what, token)
-        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
             raise _NoAnswer(f"{what} cannot be read: {type(error).__name__}.", unreachable=True) from error
+        except aiohttp.ClientError as error:  # an answer that is malformed says nothing of the hub
+            raise _NoAnswer(f"{what} cannot be read: {type(error).__name__}.") from error
         except ValueError as error:  # an address that is none
             raise _NoAnswer(f"{what} cannot be read: the address is not valid.") from error
         try:

@@ -16,6 +16,7 @@ from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, Reme
 from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.planning.pinning import planned_generation
+from vllm_operator.pods import reading
 from vllm_operator.remediation.changes import Engine, exact_changes
 from vllm_operator.remediation.command import patch_command
 from vllm_operator.remediation.in_force import current, in_words, remedied
@@ -143,7 +144,8 @@ def _is_superseded(kept: RemediationStatus | None, case: Case) -> bool:
         return False
     if case.created_at is None:
         return True
-    return case.created_at < datetime.fromisoformat(kept.applied[-1].since)
+    since = reading.moment(kept.applied[-1].since)
+    return since is None or case.created_at < since
 
 
 def _applied(status: RemediationStatus, case: Case, remedy: Remedy, changes: tuple[RemedyChange, ...]) -> RemediationStatus:

@@ -106,28 +106,31 @@ class ModelConfigs:
             self._down_until = self._clock() + TROUBLE_SECONDS
 
     async def _bounded(self, question: Question) -> HubAnswer:
-        asked = False
+        token: str | HubAnswer | None = None
+        is_asked = False
         try:
             async with asyncio.timeout(self._wait), self._places:
-                asked = True
-                return await self._read(question)
+                token = await self._token_of(question)
+                if isinstance(token, HubAnswer):
+                    return token
+                is_asked = True
+                return await self._hub.read(question[0], question[1], token)
         except TimeoutError:
-            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=asked)
+            return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=is_asked)
         except Exception as error:  # a plan without these facts is better than none
             log.exception("reading the config.json of %s failed", question[0])
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
-    async def _read(self, question: Question) -> HubAnswer:
-        repository, revision, namespace, secret, name = question
-        token = None
-        if namespace and secret and name:
-            try:
-                token = await self._token(namespace, secret, name)
-            except ClusterError as error:
-                return HubAnswer(trouble=_about_secret(error, namespace, secret))
-            if token is None:
-                return HubAnswer(trouble=f"The Secret {secret} has no usable key {name}, so config.json was not read.")
-        return await self._hub.read(repository, revision, token)
+    async def _token_of(self, question: Question) -> str | HubAnswer | None:
+        """The token for a model, None where none is named; or what to say where the named one cannot be had."""
+        _, _, namespace, secret, name = question
+        if not (namespace and secret and name):
+            return None
+        try:
+            token = await self._token(namespace, secret, name)
+        except ClusterError as error:
+            return HubAnswer(trouble=_about_secret(error, namespace, secret))
+        return token or HubAnswer(trouble=f"The Secret {secret} has no usable key {name}, so config.json was not read.")
 
     async def _token(self, namespace: str, secret: str, name: str) -> str | None:
         data = (await self._client.get(SECRET, secret, namespace)).get("data") or {}

@@ -317,6 +317,5 @@ def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
 def _result(reported: Report, applied: Applied, look_again: float | None) -> Result:
     if applied.waiting:
         return Result("waiting", DELETION_SECONDS)
-    unavailable = any(isinstance(refusal.error, Unavailable) for refusal in applied.refusals)
     times = [seconds for seconds in (reported.requeue_after_seconds, look_again) if seconds is not None]
-    return Result("retry" if unavailable else "refused" if applied.refusals else "success", min(times, default=None))
+    return Result("refused" if applied.refusals else "success", min(times, default=None))
