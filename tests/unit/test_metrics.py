@@ -1,6 +1,7 @@
 """What Prometheus can read: one series for each condition, bounded labels, nothing that stays behind."""
 
 import re
+import time
 from datetime import UTC, datetime
 
 import pytest
@@ -72,6 +73,26 @@ def test_a_count_begins_with_nothing_so_that_its_first_increase_is_seen() -> Non
     metrics.reported("a", "b", status(cache=CacheStatus(key="k")))
     assert series(metrics, "caches_left_behind") == ['vllm_operator_caches_left_behind{name="b",namespace="a"} 0.0']
     assert len(series(metrics, "reconcile_total")) == len(RESULTS)
+
+
+def test_a_scrape_does_not_block_the_event_loop() -> None:
+    metrics = Metrics()
+    conditions = status(*((type, "True", "Serving") for type in ORDER), cache=CacheStatus(key="k", cold_start_seconds=459))
+    for number in range(1000):
+        metrics.reported("a", f"model-{number}", conditions)
+    assert len(series(metrics, "condition")) == 1000 * len(ORDER)
+    seconds = []
+    for _ in range(5):
+        begun = time.process_time()
+        metrics.render()
+        seconds.append(time.process_time() - begun)
+    assert min(seconds) < 0.02
+
+
+def test_label_values_are_escaped() -> None:
+    metrics = Metrics()
+    metrics.reported("a", 'b"\n\\', status(cache=CacheStatus(key="k")))
+    assert series(metrics, "caches_left_behind") == ['vllm_operator_caches_left_behind{name="b\\"\\n\\\\",namespace="a"} 0.0']
 
 
 async def test_what_the_operator_says_of_an_object_on_which_it_failed_is_in_the_metrics(bench: Bench) -> None:

@@ -1,6 +1,9 @@
 """Metrics of the operator in Prometheus format."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -44,7 +47,6 @@ class Metrics:
         )
         self._watch_events = Counter(f"{PREFIX}_watch_events", "Number of watch events by kind.", ["kind"], registry=self.registry)
         self._deployments = _Deployments(documented_reasons())
-        self.registry.register(self._deployments)
         self._restarts = Counter(
             f"{PREFIX}_task_restarts",
             "Number of restarts of the operator's own tasks by task: watches, mirror, log (of a Pod), user data.",
@@ -110,57 +112,85 @@ class Metrics:
 
     def render(self) -> bytes:
         """Return the metrics in the text format of Prometheus."""
-        return generate_latest(self.registry)
+        return generate_latest(self.registry) + self._deployments.render()
 
 
-class _Deployments(Collector):
-    """Samples of all VLLMDeployments. Those of an object are replaced together, so that no outdated one remains."""
+class _Deployments:
+    """Samples of all VLLMDeployments, kept as text: a scrape only joins them, and does not block the event loop.
+
+    The samples of an object are replaced together, so that no outdated one remains.
+    """
 
     def __init__(self, reasons: Collection[str]) -> None:
         self._reasons = reasons
         self._samples: dict[Key, tuple[_Sample, ...]] = {}
+        self._text: dict[str, dict[Key, bytes]] = {name: {} for name in _FAMILIES}
 
     def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
         """Replace the samples of an object."""
-        self._samples[key] = tuple(_samples(status, start, self._reasons))
+        samples = tuple(_samples(status, start, self._reasons))
+        if samples == self._samples.get(key):
+            return
+        self.forget(key)
+        self._samples[key] = samples
+        for name, of_family in groupby(sorted(samples), key=itemgetter(0)):
+            family = _make_family(name)
+            for _, labels, value in of_family:
+                family.add_metric((*key, *labels), value)
+            self._text[name][key] = _render(family)[1]
 
     def forget(self, key: Key) -> None:
         """Remove the samples of an object."""
-        self._samples.pop(key, None)
+        if self._samples.pop(key, None) is not None:
+            for texts in self._text.values():
+                texts.pop(key, None)
+
+    def render(self) -> bytes:
+        """Return all metric families, including those without samples."""
+        return b"".join(part for name, texts in self._text.items() for part in (_render(_make_family(name))[0], *texts.values()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Family(Collector):
+    """One metric family as what `generate_latest` renders."""
+
+    family: GaugeMetricFamily
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Return all metric families, including those without samples."""
-        families = {name: GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels)) for name, text, labels in _FAMILIES}
-        for key, samples in self._samples.items():
-            for name, labels, value in samples:
-                families[name].add_metric((*key, *labels), value)
-        yield from families.values()
+        """Return the family."""
+        yield self.family
+
+
+def _make_family(name: str) -> GaugeMetricFamily:
+    text, labels = _FAMILIES[name]
+    return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels))
+
+
+def _render(family: GaugeMetricFamily) -> tuple[bytes, bytes]:
+    """Return the two lines of the header, and the lines of the samples."""
+    help_line, type_line, samples = generate_latest(_Family(family)).split(b"\n", 2)
+    return b"%b\n%b\n" % (help_line, type_line), samples
 
 
 _Sample = tuple[str, tuple[str, ...], float]
 """Name of the metric without prefix, label values without those of the object, and value."""
 
-_FAMILIES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
-    (
-        "condition",
+_FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "condition": (
         f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
         ("type", "status", "reason"),
     ),
-    ("startup_stage", f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
-    ("start_timestamp_seconds", "Begin of the start in progress in Unix time. Absent if there is none.", ()),
-    (
-        "start_late_after_seconds",
+    "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
+    "start_timestamp_seconds": ("Begin of the start in progress in Unix time. Absent if there is none.", ()),
+    "start_late_after_seconds": (
         "Seconds after which the start in progress is late: twice the last start with the same caches, at most its deadline.",
         (),
     ),
-    (
-        "start_seconds",
-        "Duration of the last start with the current caches in seconds: cold (they were empty) or warm.",
-        ("caches",),
-    ),
-    ("start_saved_seconds", "Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
-    ("caches_left_behind", "Number of damaged cache generations that were quarantined.", ()),
-)
+    "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
+    "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
+    "caches_left_behind": ("Number of damaged cache generations that were quarantined.", ()),
+}
+"""Help text and labels of each metric of a VLLMDeployment, beside those of the object."""
 
 
 def documented_reasons() -> frozenset[str]:
