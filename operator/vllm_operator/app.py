@@ -1,12 +1,14 @@
-"""The operator as a process: reads the settings, puts the parts together, starts and stops them in order.
+"""The operator as a process: read the settings, build the parts, start and stop them in order.
 
     probes and metrics -> leadership (the Lease) -> workers -> supervisor (API server, permissions, CRD, first list, watches)
 
-Without the Lease it stands by: it reads the Lease and nothing else, and writes nothing.
+Without the Lease, the process is a standby: it reads only the Lease, and writes nothing.
 
-It ends with 0 after SIGTERM or SIGINT, with 1 if it cannot listen on its port, a part dies, or another operator has taken
-the Lease over, with 2 if it is told something that it cannot use. What may come by itself (the API server, the CRD, a
-permission) is waited for.
+The parts run for as long as the operator. The end of one of them ends the operator, and the kubelet starts it again. What can be restarted
+without that is restarted by its owner: watches and mirror by the supervisor, the reading of a log by the followers.
+
+Exit status: 0 after SIGTERM or SIGINT; 1 if the port is taken, a part ended, or another operator took the Lease over; 2 if a setting or the
+kubeconfig is invalid. The operator waits for everything that may still come: the API server, the CRD, a permission.
 """
 
 import argparse
@@ -18,14 +20,12 @@ import signal
 import socket
 import sys
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import kopf
 import uvloop
-from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
@@ -44,15 +44,13 @@ from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
 from vllm_operator.runtime.leadership import Leadership
-from vllm_operator.runtime.log_output import configure
-from vllm_operator.runtime.loop_errors import handle_loop_error
+from vllm_operator.runtime.log_output import configure, describe_end, handle_loop_error
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.supervisor import Parts, Supervisor
-from vllm_operator.runtime.tasks import Tasks, describe_end
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, qualified_name
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
@@ -61,20 +59,18 @@ from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
 log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
-"""Everything must have stopped within this; the kubelet waits 30 s, a person at a terminal does not."""
-
-
+"""Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
 RELEASE_SECONDS = 1.0
-"""For giving the Lease back; else the next operator waits until it expires."""
+"""Maximum time to release the Lease. Otherwise the next operator waits until it expires."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments: there are none, all settings are environment variables."""
+    """Declare no arguments: all settings are environment variables."""
     parser.epilog = "Settings are environment variables VLLM_OPERATOR_*; see docs."
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run the operator until it is told to stop; return the exit status."""
+    """Run the operator until a signal stops it; return the exit status."""
     try:
         settings = _with_qualified_names(Settings.from_environment())
     except SettingsError as error:
@@ -89,18 +85,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _with_qualified_names(settings: Settings) -> Settings:
-    """The settings with full names of the ConfigMaps. Raises SettingsError."""
-    places: dict[str, Any] = {}
+    """Complete the names of the ConfigMaps and the Lease with a namespace. Raises SettingsError."""
+    names: dict[str, Any] = {}
     for field in ("rules_config_map", "signatures_config_map"):
         try:
-            places[field] = qualified_name(getattr(settings, field))
+            names[field] = qualified_name(getattr(settings, field))
         except ValueError as error:
             raise SettingsError(f"{PREFIX}{field.upper()}: {error}") from error
     try:
-        places["lease"] = qualified_name(settings.lease)
-    except ValueError:  # no Pod
-        places["lease"] = f"{context_namespace(configuration_paths())}/{settings.lease}"
-    return replace(settings, **places)
+        names["lease"] = qualified_name(settings.lease)
+    except ValueError:  # not in a Pod
+        names["lease"] = f"{context_namespace(configuration_paths())}/{settings.lease}"
+    return replace(settings, **names)
 
 
 async def serve(settings: Settings) -> int:
@@ -166,7 +162,7 @@ class Operator:
         self.metrics.observe_streams(self.followers.streams)
         self.user_data = (
             self._make_user_data(known.use, "rules", settings.rules_config_map, self.mirroring.add_all),
-            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._look_at_crashes_again),
+            self._make_user_data(crashes.use, "signatures", settings.signatures_config_map, self._read_crashes_again),
         )
         self.supervisor = Supervisor(
             Parts(
@@ -184,7 +180,7 @@ class Operator:
         _tune_garbage_collector()
 
     def _make_leadership(self) -> Leadership | None:
-        """None where there is no leader election."""
+        """Return None if leader election is off."""
         fence = self._client.fence
         if fence is None:
             return None
@@ -212,12 +208,12 @@ class Operator:
         )
 
     def _make_configs(self) -> ModelConfigs | None:
-        """None where no hub is to be asked."""
+        """Return None if the operator uses no model hub."""
         endpoint, wait = self._settings.hub_endpoint, self._settings.hub_wait_seconds
         return ModelConfigs(self._client, HttpHub(endpoint), wait_seconds=wait, changed=self.queue.add) if endpoint else None
 
-    async def _look_at_crashes_again(self) -> None:
-        """Whoever names a crash means the one that he has before him."""
+    async def _read_crashes_again(self) -> None:
+        """Apply new signatures also to current crashes."""
         self.followers.read_again()
         await self.mirroring.add_all()
 
@@ -235,7 +231,7 @@ class Operator:
         )
 
     async def run(self, stop: asyncio.Event) -> int:
-        """Run until told to stop; return the exit status."""
+        """Run until `stop` is set or a part ends; return the exit status."""
         health = HealthServer(self.metrics, self.readiness, stuck=self._stuck)
         try:
             await health.start(self._settings.http_host, self._settings.http_port)
@@ -245,34 +241,41 @@ class Operator:
             )
             return 1
         log.info("probes and metrics on port %d", health.port)
-        tasks = Tasks()
-        tasks.start("stop", stop.wait())
-        if self.leadership is not None:
-            tasks.start("leadership", self.leadership.run())
-        tasks.start("workers", self._lead(self.workers.run))
-        tasks.start("supervisor", self._lead(self.supervisor.run))
-        for data in self.user_data:
-            if data.is_wanted:
-                tasks.start("user data", self._lead(data.run))
-        ended = await tasks.first_end()
+        tasks = [asyncio.create_task(coroutine, name=name) for name, coroutine in self._parts(stop)]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
+            ended = next(task for task in tasks if task in done)
             failure = None if ended.cancelled() else ended.exception()
-            log.error("the task %r %s; the operator ends, to be started again", ended.get_name(), describe_end(ended), exc_info=failure)
+            log.error("the task %r %s; the operator exits, to be started again", ended.get_name(), describe_end(ended), exc_info=failure)
         log.info("stopping")
         if self._client.fence is not None:
             self._client.fence.close()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(STOP_SECONDS):
-                await tasks.stop()  # the first: a reconciliation that goes on would follow another log, or ask the hub
+                for task in tasks:
+                    task.cancel()
+                # First the tasks: a reconciliation in progress could follow another log, or ask the hub.
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await asyncio.gather(self.followers.close(), self._close_configs(), health.stop(), return_exceptions=True)
-        if self.leadership is not None:  # last: whoever takes over must be the only one that writes
+        if self.leadership is not None:  # at the end, because the next operator must be the only one that writes
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RELEASE_SECONDS):
                     await self.leadership.release()
         return 0 if stop.is_set() else 1
 
+    def _parts(self, stop: asyncio.Event) -> Iterator[tuple[str, Coroutine[Any, Any, object]]]:
+        """Yield name and coroutine of each part. All of them run for as long as the operator."""
+        yield "stop", stop.wait()
+        if self.leadership is not None:
+            yield "leadership", self.leadership.run()
+        yield "workers", self._lead(self.workers.run)
+        yield "supervisor", self._lead(self.supervisor.run)
+        for data in self.user_data:
+            if data.is_wanted:
+                yield "user data", self._lead(data.run)
+
     async def _lead(self, run: Callable[[], Awaitable[None]]) -> None:
-        """Run this once this process leads: whoever stands by costs nothing."""
+        """Run a part as soon as this process leads."""
         if self.leadership is not None:
             await self.leadership.begun.wait()
         await run()
@@ -287,8 +290,8 @@ class Operator:
 
     def _watches(self, kinds: Sequence[Kind]) -> Watches:
         return Watches(
+            self._client.configuration,
             notice=self._notice,
-            login=partial(_connection_info, self._client.configuration),
             kinds=kinds,
             namespaces=self._settings.namespaces,
             request_timeout_seconds=self._settings.request_timeout_seconds,
@@ -299,7 +302,7 @@ class Operator:
         self.mirroring.notice(kind, type, manifest)
 
     def _stuck(self) -> str | None:
-        """Why the operator should be started again; None if it works."""
+        """Return why the operator should be started again; None if it works."""
         limit = self._settings.stuck_seconds
         if (seconds := self.queue.longest_processing_seconds()) > limit:
             return f"a reconciliation has been going on for {seconds:.0f} s"
@@ -309,28 +312,9 @@ class Operator:
 
 
 def _tune_garbage_collector() -> None:
-    """Let Python's collector of circles look at less; it was a part of the latency that could be measured."""
-    # what was loaded so far lives for ever: the collector need not look at it again
+    """Run Python's cyclic garbage collector less often, because it caused a measurable part of the latency."""
+    # what was loaded so far is never garbage
     gc.collect()
     gc.freeze()
-    # what a reconciliation makes is dropped at once: looking for circles in it every 700 objects finds none
+    # what a reconciliation makes is freed by reference counts; a collection after every 700 objects finds nothing
     gc.set_threshold(20_000, 20, 20)
-
-
-def _connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
-    """The same connection for kopf. Called again after a 401, in kopf's thread."""
-    if configuration.refresh_api_key_hook is not None:
-        configuration.refresh_api_key_hook(configuration)
-    scheme, _, token = str(configuration.api_key.get("BearerToken") or "").rpartition(" ")
-    return kopf.ConnectionInfo(
-        server=configuration.host,
-        ca_path=configuration.ssl_ca_cert,
-        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
-        insecure=not configuration.verify_ssl,
-        username=configuration.username or None,
-        password=configuration.password or None,
-        scheme=(scheme or "Bearer").capitalize() if token else None,
-        token=token or None,
-        certificate_path=configuration.cert_file,
-        private_key_path=configuration.key_file,
-    )

@@ -137,7 +137,7 @@ async def test_the_end_of_a_task_that_cannot_be_replaced_is_the_operators_end(
         task.cancel()
         async with asyncio.timeout(5):
             assert await asyncio.shield(made.end) == 1
-    assert "the operator ends, to be started again" in caplog.text
+    assert "the operator exits, to be started again" in caplog.text
 
 
 @pytest.mark.parametrize("name", RESTARTED)

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from vllm_operator.runtime.loop_errors import handle_loop_error
+from vllm_operator.runtime.log_output import handle_loop_error
 
 
 @pytest.fixture
@@ -79,7 +79,7 @@ def test_a_connection_that_is_cancelled_in_its_handshake_is_told_at_the_level_of
         return [record for record in caplog.records if "Fatal error on SSL protocol" in record.getMessage()]
 
     uvloop.run(cancel_between_connection_and_handshake(server, lambda: bool(told())))
-    assert told(), "uvloop has mended it: loop_errors.py is no longer needed"
+    assert told(), "uvloop has mended it: handle_loop_error is no longer needed"
     assert {record.levelno for record in told()} == {logging.DEBUG}
 
 

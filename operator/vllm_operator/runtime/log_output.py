@@ -1,5 +1,6 @@
-"""How the operator's own log lines look: text for people or JSON for machines, each with the object it is about."""
+"""The operator's own log: its format, its level, and what of libraries and event loops goes into it."""
 
+import asyncio
 import json
 import logging
 import sys
@@ -7,47 +8,50 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
+from typing import Any
 
-_about: ContextVar[str] = ContextVar("about", default="")
+log = logging.getLogger(__name__)
 
-QUIET = {
+LIBRARY_LEVELS = {
     "kopf": logging.WARNING,
-    "kopf._core.reactor.running": logging.ERROR,  # it warns that signals are not its business, which is how it should be
+    "kopf._core.reactor.running": logging.ERROR,  # it warns that a thread receives no signals, which is intended
     "aiohttp.access": logging.WARNING,
     "asyncio": logging.WARNING,
     "kubernetes": logging.WARNING,
 }
-"""Libraries whose everyday chatter is of no use to an operator of the operator."""
+"""Minimum levels of libraries."""
+
+_key: ContextVar[str] = ContextVar("key", default="")
 
 
 @contextmanager
 def about(key: str) -> Iterator[None]:
-    """Everything that is logged inside is about this object, `namespace/name`."""
-    token = _about.set(key)
+    """Add the key of an object, `namespace/name`, to all lines that are logged inside."""
+    token = _key.set(key)
     try:
         yield
     finally:
-        _about.reset(token)
+        _key.reset(token)
 
 
 class TextFormatter(logging.Formatter):
-    """`2026-01-01T00:00:00.000Z INFO  default/llama  message`."""
+    """Formats records as `2026-01-01T00:00:00.000Z INFO    default/llama  message`, with the traceback in further lines."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line, and a traceback below where there is one."""
-        about = _about.get()
-        line = f"{_time(record)} {record.levelname:<7} {about + '  ' if about else ''}{record.getMessage()}"
+        """Format a record."""
+        key = _key.get()
+        line = f"{_time(record)} {record.levelname:<7} {key + '  ' if key else ''}{record.getMessage()}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line: time, level, logger, key, message, and the traceback where there is one."""
+    """Formats each record as one line of JSON: time, level, logger, message, and key and exception if there are any."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line."""
+        """Format a record."""
         line = {"time": _time(record), "level": record.levelname, "logger": record.name, "message": record.getMessage()}
-        if about := _about.get():
-            line["key"] = about
+        if key := _key.get():
+            line["key"] = key
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line, ensure_ascii=False)
@@ -60,8 +64,49 @@ def configure(*, as_json: bool, level: str) -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
-    for name, least in QUIET.items():
+    for name, least in LIBRARY_LEVELS.items():
         logging.getLogger(name).setLevel(max(least, root.level))
+
+
+def describe_end(task: asyncio.Task[Any]) -> str:
+    """Describe how a task ended, as the predicate of a sentence."""
+    if task.cancelled():
+        return "was cancelled"
+    error = task.exception()
+    return f"failed: {str(error) or type(error).__name__}" if error is not None else "ended"
+
+
+def handle_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Log an error that happened outside of any task; an exception handler of an event loop."""
+    if _is_of_cancelled_connect(context):
+        log.debug("%s: %s", context["message"], context["exception"])
+    else:
+        loop.default_exception_handler(context)
+
+
+def _is_of_cancelled_connect(context: dict[str, Any]) -> bool:
+    """Whether the error is that of a connection that nobody awaits any more.
+
+    A request may be cancelled between the TCP connection and the TLS handshake, by a timeout or because the operator stops.
+    uvloop (0.23, `Loop.create_connection` with `sock`) then closes the transport without telling its `SSLProtocol`. If the
+    handshake completes in the same iteration of the loop, the protocol writes to the closed transport and reports an error. If the
+    peer has closed the connection by then, it sets the error in the future that nobody awaits. Nothing is lost.
+    """
+    error = context.get("exception")
+    match context.get("message"):
+        case "Fatal error on SSL protocol":
+            return isinstance(error, RuntimeError) and str(error).endswith("the handler is closed")
+        case "Future exception was never retrieved":
+            return isinstance(error, ConnectionError) and _file_of(error).endswith("uvloop/sslproto.pyx")
+    return False
+
+
+def _file_of(error: BaseException) -> str:
+    """Return the file that raised an error; empty if unknown."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename if trace is not None else ""
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -23,9 +23,9 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.runtime.health import Readiness
+from vllm_operator.runtime.log_output import describe_end
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
-from vllm_operator.runtime.tasks import describe_end
 
 log = logging.getLogger(__name__)
 

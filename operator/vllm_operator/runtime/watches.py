@@ -1,48 +1,71 @@
-"""Watches: what happens in the cluster, event by event. The only place, with the app, that knows kopf.
+"""Watches on the objects of the cluster, by kopf. This is the only module that uses kopf.
 
-kopf is used as plumbing: discovery, list and watch, bookmarks, reconnects. Its handlers hand an event on and return
-nothing, so it writes nothing to any object: no finalizer, no annotation. It runs in a thread and an event loop
-of its own, because when it ends it cancels every task of its loop, and reconciliations must not end with it.
+kopf provides discovery, list and watch, bookmarks, reconnection and the detection of dead connections. The operator embeds it:
 
-Nodes are not watched: they are large, and change with every heartbeat.
+* In a thread with an event loop of its own. When kopf ends, it cancels all tasks of its loop, and reconciliations must go on.
+* With `on.event` handlers only, which hand the event over to the operator's loop. kopf's other handlers would write annotations or
+  finalizers to objects of users.
+* With storages that store nothing (`NoDifferences`, `NoProgress`). kopf would otherwise copy each object twice for each event, to find
+  out what changed for handlers that do not exist here.
+* With a second list after each of kopf's lists (`runtime/mirroring.py`), because kopf does not report objects that were deleted
+  while a watch was interrupted.
+
+Measured with 20,000 events about 2,000 Pods of 3 KiB on one core: kopf takes 0.32 ms of CPU time per event, with its default storages
+0.51 ms. A plain list and watch on aiohttp takes 0.02 ms. A backlog of 20,000 events takes 230 MiB, because kopf accepts events faster than
+it handles them; a plain loop has no backlog. At rest kopf takes 3 MiB. The alternative is about 150 lines that have to reproduce what is
+listed first, with tests against an API server that fails. It pays as soon as a cluster has hundreds of events per second.
+
+Nodes are not watched, because they are large and change with every heartbeat.
 """
 
 import asyncio
 import contextlib
+import ssl
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import kopf
 import uvloop
+from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import Kind, Manifest
 from vllm_operator.cluster.selectors import selector_of
-from vllm_operator.runtime.kopf_storage import NoDifferences, NoProgress
-from vllm_operator.runtime.loop_errors import handle_loop_error
+from vllm_operator.runtime.log_output import handle_loop_error
 
 CHUNK = 500
+"""Objects per request of a list."""
 EXIT_SECONDS = 1.5
+"""Maximum time to wait for the end of kopf."""
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
-"""Waits between tries to reach the API server. Short ones: after an outage this is how late we are."""
+"""Delays between attempts to reach the API server. They are short, because a longer one delays the first event after an outage."""
 
 
 class Watches:
-    """The watches, for as long as `run` runs."""
+    """Watches on some kinds, for as long as `run` runs."""
 
     def __init__(
         self,
+        configuration: Configuration,
         *,
         notice: Callable[[Kind, str | None, Manifest], None],
-        login: Callable[[], kopf.ConnectionInfo],
         kinds: Sequence[Kind],
         namespaces: Sequence[str] = (),
         request_timeout_seconds: float = 15.0,
     ) -> None:
-        """`notice` is called with each event (kind, type, object) in the event loop that calls `run`; `login` in kopf's thread."""
+        """Prepare the watches.
+
+        Args:
+            configuration: The connection to the API server.
+            notice: Called in the event loop of `run` with the kind, type and object of each watch event. The type is None for an object
+                of a list.
+            kinds: The kinds to watch.
+            namespaces: The namespaces to watch; all if empty.
+            request_timeout_seconds: Timeout of connections and of requests other than watches.
+        """
+        self._configuration = configuration
         self._notice = notice
-        self._login = login
         self._kinds = tuple(kinds)
         self._namespaces = tuple(namespaces)
         self._timeout = request_timeout_seconds
@@ -52,50 +75,48 @@ class Watches:
         """Watch until cancelled, or until kopf gives up.
 
         Raises:
-            Exception: What made kopf give up.
+            Exception: The error that ended kopf.
         """
         loop = asyncio.get_running_loop()
-        ended: asyncio.Future[None] = loop.create_future()
-
-        def tell(error: BaseException | None) -> None:
-            if not ended.done():
-                ended.set_result(None) if error is None else ended.set_exception(error)
+        ended: asyncio.Future[BaseException | None] = loop.create_future()
 
         def serve() -> None:
+            error: BaseException | None = None
             try:
                 uvloop.run(self._serve(loop))
-            except BaseException as error:  # it must not be lost with the thread
-                failure = error if isinstance(error, Exception) else RuntimeError(f"the watches ended with {error!r}")
-                _call(loop, lambda: tell(failure))
-            else:
-                _call(loop, lambda: tell(None))
+            except BaseException as raised:  # it would be lost with the thread
+                error = raised
+            _call(loop, lambda: None if ended.done() else ended.set_result(error))
 
         thread = threading.Thread(target=serve, name="watches", daemon=True)
         thread.start()
         try:
-            await ended
+            error = await asyncio.shield(ended)
         finally:
             self._stop.set()
-            if thread.is_alive():
-                await asyncio.wait({ended}, timeout=EXIT_SECONDS)
+            await asyncio.wait({ended}, timeout=EXIT_SECONDS)
+            if ended.done():
+                thread.join()
+        if error is not None:
+            raise error if isinstance(error, Exception) else RuntimeError(f"the watches ended with {error!r}")
 
     async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
         asyncio.get_running_loop().set_exception_handler(handle_loop_error)
         await kopf.operator(
-            registry=self._registry(loop),
-            settings=self._settings(),
+            registry=self._make_registry(loop),
+            settings=self._make_settings(),
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
             stop_flag=self._stop,
         )
 
-    def _registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
+    def _make_registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
         registry = kopf.OperatorRegistry()
 
         @kopf.on.login(registry=registry)
         def login(**_: Any) -> kopf.ConnectionInfo:
-            return self._login()
+            return connection_info(self._configuration)
 
         for kind in self._kinds:
             self._watch(registry, loop, kind)
@@ -103,29 +124,100 @@ class Watches:
 
     def _watch(self, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop, kind: Kind) -> None:
         async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            _call(loop, lambda: self._notice(kind, event["type"], cast(Manifest, event["object"])))
+            _call(loop, lambda: self._pass_on(kind, event["type"], cast(Manifest, event["object"])))
 
         kopf.on.event(kind.group, kind.api_version.rpartition("/")[2], kind.plural, id=kind.plural, registry=registry)(handle)
 
-    def _settings(self) -> kopf.OperatorSettings:
+    def _pass_on(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
+        if not self._stop.is_set():  # later events would mix with those of the watches that replace these
+            self._notice(kind, type, manifest)
+
+    def _make_settings(self) -> kopf.OperatorSettings:
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
-        settings.scanning.disabled = True  # the CRD is there before this starts; needs no right to read all CRDs
+        settings.scanning.disabled = True  # the CRD exists already, and watching all CRDs would need a permission
         settings.watching.chunk_size = CHUNK
         settings.networking.request_timeout = self._timeout
         settings.networking.connect_timeout = self._timeout
         settings.networking.error_backoffs = RECONNECT_SECONDS
-        settings.process.ultimate_exiting_timeout = None  # that would end the process, not the thread
-        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"  # never used; but it must not be a foreign name
+        settings.process.ultimate_exiting_timeout = None  # it would end the process instead of the thread
+        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"  # not used; the default has kopf's domain
         settings.persistence.progress_storage = NoProgress()
         settings.persistence.diffbase_storage = NoDifferences()
         for kind in self._kinds:
             if selector := selector_of(kind):
-                words = ",".join(f"{label}={value}" for label, value in selector.items())
-                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = words
+                text = ",".join(f"{label}={value}" for label, value in selector.items())
+                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = text
         return settings
 
 
+class _ConnectionInfo(kopf.ConnectionInfo):
+    def as_ssl_context(self) -> ssl.SSLContext:
+        """Verify certificates as the operator's client does (`cluster/connection.py`), which Python 3.13 does not by default."""
+        context = super().as_ssl_context()
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return context
+
+
+def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+    """Return the connection of the operator's client in kopf's form. kopf asks again after each 401."""
+    if configuration.refresh_api_key_hook is not None:
+        configuration.refresh_api_key_hook(configuration)
+    scheme, _, token = str(configuration.api_key.get("BearerToken") or "").rpartition(" ")
+    return _ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        ca_data=None if configuration.ssl_ca_cert else configuration.ca_cert_data,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=(scheme or "Bearer").capitalize() if token else None,
+        token=token or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+        proxy_url=configuration.proxy,
+    )
+
+
+_NOTHING = cast(kopf.BodyEssence, {})
+
+
+class NoDifferences(kopf.DiffBaseStorage):
+    """Stores no earlier state of an object, so that kopf computes no differences."""
+
+    def build(self, **_: Any) -> kopf.BodyEssence:
+        """Return nothing to compare."""
+        return _NOTHING
+
+    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
+        """Return nothing."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+
+class NoProgress(kopf.ProgressStorage):
+    """Stores no progress of handlers."""
+
+    def fetch(self, **_: Any) -> Any:
+        """Return nothing."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Store nothing."""
+
+    def purge(self, **_: Any) -> None:
+        """Store nothing."""
+
+    def touch(self, **_: Any) -> None:
+        """Store nothing."""
+
+    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
+        """Return the object's essence as it is."""
+        return essence
+
+
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the main loop has ended already
+    with contextlib.suppress(RuntimeError):  # the operator's loop is closed
         loop.call_soon_threadsafe(function)

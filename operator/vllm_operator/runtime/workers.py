@@ -7,11 +7,10 @@ import time
 from typing import Protocol
 
 from vllm_operator.cluster.client import ClusterError, Conflict, Key, Unavailable
-from vllm_operator.runtime.log_output import about
+from vllm_operator.runtime.log_output import about, describe_end
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.queue import QueueClosed, WorkQueue
 from vllm_operator.runtime.reconciler import Result
-from vllm_operator.runtime.tasks import describe_end
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,163 @@
+"""Watches by kopf, on a server that answers as an API server does: what reaches the operator, over which connection, and their end."""
+
+import asyncio
+import gc
+import json
+import logging
+import ssl
+import threading
+from collections.abc import AsyncIterator
+from typing import Any
+
+import kopf
+import pytest
+from aiohttp import web
+from kubernetes.aio.client.configuration import Configuration
+
+from vllm_operator.cluster.client import POD, Kind, Manifest
+from vllm_operator.runtime.watches import Watches, connection_info
+
+CORE = {
+    "kind": "APIResourceList",
+    "groupVersion": "v1",
+    "resources": [
+        {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list", "watch"]},
+        {"name": "namespaces", "singularName": "namespace", "namespaced": False, "kind": "Namespace", "verbs": ["get", "list", "watch"]},
+    ],
+}
+ANSWERS = {
+    "/api": {"kind": "APIVersions", "versions": ["v1"]},
+    "/apis": {"kind": "APIGroupList", "groups": []},
+    "/api/v1": CORE,
+}
+
+
+def pod(name: str, version: int) -> Manifest:
+    metadata = {"name": name, "namespace": "default", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata}
+
+
+class Server:
+    """Lists one Pod, and then tells of those in `events`."""
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.hosts: set[str] = set()
+        self.url = ""
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.hosts.add(request.host)
+        if request.path != "/api/v1/pods":
+            return web.json_response(ANSWERS[request.path])
+        if "watch" not in request.query:
+            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "10"}, "items": [pod("listed", 5)]})
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(json.dumps(await self.events.get()).encode() + b"\n")
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made, app = Server(), web.Application()
+    app.router.add_get("/{path:.*}", made.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    made.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    yield made
+    await runner.cleanup()
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str | None, str]] = []
+        self.changed = asyncio.Event()
+
+    def __call__(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
+        self.events.append((kind.kind, type, manifest["metadata"]["name"]))
+        self.changed.set()
+
+    async def until(self, number: int) -> None:
+        async with asyncio.timeout(20):
+            while len(self.events) < number:
+                self.changed.clear()
+                await self.changed.wait()
+
+
+def configuration_for(url: str, proxy: str | None = None) -> Configuration:
+    configuration = Configuration()
+    configuration.host, configuration.proxy = url, proxy
+    configuration.api_key = {"BearerToken": "Bearer t"}
+    return configuration
+
+
+def threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name == "watches"]
+
+
+@pytest.mark.parametrize("by_proxy", [False, True])
+async def test_listed_objects_and_events_arrive_over_the_clients_connection(server: Server, by_proxy: bool) -> None:
+    configuration = configuration_for("http://api.invalid", proxy=server.url) if by_proxy else configuration_for(server.url)
+    seen = Seen()
+    task = asyncio.create_task(Watches(configuration, notice=seen, kinds=[POD]).run())
+    await seen.until(1)
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+    await seen.until(2)
+    server.events.put_nowait({"type": "DELETED", "object": pod("new", 12)})
+    await seen.until(3)
+    assert seen.events == [("Pod", None, "listed"), ("Pod", "ADDED", "new"), ("Pod", "DELETED", "new")]
+    assert server.hosts == ({"api.invalid"} if by_proxy else {server.url.removeprefix("http://")})
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    assert threads() == []
+
+
+def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.13 verifies strictly by default, which the certificate authorities of some clusters do not satisfy."""
+
+    def strict(*_: object, **__: object) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr(ssl, "create_default_context", strict)
+    context = connection_info(configuration_for("https://api.invalid")).as_ssl_context()
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+
+
+class Stubborn(Watches):
+    """Its thread ends a while after it was told to, with an error."""
+
+    ended = False
+
+    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
+        await asyncio.to_thread(self._stop.wait)
+        await asyncio.sleep(0.2)  # so that whoever does not wait for the end goes on before it
+        loop.call_soon_threadsafe(lambda: self._pass_on(POD, "ADDED", pod("late", 1)))
+        self.ended = True
+        raise kopf.LoginError("no credentials")
+
+
+async def test_the_end_of_watches_is_awaited_and_what_comes_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    seen = Seen()
+    watches = Stubborn(configuration_for("http://api.invalid"), notice=seen, kinds=[POD])
+    task = asyncio.create_task(watches.run())
+    await asyncio.sleep(0)
+    with caplog.at_level(logging.DEBUG):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert watches.ended
+        await asyncio.sleep(0)
+        del task
+        gc.collect()
+    assert seen.events == []
+    assert "never retrieved" not in caplog.text
+
+
+async def test_the_error_that_ends_kopf_ends_the_watches() -> None:
+    watches = Stubborn(configuration_for("http://api.invalid"), notice=Seen(), kinds=[POD])
+    watches._stop.set()
+    with pytest.raises(kopf.LoginError):
+        await watches.run()
