@@ -53,7 +53,7 @@ async def test_the_log_of_the_next_run_is_not_taken_for_that_of_a_run_that_was_o
 
 
 async def test_the_end_of_a_log_is_not_looked_for_in_that_of_the_next_run(world: World) -> None:
-    world.cluster.script_log("default", "p", [line(1, "a")], [], [], [], [], NEXT)
+    world.cluster.script_log("default", "p", [line(1, "a")], *[[]] * 8, NEXT)
     world.cluster.script_log("default", "p", WHOLE, previous=True)
     world.show(pod(state=RUNNING))
     world.cluster.put(pod(state=ENDED))
@@ -71,7 +71,7 @@ async def test_the_previous_log_of_a_pod_that_restarted_twice_is_not_that_of_the
     assert world.state(0) is None
 
 
-@pytest.mark.parametrize("errors", [[Unavailable("500")] * 8, [Invalid("not found")], [NotFound("( pods/log p)")]])
+@pytest.mark.parametrize("errors", [[Unavailable("500")] * 8, [Invalid("not found")] * 7, [NotFound("( pods/log p)")]])
 async def test_a_log_of_an_ended_run_that_cannot_be_read_at_first_is_tried_again(world: World, errors: list[ClusterError]) -> None:
     world.cluster.script_log("default", "p", *[[error] for error in errors], WHOLE)
     world.show(pod(state=ENDED))
@@ -86,7 +86,7 @@ async def test_a_log_that_breaks_off_at_its_end_is_read_to_the_end(world: World)
 
 
 async def test_a_log_that_could_not_be_read_before_the_restart_is_read_afterwards(world: World) -> None:
-    world.cluster.script_log("default", "p", *[[Invalid("not found")]] * 4, NEXT)
+    world.cluster.script_log("default", "p", *[[Invalid("not found")]] * 8, NEXT)
     world.cluster.script_log("default", "p", WHOLE, previous=True)
     world.show(pod(state=ENDED))
     await world.until(lambda: world.followers.caught_up(KEY) and world.followers.streams() == (0, 0) and world.parsers[0].ended)
@@ -102,7 +102,7 @@ async def test_a_log_that_does_not_exist_is_given_up(world: World) -> None:
         world.show(pod(state=RUNNING, restarts=1, last=ENDED))
         await world.until(lambda: any(parser.ended for parser in world.parsers))
     assert world.state(0) is None
-    assert sum(request.previous for request in world.cluster.log_requests) == 4
+    assert sum(request.previous for request in world.cluster.log_requests) == 8
 
 
 async def test_a_crash_after_the_pod_has_served_is_read(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,8 +58,8 @@ REST_FACTOR = 2.0
 """A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
 FORBIDDEN_SECONDS = 60.0
 MAX_APOLOGIES = 5
-ENDED_TRIES = 4
-"""Reads of the log of a run that has ended, in some four seconds, that the kubelet refuses or answers with nothing: under load it
+ENDED_TRIES = 8
+"""Reads of the log of a run that has ended, in some forty seconds, that the kubelet refuses or answers with nothing: under load it
 lags behind its Pod's status. Reads that fail on the way to it do not count."""
 LATE_SECONDS = 2
 """A line that was written so long after the end of a run is not its own. Ends are given in whole seconds."""
@@ -177,7 +177,7 @@ class Follower:
                 tries = 0 if self._latest.lines > before else tries + 1
                 misses += dead and has_missed
                 self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
-                if apologies >= MAX_APOLOGIES or self._has_read_end or await self._over():
+                if (apologies >= MAX_APOLOGIES and not self._dead) or self._has_read_end or await self._over():
                     break
                 self._catch_up()  # nothing to be had now: waiting for it would hold up the report
                 await asyncio.sleep(wait or self._backoff(tries))
