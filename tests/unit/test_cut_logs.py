@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.pasted import KNOWLEDGE, read_either_way
+from support.pasted import KNOWLEDGE, read_either_way, read_pasted
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash
 
@@ -132,7 +132,7 @@ def test_a_client_that_cannot_connect_is_not_the_engine() -> None:
 def test_a_record_that_is_cut_off_at_its_beginning_keeps_its_level(rest: str, is_crash: bool) -> None:
     """https://github.com/vllm-project/aibrix/issues/927."""
     line = f"{rest} 04-01 02:45:50 ray_utils.py:320] The number of required GPUs exceeds the total number of available GPUs in the group.\n"
-    assert (crash(line) is not None) is is_crash
+    assert (read_pasted(line).final_state.crash is not None) is is_crash
 
 
 def test_what_follows_the_head_of_a_traceback_in_its_line_is_read() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.pasted import read_delivered, read_pasted
-from vllm_operator.cli.paste.wraps import rejoined
+from vllm_operator.cli.paste.layout import rejoined
 from vllm_operator.startup.parser import StartupParser
 
 CORPUS = Path(__file__).parent.parent / "corpus"
@@ -153,7 +153,7 @@ FORMS: dict[str, Callable[[str], str]] = {
 
 
 IN_CONTAINERS = {
-    *("Docker's JSON", "Loki's JSON", "Google's JSON", "Datadog's JSON", "Fluent Bit's JSON", "journald's JSON"),
+    *("Docker's JSON", "Fluent Bit's JSON"),
     *("docker compose", "pm2", "Ray", "Ray, coloured", "torchrun", "Slurm", "mpirun", "a chat", "a web server"),
     *("kubectl --timestamps", "stern", "colours", "no process names", "typographic quotes", "tabs", "three restarts"),
     *("Windows line ends", "blanks at the ends of lines", "empty lines between", "no indentation"),

@@ -228,7 +228,7 @@ SITUATIONS = {
         "Crashed",
         "True",
         "UnknownCrash",
-        ("the frobnicator must be even", "What to do: Correct the argument, the environment variable or the file"),
+        ("the frobnicator must be even", "What to do: Correct the flag, environment variable or model file"),
     ),
     "an unknown crash is told as soon as its log was read to the end": Situation(
         o.observe(o.crashed_pod(seconds=-1), states={X1: StartupState(crash=REFUSED_CONFIGURATION, is_final=True)}),

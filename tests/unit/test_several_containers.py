@@ -4,7 +4,7 @@ import pytest
 
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.diagnosis_page import page_of_several
-from vllm_operator.cli.sources import Sources
+from vllm_operator.cli.paste.log import PastedLogs
 from vllm_operator.startup.parser import StartupParser
 
 KNOWLEDGE = load_startup()
@@ -18,7 +18,7 @@ PROXY = "[pod/b/proxy] Traceback (most recent call last):\n[pod/b/proxy] ValueEr
 
 def read(text: str | bytes, size: int = 1 << 20) -> list[tuple[str, StartupParser]]:
     data = text.encode() if isinstance(text, str) else text
-    sources = Sources(lambda: StartupParser(KNOWLEDGE))
+    sources = PastedLogs(lambda: StartupParser(KNOWLEDGE))
     for start in range(0, len(data), size):
         sources.feed(data[start : start + size])
     return sources.end()

@@ -8,20 +8,16 @@ from datetime import UTC, datetime
 import pytest
 
 from support.engine_logs import HEALTHY_START, READY, engine_failure
-from vllm_operator.catalog.startup import load_startup
+from support.pasted import KNOWLEDGE, read_delivered, read_pasted
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
 
-KNOWLEDGE = load_startup()
 FAILED = HEALTHY_START + engine_failure("ValueError: No available memory for the cache blocks.")
 GOOD = HEALTHY_START + READY
 
 
 def read(data: str | bytes) -> StartupState:
-    parser = StartupParser(KNOWLEDGE)
-    parser.feed(data)
-    parser.end()
-    return parser.final_state
+    return read_delivered(data).final_state
 
 
 def each_line(log: str, form: str) -> str:
@@ -58,17 +54,11 @@ FORMS: dict[str, Callable[[str], str | bytes]] = {
     "as it is": lambda log: log,
     "from Windows": lambda log: log.replace("\n", "\r\n"),
     "kubectl logs --timestamps": lambda log: each_line(log, "2026-11-21T09:21:01.71406252Z LINE"),
-    "kubectl logs --prefix": lambda log: each_line(log, "[pod/vllm-7d9c/vllm] LINE"),
-    "kubectl logs --prefix --timestamps": lambda log: each_line(log, "[pod/vllm-7d9c/vllm] 2026-11-21T09:21:01Z LINE"),
-    "docker compose": lambda log: each_line(log, "vllm-1  | LINE"),
     "docker's own file": docker,
     "a CRI file": lambda log: each_line(log, "2026-11-21T09:21:01.71406252+01:00 stdout F LINE"),
     "a CRI file with parts of lines": cri_in_parts,
-    "the journal": lambda log: each_line(log, "Feb 22 06:35:27 node-7 vllm[2827]: LINE"),
     "torchrun": lambda log: each_line(log, "[rank0]: LINE"),
     "a build robot": lambda log: each_line(log, "[2025-06-26T16:27:15Z] LINE"),
-    "quoted in an issue": lambda log: each_line(log, "> LINE"),
-    "a list in an issue": lambda log: each_line(log, "- 2024-06-22T20:17:30.186+00:00 LINE"),
     "without seconds": lambda log: log.replace("09:21:01 [", "09:21 ["),
     "a format of one's own": configured("{time} {level:8} 2422 {name} "),
     "a format of one's own with bars": configured("{time} | {level} | {name}:42 | "),
@@ -84,9 +74,20 @@ FORMS: dict[str, Callable[[str], str | bytes]] = {
     "of an older vLLM": lambda log: log.replace("[core.py:1136]", "core.py:1136]").replace("(EngineCore pid=7) ", ""),
 }
 
+PASTED: dict[str, Callable[[str], str | bytes]] = {
+    "kubectl logs --prefix": lambda log: each_line(log, "[pod/vllm-7d9c/vllm] LINE"),
+    "kubectl logs --prefix --timestamps": lambda log: each_line(log, "[pod/vllm-7d9c/vllm] 2026-11-21T09:21:01Z LINE"),
+    "docker compose": lambda log: each_line(log, "vllm-1  | LINE"),
+    "the journal": lambda log: each_line(log, "Feb 22 06:35:27 node-7 vllm[2827]: LINE"),
+    "quoted in an issue": lambda log: each_line(log, "> LINE"),
+    "a list in an issue": lambda log: each_line(log, "- 2024-06-22T20:17:30.186+00:00 LINE"),
+    "a shell script": lambda log: each_line(log, "LINE").replace("(EngineCore", "'(EngineCore"),
+    **FORMS,
+}
+
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_failure_is_found_in_every_form(form: str) -> None:
+def test_a_failure_is_found_in_every_form_that_a_container_writes(form: str) -> None:
     state = read(FORMS[form](FAILED))
 
     assert state.crash is not None
@@ -94,9 +95,18 @@ def test_a_failure_is_found_in_every_form(form: str) -> None:
     assert state.stage is Stage.WEIGHT_LOAD
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", PASTED)
+def test_a_failure_is_found_in_every_form_that_is_pasted(form: str) -> None:
+    state = read_pasted(PASTED[form](FAILED)).final_state
+
+    assert state.crash is not None
+    assert state.crash.signature == "NoKvCacheMemory"
+    assert state.stage is Stage.WEIGHT_LOAD
+
+
+@pytest.mark.parametrize("form", PASTED)
 def test_a_good_start_is_good_in_every_form(form: str) -> None:
-    state = read(FORMS[form](GOOD))
+    state = read_pasted(PASTED[form](GOOD)).final_state
 
     assert state.crash is None
     assert state.stage is Stage.READY

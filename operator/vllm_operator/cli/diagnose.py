@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any, BinaryIO
 
 from vllm_operator.cli.diagnosis_page import page, page_of_several
-from vllm_operator.cli.sources import Sources
+from vllm_operator.cli.paste.log import PastedLogs
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState
@@ -35,13 +35,13 @@ def run(arguments: argparse.Namespace) -> int:
     except UserSignaturesError as error:
         print(f"vllm-operator diagnose: {error}", file=sys.stderr)
         return 2
-    sources = Sources(lambda: StartupParser(knowledge))
+    logs = PastedLogs(lambda: StartupParser(knowledge))
     try:
         if arguments.log == "-":
-            size = _read(sources, sys.stdin.buffer)
+            size = _read(logs, sys.stdin.buffer)
         else:
             with open(arguments.log, "rb") as file:
-                size = _read(sources, file)
+                size = _read(logs, file)
     except OSError as error:
         print(f"vllm-operator diagnose: {arguments.log} cannot be read: {error.strerror or error}", file=sys.stderr)
         return 2
@@ -53,13 +53,13 @@ def run(arguments: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return 2
-    logs = sources.end()
-    name, parser = logs[0]
+    found = logs.end()
+    name, parser = found[0]
     try:
         if arguments.output == "json":
-            print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(logs) > 1 else {})))
-        elif len(logs) > 1:
-            print(page_of_several(logs, colours=sys.stdout.isatty()))
+            print(json.dumps(as_json(parser.final_state) | ({"container": name} if len(found) > 1 else {})))
+        elif len(found) > 1:
+            print(page_of_several(found, colours=sys.stdout.isatty()))
         else:
             print(page(parser, parser.final_state, colours=sys.stdout.isatty()))
         sys.stdout.flush()
@@ -87,10 +87,10 @@ def as_json(state: StartupState) -> dict[str, Any]:
     }
 
 
-def _read(sources: Sources, file: BinaryIO) -> int:
+def _read(logs: PastedLogs, file: BinaryIO) -> int:
     size = 0
     chunks: Iterable[bytes] = iter(lambda: file.read(_CHUNK), b"")
     for chunk in chunks:
         size += len(chunk)
-        sources.feed(chunk)
+        logs.feed(chunk)
     return size

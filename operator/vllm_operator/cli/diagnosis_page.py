@@ -3,7 +3,6 @@
 import textwrap
 from datetime import datetime
 
-from vllm_operator.cli.sources import tells_no_start
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 
@@ -35,7 +34,7 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
     parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
     timeline = _timeline(state)
-    if timeline and not tells_no_start(state):
+    if timeline and state.has_start:
         parts.append(f"{bold}The start{plain}\n{timeline}")
     if state.crash is not None:
         parts += _crash(state.crash, bold, plain)
@@ -60,13 +59,13 @@ def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> 
 def _headline(state: StartupState, red: str, green: str) -> str:
     name = _NAMES.get(state.stage, state.stage.value)
     if state.crash is not None:
-        when = "" if tells_no_start(state) else " while serving" if state.stage is Stage.READY else f" during {name}"
+        when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
         return f"{red}Crashed{when}: {state.crash.signature}"
     if state.stage is Stage.READY:
         return f"{green}Started: the server became ready"
     if state.cut_off_at is not None:
-        return f"{red}Failed{'' if tells_no_start(state) else f' during {name}'}, and the log ends before it says why"
-    if tells_no_start(state):
+        return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before it says why"
+    if not state.has_start:
         return "No crash in this log, and nothing of a vLLM start"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
     return f"Not ready yet, and no crash: the log ends during {name}{progress}"
@@ -75,7 +74,7 @@ def _headline(state: StartupState, red: str, green: str) -> str:
 def _facts(state: StartupState) -> str:
     version = f"vLLM {state.engine_version}, " if state.engine_version else ""
     lines = f"{version}{state.lines} line{'' if state.lines == 1 else 's'}"
-    if not tells_no_start(state):
+    if state.has_start:
         return _indented(lines, "  ")
     if state.crash is not None or state.cut_off_at is not None:
         return _indented(f"{lines}. How far the start came is not in the log.", "  ")

@@ -12,8 +12,8 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.events import EventLog, refine
 from vllm_operator.pods.reading import Manifest
 from vllm_operator.pods.view import Phase, PodView, read_pod
-from vllm_operator.startup.silence import allowed_silence_seconds, infer_silence
 from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silence
 
 _ON_THE_WAY = frozenset(
     {

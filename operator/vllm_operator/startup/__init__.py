@@ -1,11 +1,12 @@
-"""From lines of an engine's log to the stage of its start, its progress, or its crash. Pure.
+"""From the log of an engine to the stage of its start, its progress, or its crash. Pure.
 
-the log          parser follows it, line by line; lines (from bytes to what was written), meanings, times
-                 literals (how hundreds of texts are found at once)
-how far it is    timeline (stages), progress (bars), counts (of several processes), silence (when nothing is said)
-what went wrong  crash (the root cause), termination (what the Pod's status says of it)
-the answer       state; redaction makes the words of a log fit to be shown
+lines        from bytes to lines, and from a line to process, level, time and text
+parser       dispatches lines
+start        tracks the latest start in the log: what records mean, stage, crash
+timeline     stages, and silence; progress: bars; times: the clock of the log
+crash        the root cause of a crash
+termination  combines the log with the status of the container
+state        the result
 
-Logs are untrusted input: nothing here raises on any input, backtracks without bound, or keeps more than a
-bounded state for one container run.
+Logs are untrusted input. Nothing here raises on any input, backtracks without bound, or keeps an unbounded state for a run.
 """

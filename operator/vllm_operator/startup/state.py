@@ -1,4 +1,4 @@
-"""What the log of one container run has told so far."""
+"""What the log of one run of a container has told so far."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -8,8 +8,8 @@ from enum import StrEnum
 class Stage(StrEnum):
     """Stages of a start, in order.
 
-    SCHEDULING and IMAGE_PULL come from the Pod's status; everything from PROCESS_START on from the log.
-    READY is what the log claims ("Application startup complete."); whether a Pod serves, its probe decides.
+    SCHEDULING and IMAGE_PULL come from the status of the Pod, the others from the log. READY is what the log says ("Application startup
+    complete."). Whether a Pod serves is decided by its readiness probe.
     """
 
     SCHEDULING = "Scheduling"
@@ -31,7 +31,7 @@ class Stage(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is that counts. `label` is what the engine calls the thing being counted."""
+    """Progress of a stage. `label` names what is counted."""
 
     completed: int
     total: int
@@ -41,11 +41,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Crash:
-    """A crash as found in a log, or in the status of a container.
+    """A crash found in a log or in the status of a container.
 
-    `line` is the telling line (the root cause, not its echo), `line_number` counts from 1 in this run.
-    `captures` are the named groups of the signature's pattern. All texts are free of secrets and control
-    characters and bounded.
+    `line` is the line of the root cause, and `line_number` its number from 1 in this log. `captures` are the named groups of the pattern.
+    All texts are bounded and contain no secrets or control characters.
     """
 
     signature: str
@@ -62,7 +61,7 @@ class Crash:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvidence:
-    """Counts of what the log says about caches: loaded from, built and stored, failed to load."""
+    """Numbers of cache entries that were loaded, built, and not loadable."""
 
     hits: int = 0
     misses: int = 0
@@ -71,14 +70,12 @@ class CacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StartupState:
-    """What one container run has told so far.
+    """What one run has told so far.
 
-    `stage_since` and `last_line_at` are the timestamps of the log lines (UTC); `silent_stage_inferred` is
-    set while the engine is in work that it does not log (FlashInfer JIT), as far as can be inferred.
-    `observed_backends` pairs a component with the backend that the log names. `entered` are the stages in the
-    order in which they were entered, with their times. `notices` are signatures of lines that are worth knowing and no
-    crash. `is_final`: the process has ended, and its log was read to the end. `cut_off_at` is the line which says that
-    a process failed, where such a log ends before it says with what error.
+    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does not
+    log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the order in
+    which they were entered, with their times. `notices`: signatures of lines that matter but are no crash. `is_final`: the process has
+    ended and its log was read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -97,3 +94,8 @@ class StartupState:
     notices: tuple[str, ...] = ()
     is_final: bool = False
     cut_off_at: int | None = None
+
+    @property
+    def has_start(self) -> bool:
+        """Whether a line belongs to a start. If not, this is an excerpt, the end of a log, or the log of another program."""
+        return self.stage is not Stage.PROCESS_START or self.engine_version is not None or bool(self.observed_backends)

@@ -1,14 +1,13 @@
-"""Why a container ended, from its status and from its log together.
+"""Why a container ended, from its status and its log.
 
-The log knows more where it knows anything, with one exception: a container that the kernel killed for its memory
-writes whatever it was writing, and its children's deaths look like crashes.
+If the log explains the crash, it is more precise than the status, with one exception: when the kernel kills processes of a container for
+its memory use, the log shows the deaths of other processes, which look like crashes.
 """
 
 from vllm_operator.catalog.signatures import Signature
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.templates import fill_in
-from vllm_operator.startup.crash.evidence import UNKNOWN
-from vllm_operator.startup.crash.findings import TERMINATED
+from vllm_operator.startup.crash.evidence import TERMINATED, UNKNOWN
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash
 from vllm_operator.text.redaction import present
@@ -17,7 +16,7 @@ _OOM = "OomKilledNoLog"
 _BY_EXIT_CODE = {132: "IllegalInstruction", 135: "BusErrorSharedMemory"}
 _NATIVE = "NativeCodeCrash"
 _IN_COMPILED_CODE = (6, 8, 11)
-"""Signals that end a process for what its compiled code did, and that have no signature of their own."""
+"""Signals for errors in native code that have no signature of their own."""
 _SIGNALS = {
     4: "illegal instruction",
     6: "abort",
@@ -29,7 +28,7 @@ _SIGNALS = {
 }
 _LINE_LIMIT = 400
 SAYS_NOTHING = "its log does not say why"
-"""Ends the cause of a crash of which no error was found."""
+"""End of the cause of a crash for which no error was found."""
 
 
 def diagnose_termination(
@@ -42,16 +41,16 @@ def diagnose_termination(
     log_crash: Crash | None,
     stage: str = "",
 ) -> Crash | None:
-    """Say why a container ended; None if it ended well.
+    """Return why a container ended, or None if it ended without an error.
 
     Args:
         knowledge: The signatures.
-        exit_code: Of the main process, 128 plus the number of a signal that ended it.
-        signal: As the container's status has it.
-        reason: Such as OOMKilled, Error, Completed, StartError.
-        message: The termination message: the last lines of the log, or what the runtime said.
-        log_crash: What the log showed (`StartupParser.final_state.crash`).
-        stage: How far the start came, by the log; empty if that is not known.
+        exit_code: Exit code of the main process, or 128 plus the number of the signal that ended it.
+        signal: Signal in the status of the container.
+        reason: Reason in the status of the container, such as OOMKilled, Error, Completed, StartError.
+        message: Termination message: the last lines of the log, or the error of the container runtime.
+        log_crash: Crash found in the log (`StartupParser.final_state.crash`).
+        stage: Stage of the start according to the log; empty if unknown.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
@@ -107,7 +106,7 @@ def _unexplained(said: str, number: int | None, message: str | None) -> Crash:
     return Crash(
         signature=UNKNOWN,
         cause=f"The engine {how} ({said}), and {SAYS_NOTHING}.",
-        remedy="Look at the last lines of the log (kubectl logs --previous), at the events of the Pod, and at the memory of the node.",
+        remedy="Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node.",
         reference=None,
         line=text or said,
         excerpt=text,

@@ -1,9 +1,15 @@
-"""Where a start is: its stage, the progress of what counts, the backends it chose, what its caches did."""
+"""How far a start is: its stages, progress, backends and caches, and what silence in its log means.
 
+FlashInfer compiles kernels for minutes without a line in the log. This can only be inferred: the engine chose a backend that does so, it is
+in a stage in which it happens, and it logs nothing.
+"""
+
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from vllm_operator.startup.counts import Counts
-from vllm_operator.startup.state import CacheEvidence, Progress, Stage
+from vllm_operator.catalog.startup import StartupKnowledge
+from vllm_operator.startup.progress import Counts
+from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
 STAGES = tuple(Stage)
 _ORDER = {stage: index for index, stage in enumerate(STAGES)}
@@ -11,14 +17,13 @@ _BACKENDS_KEPT = 16
 
 
 class Timeline:
-    """Stages only move forward within a run."""
+    """The stages of one start. They only advance."""
 
     def __init__(self) -> None:
-        """A run begins."""
+        """Create the timeline of a new start."""
         self.stage = Stage.PROCESS_START
         self.progress: Progress | None = None
         self.entered: list[tuple[Stage, datetime | None]] = [(Stage.PROCESS_START, None)]
-        self.loaded = False
         self.version: str | None = None
         self.cache = CacheEvidence()
         self.backends: dict[tuple[str, str], None] = {}
@@ -26,11 +31,11 @@ class Timeline:
         self._order = _ORDER[Stage.PROCESS_START]
 
     def is_later(self, stage: Stage) -> bool:
-        """Whether the stage comes after the present one."""
+        """Whether the stage comes after the current one."""
         return _ORDER[stage] > self._order
 
     def enter(self, stage: Stage, time: datetime | None) -> bool:
-        """A line belongs to this stage. Whether it is a later one than before."""
+        """Enter a stage at a time. Return whether it comes after the current one; else nothing changes."""
         order = _ORDER[stage]
         if order <= self._order:
             return False
@@ -42,17 +47,17 @@ class Timeline:
         return True
 
     def took(self, seconds: int, time: datetime | None) -> None:
-        """The present stage is over and took so long. A bar that entered it has no time, and what came before may have been silent."""
+        """Correct the time of the current stage, which took this long. Its bar has no time, and no line may have come before it."""
         stage, begun = self.entered[-1]
         if time is not None and begun is not None and (real := time - timedelta(seconds=seconds)) > begun:
             self.entered[-1] = (stage, real)
 
     def count(self, stage: Stage, progress: Progress, time: datetime | None, process: str = "") -> None:
-        """A bar of this stage moved, which `process` draws; empty where that is not known."""
+        """Update the bar of a stage. `process` draws it; empty if unknown."""
         self.progress = self.counts.update(process, progress, time, is_of_earlier_stage=stage is not self.stage)
 
     def count_cache(self, what: str) -> None:
-        """A cache was hit, missed, or could not be loaded."""
+        """Count a `hit`, a `miss` or a `failure` to load."""
         counts = self.cache
         self.cache = CacheEvidence(
             hits=counts.hits + (what == "hit"),
@@ -61,16 +66,43 @@ class Timeline:
         )
 
     def observe(self, component: str, backend: str) -> None:
-        """The engine said which backend it uses."""
+        """Remember a backend that the engine uses."""
         if len(self.backends) < _BACKENDS_KEPT:
             self.backends.setdefault((component, backend[:80]), None)
 
     @property
     def since(self) -> datetime | None:
-        """When the present stage was entered."""
+        """When the current stage was entered."""
         return self.entered[-1][1]
 
     @property
     def begun(self) -> bool:
-        """Whether more than the configuration of this run was seen."""
+        """Whether the start is past its configuration."""
         return self._order > _ORDER[Stage.CONFIGURATION]
+
+
+def silence_seconds(state: StartupState, now: datetime) -> float:
+    """Return the seconds since the last line; 0 if the times of the log are unknown."""
+    if state.last_line_at is None:
+        return 0.0
+    return max(0.0, (now - state.last_line_at).total_seconds())
+
+
+def allowed_silence_seconds(stage: Stage, knowledge: StartupKnowledge) -> int | None:
+    """Return the seconds for which a healthy start may log nothing in this stage; None if unknown."""
+    known = knowledge.stages.silence.get(stage.value)
+    return known.seconds if known is not None else None
+
+
+def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledge) -> StartupState:
+    """Return the state with `silent_stage_inferred` and `detail` set if the engine probably compiles kernels."""
+    stages = knowledge.stages
+    silent = (
+        state.crash is None
+        and state.stage.value in stages.silent_stages
+        and silence_seconds(state, now) >= stages.silent_after_seconds
+        and any(part in backend.casefold() for _, backend in state.observed_backends for part in stages.silent_backends)
+    )
+    if not silent:
+        return replace(state, silent_stage_inferred=False) if state.silent_stage_inferred else state
+    return replace(state, silent_stage_inferred=True, detail="probably compiling FlashInfer kernels, which logs nothing (inferred)")

@@ -1,15 +1,16 @@
-"""Reading the times of log lines.
+"""Times of log lines.
 
-vLLM writes `MM-DD HH:MM:SS` in the time zone of the container, without a year; wrappings of a log write more. A time
-without a year gets that of the time before it, or `NOMINAL_YEAR`: differences between lines are right, which is
-what stages and rates need.
+vLLM writes `MM-DD HH:MM:SS` in the time zone of the container, without a year. Prefixes of a log contain more. A time without a year gets
+the year of the time before it, or `NOMINAL_YEAR`. Differences between lines are right, which is enough for stages and rates.
 """
 
 import re
 from datetime import UTC, datetime, timedelta, timezone
 
+from vllm_operator.startup.lines.framing import time_of
+
 YEARS = range(1971, 9001)
-"""Of times that can be calculated with. Years before and after are from clocks that were never set, or meant to do harm."""
+"""Years that are accepted. Others come from clocks that were never set, or from hostile input, and would overflow in calculations."""
 NOMINAL_YEAR = 2000
 """A leap year, so that every day exists."""
 _HALF_A_YEAR = timedelta(days=180)
@@ -17,8 +18,45 @@ _SHORT = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
 _LONG = re.compile(r"(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?\s?(Z|[+-]\d\d:?\d\d)?")
 
 
+class LogClock:
+    """The time of the latest line. It is read from the line only when somebody asks for it."""
+
+    __slots__ = ("_known", "_known_text", "_text", "given", "record")
+
+    def __init__(self) -> None:
+        """Create a clock without a time."""
+        self.given: datetime | None = None
+        """Time from the log stream, which takes precedence over the times in lines."""
+        self.record: str | None = None
+        """The latest record, if its time was not read yet."""
+        self._text: str | None = None
+        self._known: datetime | None = None
+        self._known_text = ""
+
+    def give(self, time: datetime) -> None:
+        """Set the time of the lines that follow."""
+        self.given, self._text, self.record = time, None, None
+
+    def see(self, text: str) -> None:
+        """Set the time as a line has it."""
+        self._text, self.record = text, None
+
+    def now(self) -> datetime | None:
+        """Return the time of the latest line that has one (UTC)."""
+        if self.record is not None:
+            self._text, self.record = time_of(self.record) or self._text, None
+        if self._text is not None:
+            if self.given is None and self._text != self._known_text:
+                self._known = read_time(self._text, self._known) or self._known
+                self._known_text = self._text
+            self._text = None
+        if self.given is not None:
+            self._known = self.given
+        return self._known
+
+
 def read_time(text: str | None, before: datetime | None = None) -> datetime | None:
-    """Read the time of a line; None if there is none, or no such time. `before`: that of an earlier line."""
+    """Read the time of a line (UTC); None if it is invalid. `before`: the time of an earlier line."""
     if text is None:
         return None
     try:
@@ -32,7 +70,7 @@ def read_time(text: str | None, before: datetime | None = None) -> datetime | No
         found = datetime(year, month, day, hour, minute, second, micro, tzinfo=_zone(long[8])).astimezone(UTC)
         if found.year not in YEARS:
             return None
-        # A library's own time format among lines without a year: the same clock.
+        # A time of a library with a year, among times of vLLM without one, from the same clock.
         nominal = long[8] is None and before is not None and before.year == NOMINAL_YEAR
         return found.replace(year=NOMINAL_YEAR) if nominal else found
     except (ValueError, OverflowError):
@@ -46,7 +84,7 @@ def _without_year(text: str, before: datetime | None) -> datetime:
         return found
     if before - found > _HALF_A_YEAR:
         return found.replace(year=year + 1)
-    # A line before may have told the same second more precisely.
+    # An earlier line may have the same second with a fraction.
     return before if before.microsecond and before.replace(microsecond=0) == found else found
 
 

@@ -1,9 +1,8 @@
-"""Text that somebody pasted, turned into the log that the container wrote. Only the command line reads such text.
+"""Converts pasted text to the log that the container wrote. Only the command line reads pasted text.
 
-log        what is fed to a parser: puts the other modules together
-documents  what log stores give: JSON, CSV, the newest line first
-markup     Markdown, quotation marks and colours whose escape character was replaced
-spelling   characters that browsers, editors and forums replaced
-wraps      lines that a terminal has cut
-margins    what stands before every line: quotation marks, line numbers, indentation
+log        feeds a parser: combines the other modules, and separates the logs of several containers
+documents  documents of log stores: JSON, CSV, newest line first
+markup     Markdown, quotation marks, replaced characters, remains of colours
+layout     lines cut by a terminal; margins, frames and line numbers
+wrappings  prefixes and JSON that tools put around each line
 """

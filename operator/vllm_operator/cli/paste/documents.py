@@ -1,7 +1,7 @@
-"""Logs as log stores give them: as a document of JSON over several lines, and with the newest first.
+"""Documents of log stores: JSON over several lines, CSV, and text with the newest line first.
 
-Loki answers with pairs of a time and a line for each stream, Elasticsearch with hits, CloudWatch with events; what their pages
-export is text or CSV as well. What is found is put into the order in which it was logged.
+Loki returns pairs of a time and a line for each stream, Elasticsearch hits, CloudWatch events. Their web pages also export text and CSV.
+The entries are sorted into the order in which they were logged.
 """
 
 import csv
@@ -12,33 +12,34 @@ from collections.abc import Iterator
 from itertools import pairwise
 from typing import NamedTuple
 
-from vllm_operator.startup.lines.framing import TEXTS, TIMES
+from vllm_operator.cli.paste.wrappings import STORED_TEXTS
+from vllm_operator.startup.lines.framing import TIMES
 
 _INNER = ("jsonPayload", "attributes", "_source")
-"""Members of an entry that are objects with its text."""
+"""Members of an entry that are objects and contain its text."""
 _STAMP = re.compile(rb"[^\n]{0,80}?(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)")
-"""The time that a log store puts before each line."""
+"""The time that a log store writes before each line."""
 _STAMPS = 8
-"""Times that must go back from line to line before a text is turned round."""
+"""Minimum number of lines, each older than the one before, in a text that is reversed."""
 _COLUMN = re.compile(r"[@\w. ]{1,40}")
-_TEXT_COLUMNS = frozenset({*(name.strip("_").lower() for name in TEXTS), "content", "logmessage"})
+_TEXT_COLUMNS = frozenset({*(name.strip("_").lower() for name in STORED_TEXTS), "content", "logmessage"})
 _TIME_COLUMNS = frozenset({*(name.strip("@") for name in TIMES), "date", "timegenerated"})
-"""Columns of a table, without what some stores put before their own names."""
+"""Columns of a table, without the characters that some stores write before their own columns."""
 _DIGITS = 19
-"""Of a time in nanoseconds."""
-_DEEP = 8
-"""Levels of objects and lists in which entries are looked for."""
+"""Digits of a time in nanoseconds."""
+_DEPTH = 8
+"""Depth of objects and lists that are searched for entries."""
 
 
 class _Entry(NamedTuple):
-    """An entry as one line. `time` is as it is there, empty if unknown."""
+    """An entry as one line. `time` is as written, empty if unknown."""
 
     line: str
     time: str = ""
 
 
 def unfolded(data: bytes) -> bytes:
-    """The entries of such a log, one in a line and the oldest first; any other text as it is."""
+    """Return the entries of a document, one per line and the oldest first. Other text is returned as it is."""
     entries = _document(data) if data.lstrip()[:1] in (b"[", b"{") else _table(data)
     if not entries:
         return _oldest_first(data)
@@ -50,11 +51,11 @@ def _document(data: bytes) -> list[_Entry]:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return []
-    return list(_entries(document, _DEEP)) or [_as_line(document)]
+    return list(_entries(document, _DEPTH)) or [_as_line(document)]
 
 
 def _table(data: bytes) -> list[_Entry]:
-    """The rows of CSV whose first line names the columns."""
+    """Rows of CSV whose first line names the columns."""
     heading, _, rest = data[:2000].partition(b"\n")
     if b"," not in heading:
         return []
@@ -72,7 +73,7 @@ def _table(data: bytes) -> list[_Entry]:
 
 
 def _oldest_first(data: bytes) -> bytes:
-    """The text turned round, if all lines but a heading have a time and each is older than the one before."""
+    """Reverse the text if all lines after a heading have a time and each is older than the one before."""
     last = _STAMP.match(data, data.rfind(b"\n", 0, -1) + 1)
     if last is None:
         return data
@@ -97,21 +98,21 @@ def _entries(node: object, levels: int) -> Iterator[_Entry]:
         else:
             for each in node:
                 yield from list(_entries(each, levels - 1)) or ([_as_line(each)] if isinstance(each, dict) else [])
-    elif isinstance(node, dict) and any(isinstance(node.get(key), str) for key in TEXTS):
+    elif isinstance(node, dict) and any(isinstance(node.get(key), str) for key in STORED_TEXTS):
         yield _as_line(node)
     elif isinstance(node, dict):
         inner = [value for key in _INNER if isinstance(value := node.get(key), dict)]
         if inner:
             yield _as_line({**inner[0], **{key: value for key, value in node.items() if key in TIMES}})
         else:
-            # What is said about the entries stands beside them.
+            # Strings beside the entries are metadata.
             for value in node.values():
                 if isinstance(value, dict | list):
                     yield from _entries(value, levels - 1)
 
 
 def _is_pair(node: list[object]) -> bool:
-    """Whether this is how Loki writes an entry: nanoseconds and a line; labels may follow."""
+    """Whether this is an entry of Loki: nanoseconds, a line, and possibly labels."""
     return len(node) in (2, 3) and isinstance(node[0], str) and node[0].isdecimal() and len(node[0]) == _DIGITS and isinstance(node[1], str)
 
 
@@ -121,9 +122,9 @@ def _as_line(entry: object) -> _Entry:
 
 
 def _in_order(entries: list[_Entry]) -> list[_Entry]:
-    """Those that begin with the newest are turned round, those of several streams are put together by time."""
+    """Reverse entries that begin with the newest, and merge several streams by time."""
     if "" not in (entries[0].time, entries[-1].time) and entries[0].time > entries[-1].time:
         entries = entries[::-1]
-    # Python refuses to read numbers of thousands of digits.
+    # int() raises on numbers of thousands of digits.
     are_numbers = all(entry.time.isdecimal() and len(entry.time) <= _DIGITS for entry in entries)
     return sorted(entries, key=lambda entry: int(entry.time)) if are_numbers else entries

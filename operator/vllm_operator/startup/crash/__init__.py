@@ -1,6 +1,8 @@
-"""The root cause of a crash, among all that a failing engine writes.
+"""The root cause of a crash, among everything that a failing engine logs.
 
-what a line says  matching (signatures, failures, echoes)
-where it stands   tracebacks (of several processes at once), unrelated (errors that are not of this start)
-what it was       tracker collects the evidence; findings chooses the root cause; evidence puts it into words
+tracker     collects evidence from lines and reports the crash
+evidence    evidence, the choice of the root cause, and its description
+matching    signatures and strings of the catalog in a line
+tracebacks  frames and exceptions of several processes
+unrelated   errors that do not belong to the start
 """

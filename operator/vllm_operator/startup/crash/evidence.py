@@ -1,41 +1,59 @@
-"""What may explain a crash, and how it is put into words."""
+"""Evidence for the cause of a crash, the choice of the root cause, and its description."""
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 
-from vllm_operator.catalog.signatures import Signature
+from vllm_operator.catalog.signatures import Severity, Signature
 from vllm_operator.catalog.templates import fill_in
 from vllm_operator.startup.state import Crash
 from vllm_operator.text.redaction import present
 
+TERMINATED = "TerminatedDuringStartup"
+_ENGINE_CORE = "EngineCoreInitFailed"
+_RECORDS_AFTER = 12
+"""An error that the engine survived by more records than these explains nothing."""
+_KEPT = 16
 LINE_LIMIT = 400
 EXCERPT_LIMIT = 800
 UNKNOWN = "Unknown"
-"""The signature of a crash that no signature matches."""
-_UNKNOWN_CAUSE = "The engine failed with an error that is not known by name"
+"""Signature of a crash that matches no signature of the catalog."""
+_UNKNOWN_CAUSE = "The engine failed with an error that matches no known signature"
 _UNKNOWN_REMEDY = (
-    "Look at the lines around this one in the log. If vLLM itself is at fault, report it at https://github.com/vllm-project/vllm/issues."
+    "Read the lines around this one in the log. If it is a bug in vLLM, report it at https://github.com/vllm-project/vllm/issues."
 )
-_REFUSED_CAUSE = "vLLM refused its configuration with an error that is not known by name"
-REFUSED_REMEDY = (
-    "Correct the argument, the environment variable or the file of the model that the message is about: nothing was loaded yet."
-)
+_REFUSED_CAUSE = "vLLM refused its configuration with an error that matches no known signature"
+REFUSED_REMEDY = "Correct the flag, environment variable or model file that the message names. Nothing was loaded yet."
 _REFUSED = re.compile(
     r"(?m)^(?:ValueError: |[\w.]{1,81} - )?"
     r"(?:Value error, |Assertion failed, |Input should |Unexpected keyword |Field required|Extra inputs|Invalid value '.{0,120}' for VLLM_)"
     r'|File "[^"\n]{1,200}/vllm/(?:config/|engine/arg_utils|entrypoints/\S{0,40}cli_args)[^\n]{1,120}(?:\n {4}[^\n]{0,200}){0,3}\n\S'
 )
-"""The message of a failure that the user's configuration caused, or the last frame before it."""
+"""A failure that the configuration caused: its message, or the last frame before it."""
+PYDANTIC = re.compile(
+    r" {2,4}(?:Value error|Assertion failed), "
+    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
+)
+"""An error in the validation of the configuration. Requests are validated too, but do not end a process."""
+FIELD = re.compile(r"[a-z_][\w.]{0,80}")
+"""Name of a field of the configuration, on the line before its error."""
+TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
+"""Text before the message of an exception in the record that announces it."""
+PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
+"""A panic in Rust. Its message is on the next line, in older versions on the same line."""
+QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
+"""An error that reports a failure in another process and quotes its message."""
+DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
+"""An error that the GPU cannot be used, raised by its first user."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """A line that may explain the crash. `signature` is None for an exception that no signature matches.
+    """A line that may explain the crash. `signature` is None for an exception that matches no signature.
 
-    `weak`: explains only what nothing else does; `warned`: a log record of a warning, which alone says nothing;
-    `provisional`: a source line of a traceback, whose exception tells more. `records` is how many records that are
-    no errors came before it. `overrules`: it says that what these signatures report was ended from outside.
+    `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
+    of a traceback, whose exception tells more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
+    crashes were ended from outside, according to this line.
     """
 
     signature: Signature | None
@@ -57,12 +75,12 @@ class Evidence:
 
     @property
     def quality(self) -> tuple[bool, bool, bool, int]:
-        """Of two lines of one signature the better one is shown, the first if they are equal."""
+        """The line of a signature with the highest quality is shown, the first of several."""
         return (bool(self.overrules), not (self.weak or self.warned), not self.provisional, len(self.captures))
 
 
 def to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
-    """Put evidence into words, fit to be shown. `facts`: what texts may use besides what was captured."""
+    """Describe evidence, fit for display. `facts`: values for the texts besides the captures."""
     signature = evidence.signature
     line = present(evidence.text.strip(), LINE_LIMIT)
     excerpt = "\n".join((*(present(frame, LINE_LIMIT // 2) for frame in evidence.frames), line))[-EXCERPT_LIMIT:]
@@ -94,22 +112,121 @@ def to_crash(evidence: Evidence, facts: Mapping[str, str]) -> Crash:
 
 
 def best(evidence: Iterable[Evidence]) -> Evidence | None:
-    """The best explanation."""
+    """Return the best explanation, or None."""
     return min(evidence, key=lambda each: each.rank, default=None)
 
 
-PYDANTIC = re.compile(
-    r" {2,4}(?:Value error|Assertion failed), "
-    r"| {0,4}(?:Value error, |Assertion failed, |Input should|Unexpected keyword|Field required|Extra inputs)[^\n]{0,1000}\[type="
-)
-"""What a validation of the configuration says was wrong. Requests are validated too, but that is no end of a process."""
-FIELD = re.compile(r"[a-z_][\w.]{0,80}")
-"""The name of a field of the configuration, which stands on the line before what is wrong with it."""
-TITLE = re.compile(r"^Exception in worker \w{1,40} while processing method \w{1,60}(?:: |\.?$)")
-"""What stands before the message of an exception in the record that announces it."""
-PANIC = re.compile(r"thread '[^'\n]{0,80}'(?: \(\d{1,9}\))? panicked at ")
-"""How Rust reports what Python calls an exception. The message is in the next line, in older versions in the same."""
-QUOTING = re.compile(r"Worker failed with error '(?!'(?:,|$)|cancelled)|while processing method \w{1,60}: (?!,|Traceback)\S")
-"""An error that reports what failed elsewhere, and repeats its message."""
-DEVICE = re.compile(r"\b(?:CUDA|HIP)(?: driver)? error\b")
-"""What says that the GPU cannot be used, to whatever needed it first."""
+@dataclass(slots=True)
+class Findings:
+    """Evidence since the current stage began or the server became ready.
+
+    `evidence`: by signature. The first exception that matches no signature is `unknown`, `echoed` if it only reports a failure elsewhere,
+    or `quoted` if a record quotes its message. `beside`: an error of a program beside the engine. `survived` and `survived_unknown`:
+    evidence of earlier stages. `failed`: a process has failed, at line `failed_at`, after `failed_records` records below ERROR.
+    """
+
+    evidence: dict[str, Evidence] = field(default_factory=dict)
+    unknown: Evidence | None = None
+    echoed: Evidence | None = None
+    quoted: Evidence | None = None
+    beside: Evidence | None = None
+    survived: dict[str, Evidence] = field(default_factory=dict)
+    survived_unknown: Evidence | None = None
+    failed: bool = False
+    failed_at: int = 0
+    failed_records: int = 0
+
+    def fresh(self) -> "Findings":
+        """Return findings for the next stage."""
+        return Findings(survived=self.evidence or self.survived, survived_unknown=self.unknown or self.survived_unknown)
+
+    def fail(self, number: int, records: int) -> None:
+        """Note that a process has failed, at this line and after this number of records below ERROR."""
+        self.failed, self.failed_at, self.failed_records = True, number, records
+
+    def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
+        """Forget all other evidence."""
+        self.evidence = {name: each for name, each in self.evidence.items() if is_kept(each)}
+
+    def add(self, evidence: Evidence) -> None:
+        """Add evidence with a signature. Only the best few signatures are kept."""
+        assert evidence.signature is not None
+        self.evidence[evidence.signature.id] = evidence
+        if len(self.evidence) > _KEPT:
+            worst = max(self.evidence.values(), key=lambda each: each.rank)
+            del self.evidence[worst.signature.id if worst.signature else ""]
+
+    def is_news(self, evidence: Evidence) -> bool:
+        """Whether the evidence is better than that of the same signature so far."""
+        assert evidence.signature is not None
+        before = self.evidence.get(evidence.signature.id)
+        return before is None or before.quality < evidence.quality
+
+    def root(self, records: int) -> Evidence | None:
+        """Return the error itself, if the log contains it. `records`: the number of records below ERROR so far."""
+        known = best(each for each in self._explaining(records) if not (each.weak or each.warned))
+        unknown = self.unknown
+        counts = unknown is not None and self._counts(unknown, records) and not self._is_overruled(unknown, records)
+        return known or (unknown if counts else None)
+
+    def cause(self, records: int, titled: Evidence | None) -> Evidence | None:
+        """Return the best explanation. `titled`: the record that announces an error which the log does not contain."""
+        return (
+            self.root(records)
+            or best(each for each in self._explaining(records) if each.weak or (each.warned and self.failed))
+            or self._ended_from_outside(records)
+            or self._just_before(records)
+            or titled
+            or self.quoted
+            or self._fallback()
+        )
+
+    def _explaining(self, records: int) -> Iterator[Evidence]:
+        for each in self.evidence.values():
+            fatal = each.signature is not None and each.signature.severity is Severity.FATAL and not each.signature.is_echo
+            if fatal and self._counts(each, records) and not self._is_overruled(each, records):
+                yield each
+
+    def _counts(self, evidence: Evidence, records: int) -> bool:
+        # Without a failure, an error that the engine survived by some records explains nothing.
+        return self.failed or records - evidence.records <= _RECORDS_AFTER
+
+    def _ended_from_outside(self, records: int) -> Evidence | None:
+        """Return the line that says that the failed process was ended from outside."""
+        return next((each for each in self.evidence.values() if each.overrules and self._counts(each, records)), None)
+
+    def _is_overruled(self, evidence: Evidence, records: int) -> bool:
+        line = self._ended_from_outside(records)
+        if line is None or evidence is line:
+            return False
+        is_named = evidence.signature is not None and evidence.signature.id in line.overrules
+        return evidence.weak or is_named or evidence.number > line.number
+
+    def _just_before(self, records: int) -> Evidence | None:
+        # Another process may log for a moment, so that the engine seems to have survived an error right before the failure.
+        known = best(
+            each
+            for each in self.survived.values()
+            if self._failed_soon_after(each, records)
+            and each.signature is not None
+            and each.signature.severity is Severity.FATAL
+            and not (each.signature.is_echo or each.weak or each.warned)
+        )
+        unknown = self.survived_unknown
+        return known or (unknown if unknown is not None and self.failed and self._failed_soon_after(unknown, records) else None)
+
+    def _failed_soon_after(self, evidence: Evidence, records: int) -> bool:
+        return (self.failed_records if self.failed else records) - evidence.records <= _RECORDS_AFTER
+
+    def _fallback(self) -> Evidence | None:
+        echo = best(each for each in self.evidence.values() if each.signature is not None and each.signature.is_echo)
+        other = self.evidence.get(TERMINATED)
+        if echo is not None and other is not None and self._is_of_a_stop(echo, other):
+            return other
+        return echo or other or (self.echoed if self.failed else self.beside)
+
+    def _is_of_a_stop(self, echo: Evidence, told: Evidence) -> bool:
+        # If all processes are told to stop at once, a worker fails because another one has ended. If one had died by itself, the engine
+        # core would have ended the others and logged it.
+        by_worker = dict(echo.captures).get("begun") is not None and _ENGINE_CORE not in self.evidence
+        return by_worker and told.number < self.failed_at

@@ -1,8 +1,8 @@
-"""Recognising what the catalog knows in a line, without trying hundreds of regular expressions on it.
+"""Matching a line against the signatures of the catalog, without trying hundreds of regular expressions.
 
-Every pattern of a signature has an anchor, a piece of text that its lines contain. These, and the texts that say that a
-process has failed or that an exception is an echo, are looked for in one pass; a regular expression is tried only where
-its anchor stands, and compiled when it first is, which keeps the command line quick.
+Each pattern of a signature has an anchor, a string that its lines contain. One pass searches a line for all anchors, and for the strings
+that say that a process has failed or that an exception reports a failure elsewhere. A regular expression is tried only if its anchor was
+found, and compiled on first use, so that the command line starts quickly.
 """
 
 import re
@@ -15,20 +15,50 @@ from typing import NamedTuple
 from vllm_operator.catalog.signatures import LinePattern, Signature
 from vllm_operator.catalog.startup import Failure, Stages
 from vllm_operator.catalog.user_texts import compile_linear
-from vllm_operator.startup.literals import Literals
 
 _NAME = re.compile(r"[\w.]+")
 _IDEOGRAPHS = ("\u4e00", "\u9fff")
 _CLOSING = "\"'`*)\u201d\u2019\u300d\u300f"
 _CLOSING_KEPT = 4
 _QUOTES = frozenset("`\"'")
+_MEMORY_BYTES = 8 << 20
+"""Limit for the automaton. It grows as lines need it, to less than 2 MiB for real logs."""
+_MEMORY_BYTES_EACH = 128
+"""Added for each byte of the strings, so that any number of them fits."""
+
+
+class Literals:
+    """Finds which of hundreds of strings a text contains.
+
+    RE2 builds one automaton for all of them and reads a text once, so the time depends on its length and hardly on the number of strings.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        """Prepare the search."""
+        import re2  # imported only if logs are read
+
+        self._texts = tuple(dict.fromkeys(texts))
+        encoded = [text.encode() for text in self._texts]
+        options = re2.Options()
+        options.literal = True
+        options.log_errors = False
+        options.encoding = re2.Options.Encoding.LATIN1  # compare bytes
+        options.max_mem = _MEMORY_BYTES + _MEMORY_BYTES_EACH * sum(map(len, encoded))
+        self._automaton = re2.Set.SearchSet(options)
+        for each in encoded:
+            self._automaton.Add(each)
+        self._automaton.Compile()
+
+    def find(self, text: str) -> list[str]:
+        """Return the strings that `text` contains, in the order in which they were given."""
+        found = self._automaton.Match(text.encode("utf-8", "surrogatepass"))
+        return [self._texts[each] for each in sorted(found)] if found else []
 
 
 class Match(NamedTuple):
-    """A line belongs to `signature`, by `pattern`. `captures` are the named groups that took part.
+    """A line matches `pattern` of `signature`. `captures` are the named groups that matched.
 
-    `name` is what was found, if it is one word. `after` is the character behind what was found, and behind the marks that close a
-    quotation.
+    `name` is the matched text if it is one word. `after` is the character after the matched text and after closing quotation marks.
     """
 
     signature: Signature
@@ -38,9 +68,9 @@ class Match(NamedTuple):
     after: str = ""
 
     def is_reported_by(self, text: str) -> bool:
-        """Whether the line says that it happened. A text about errors has their names too, but they stand in its sentences."""
+        """Whether the line reports the error. A text about errors mentions their names within sentences."""
         if _IDEOGRAPHS[0] <= self.after <= _IDEOGRAPHS[1]:
-            return False  # A message ends at a mark or a space; what goes on like this is a sentence that mentions it.
+            return False  # a sentence in Chinese that mentions the error
         if not self.name:
             return True
         name = re.escape(self.name)
@@ -48,7 +78,7 @@ class Match(NamedTuple):
 
 
 def _tidy(value: str) -> str:
-    """What was captured without what ends the sentence that it stood in, or a quotation which began before it."""
+    """Remove the end of the sentence from a capture, and a quotation mark without its counterpart."""
     value = value.strip()
     value = value[:-1] if value[-1:] in _QUOTES and value.count(value[-1]) == 1 else value
     return value.removesuffix(".") if " " not in value else value
@@ -56,7 +86,7 @@ def _tidy(value: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """A pattern of a signature; `order` is its place among all of them."""
+    """A pattern of a signature. `order` is its position in the catalog."""
 
     order: int
     signature: Signature
@@ -72,7 +102,7 @@ class _Pattern:
 
 
 class _Seen(NamedTuple):
-    """What is known of a line: the texts of the catalog that stand in it."""
+    """The strings of the catalog that a line contains."""
 
     failure: Failure | None = None
     is_echo: bool = False
@@ -83,10 +113,10 @@ _NOTHING = _Seen()
 
 
 class Recognizer:
-    """All that the catalog knows of lines that may tell of a crash. A line that is asked about several times is looked at once."""
+    """Recognizes lines that may be about a crash. The result for the latest line is kept, because a line is asked about several times."""
 
     def __init__(self, signatures: Iterable[Signature], stages: Stages) -> None:
-        """Prepare to look for it."""
+        """Prepare the search."""
         numbered = enumerate((signature, pattern) for signature in signatures for pattern in signature.patterns)
         patterns: dict[str, list[_Pattern]] = {}
         for order, (signature, pattern) in numbered:
@@ -98,20 +128,20 @@ class Recognizer:
         self._latest: tuple[str, _Seen] = ("", _NOTHING)
 
     def failure(self, text: str) -> Failure | None:
-        """What the line says of a process that has failed, if it does."""
+        """Return what the line says about a process that has failed, or None."""
         return self._look(text).failure
 
     def is_echo(self, text: str) -> bool:
-        """Whether an exception only reports what failed elsewhere."""
+        """Whether an exception only reports a failure elsewhere."""
         return self._look(text).is_echo
 
     def is_known(self, text: str) -> bool:
-        """Whether the line may tell of a crash, or of a process that has failed."""
+        """Whether the line may be about a crash or a process that has failed."""
         seen = self._look(text)
         return bool(seen.patterns) or seen.failure is not None
 
     def find(self, text: str, context: Callable[[], Iterable[str]] = tuple) -> Iterator[Match]:
-        """All signatures that the line belongs to, each once. `context`: gives the frames of the traceback that it ends."""
+        """Return the signatures that the line matches, each once. `context` returns the frames of the traceback that the line ends."""
         found_before: set[str] = set()
         for each in self._look(text).patterns:
             signature = each.signature

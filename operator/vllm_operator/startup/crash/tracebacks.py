@@ -1,11 +1,11 @@
-"""Following Python tracebacks through a log in which several processes write at once.
+"""Python tracebacks in a log to which several processes write at once.
 
-A traceback is the line `Traceback (most recent call last):`, frames and their source lines (indented), and the
-exception's own line. Logged tracebacks carry the prefix of a log record on every line, which is taken off before;
-raw ones were printed by Python itself: if they begin at the top of a process, it has ended with them.
+A traceback is the line `Traceback (most recent call last):`, frames with their source lines (indented), and the line of the exception. The
+lines of a logged traceback have the header of a record, which is removed before. Raw tracebacks were printed by Python: if the first frame
+is that of a process, the process has ended.
 
-Most lines of the log of a crash are frames, so they are not looked at when they come. The latest lines are kept, and
-when an exception ends a traceback its frames are collected backwards.
+Most lines of a crash are frames, so they are not read when they arrive. The latest lines are kept, and when an exception ends a traceback,
+its frames are collected backwards.
 """
 
 import re
@@ -16,16 +16,16 @@ from enum import Enum, auto
 from functools import cache
 from itertools import islice
 
+from vllm_operator.startup.crash.matching import Literals
 from vllm_operator.startup.lines.framing import plain
-from vllm_operator.startup.literals import Literals
 
 NATIVE_FRAME = '  File "<unknown>"'
-"""Begins a frame of a process that died in native code. No exception follows: its functions are all that is known."""
+"""Beginning of a frame of a process that died in native code. No exception follows."""
 LINES_KEPT = 120
 CHARACTERS_KEPT = 300
 _PROCESSES_KEPT = 8
 _SOURCE_LINES = 8
-"""Source lines that a frame may have."""
+"""Maximum number of source lines of a frame."""
 _EXCEPTION = re.compile(
     r"(?:[\w.]{0,160}\.)?[A-Za-z_]\w{0,80}(?:Error|Exception|Interrupt|Exit|Timeout|Failure|NotFound|Expired|Killed|IsEnabled)"
     r"(?:\(\w{1,80}\))?(?::|$| \[repeated)"
@@ -37,15 +37,15 @@ _TOP_FRAME = re.compile(
 _ENGINE_FRAME = re.compile(
     r'engine/multiprocessing/engine\.py", line \d+, in (?:start|run_mp_engine)\b|in (?:run_engine_core|worker_main|_run_worker_process)\b'
 )
-"""The first frame of a traceback that a process of the engine logs when it ends."""
+"""First frame of a traceback that a process of the engine logs when it ends."""
 BEGINNING = "Traceback (most recent call last)"
 _HEADINGS = (BEGINNING, f"{BEGINNING}:")
 _NOTEBOOK = re.compile(r"[A-Za-z_][\w.]{0,80} {2,200}Traceback ")
-"""How a notebook heads the traceback of a cell, which ends with it; the message follows the frames."""
+"""Heading of the traceback of a cell in a notebook. The message follows the frames."""
 _CALM = re.compile(r"\b(?:DEBUG|INFO|WARNING)\b")
-"""What stands at the head of a record that announces no error."""
+"""Header of a record that announces no error."""
 _OF_VLLM = (" LLM(", "-packages/vllm/")
-"""What stands in the traceback of a cell in which an engine is started."""
+"""Parts of the traceback of a cell that starts an engine."""
 _HARMLESS = (
     "Exception ignored in",
     "Task exception was never retrieved",
@@ -56,8 +56,8 @@ _HARMLESS = (
     "Error in sys.excepthook",
 )
 _LOGGING = ("--- Logging error ---", "--- Logging error in Loguru")
-"""How Python reports that a record could not be logged. Then come the traceback of that, after the exception that the record is
-about, if there is one, the call stack, and what was to be logged."""
+"""Beginning of Python's report that a record could not be logged. The exception of the record follows, if it has one, then the traceback of
+the failure to log, the call stack, and the message."""
 _LOGGED = (
     "Call stack:",
     "Message: ",
@@ -68,17 +68,17 @@ _LOGGED = (
 )
 _MARKS = (*_HARMLESS, *_LOGGING, *_LOGGED)
 _EMITTING = re.compile(r"/logging/__init__\.py\"|, in (?:emit|handle)$")
-"""The first frame of a record that could not be logged: a handler caught it."""
+"""First frame of the failure to log, which the handler caught."""
 _NEAR, _MANY = 50, 1000
-"""Lines, of all processes, in which the traceback begins that such a line announces; those in which all of them do."""
+"""Number of lines within which the announced traceback begins, and within which all tracebacks of a report begin."""
 GROUPED = ("  | ", "    | ", "      | ", "  + Exception Group Traceback")
-"""What Python puts before each line of the traceback of an exception group, and of those of its exceptions."""
+"""Prefixes of the lines of an exception group."""
 _GROUPED = re.compile(r" {2,6}[|+] (?:Exception Group )?")
 _CHAINED = ("During handling of the above exception", "The above exception was the direct cause")
 
 
 class Part(Enum):
-    """What a line is to a traceback."""
+    """Part of a traceback."""
 
     FRAME = auto()
     CODE = auto()
@@ -90,10 +90,10 @@ class Part(Enum):
 class Traceback:
     """A traceback that has begun.
 
-    `raw`: printed by Python, not logged. `uncaught`: it reaches from the top of the process. `harmless`: Python
-    says that the process goes on. `title`: the message of the record that it belongs to; who logs an exception
-    writes its message there. `number` is its line. `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a
-    notebook shows it. `is_of_logging`: it stands where Python says that a record could not be logged.
+    `raw`: printed by Python, not logged. `uncaught`: its first frame is that of a process. `harmless`: Python reported before it that the
+    process continues. `title`: the message of the record that it belongs to, which often quotes the exception. `number`: its line.
+    `ends_engine`: a process of the engine ends with it. `is_of_a_cell`: a notebook shows it. `is_of_logging`: it is part of the report that
+    a record could not be logged.
     """
 
     raw: bool
@@ -108,10 +108,10 @@ class Traceback:
 
 
 class Tracebacks:
-    """The tracebacks that are being written. `recent`: the latest lines of the log, in which their frames are found."""
+    """The tracebacks that have begun and not ended. `recent`: the latest lines of the log, which contain their frames."""
 
     def __init__(self, recent: deque[str]) -> None:
-        """Nothing so far."""
+        """Create it without tracebacks."""
         self.recent = recent
         self._open: OrderedDict[str, Traceback] = OrderedDict()
         self._harmless_before = False
@@ -121,15 +121,15 @@ class Tracebacks:
         self._collected: list[str] = []
         self._has_groups = False
         self.wants_top = False
-        """Whether the next frame has to be looked at: it tells where the traceback begins."""
+        """Whether the next frame must be read, because it is the first of a traceback."""
 
     def ungrouped(self, text: str) -> str:
-        """A line that begins as one of an exception group does, as it would be outside of it."""
+        """Remove the prefix of an exception group from a line."""
         self._has_groups = True
         return _GROUPED.sub("", text, count=1)
 
     def take(self, process: str, text: str, number: int, *, raw: bool) -> Part:
-        """Say what the line, the latest of the log, is to the tracebacks."""
+        """Return which part of a traceback the line is. It is the latest of the log."""
         self._backward = None
         if text[:1] == " ":
             if text.startswith('  File "'):
@@ -167,44 +167,44 @@ class Tracebacks:
         return Part.OTHER
 
     def follows_frames(self, process: str) -> bool:
-        """Whether the process wrote frames right before the latest line. What `kubectl describe` prints is indented as well."""
+        """Whether the process wrote frames right before the latest line. Output of `kubectl describe` is indented too."""
         return any(line.startswith('  File "') for line in self.frames(process, _SOURCE_LINES))
 
     def close(self, process: str) -> Traceback | None:
-        """The traceback that the exception of the process ends, if it was seen to begin."""
+        """Remove and return the traceback that the exception of the process ends, if its beginning was read."""
         closed = self._open.pop(process, None)
         self._harmless_before = closed is not None and closed.harmless
         return closed
 
     def is_harmless(self, process: str) -> bool:
-        """Whether the process goes on after the traceback that is being written."""
+        """Whether the process continues after its current traceback."""
         traceback = self._open.get(process)
         return traceback is not None and traceback.harmless
 
     def frames(self, process: str, most: int = LINES_KEPT) -> tuple[str, ...]:
-        """The last frames and source lines that the process wrote before the latest line, as far as they are kept."""
+        """Return the last frames and source lines that the process wrote before the latest line, as far as they are kept."""
         if self._backward is None:
             self._backward, self._collected = _backwards(self.recent, process, GROUPED if self._has_groups else ()), []
         self._collected += islice(self._backward, max(0, most - len(self._collected)))
         return tuple(self._collected[:most][::-1])
 
     def mention(self, places: tuple[str, ...]) -> bool:
-        """Whether one of these stands anywhere in the latest lines. Where not, it is in no frame, and this is cheaper to know."""
+        """Whether the latest lines contain one of these strings. If not, no frame does, and this is cheaper to find out."""
         return bool(_literals(places).find("\n".join(self.recent)))
 
     def forget(self) -> None:
-        """What was begun does not matter any more."""
+        """Forget all tracebacks."""
         self._open.clear()
         self._harmless_before = self.wants_top = False
         self._harmless_since.clear()
         self._logging_since.clear()
 
     def unfinished(self) -> Iterator[Traceback]:
-        """Those with which processes of the engine ended, where the log stops before they end."""
+        """Return tracebacks that end a process of the engine and whose exception is not in the log."""
         return (each for each in self._open.values() if each.ends_engine and not each.harmless)
 
     def broken_off(self) -> Iterator[tuple[str, Traceback]]:
-        """Those with which a process ended, where the log stops before they end, and who wrote them."""
+        """Return tracebacks that end a process and whose exception is not in the log, with the process."""
         of_vllm = self.mention(_OF_VLLM)
         for process, each in self._open.items():
             if (each.uncaught or each.ends_engine or (each.is_of_a_cell and of_vllm)) and not each.harmless:
@@ -234,7 +234,7 @@ class Tracebacks:
         if traceback is not None and not traceback.has_top:
             traceback.has_top = True
             if traceback.is_of_logging:
-                # The exception that the record is about comes first: that one was not survived because logging it failed.
+                # The exception of the record comes first. That it could not be logged does not make it harmless.
                 traceback.harmless = _EMITTING.search(text) is not None
             traceback.uncaught = traceback.raw and not traceback.is_of_logging and _TOP_FRAME.search(text) is not None
             traceback.ends_engine = _ENGINE_FRAME.search(text) is not None
@@ -253,27 +253,27 @@ def _remember(since: dict[str, int], process: str, number: int) -> None:
 
 
 def _begins_with_name(text: str) -> bool:
-    # The line of an exception has one word before its colon: few others do, and this is known at once.
+    # The line of an exception has one word before its colon. Few others do, and the test is cheap.
     word = text.partition(" ")[0]
     return ":" in word or len(word) == len(text) or text.startswith(" [repeated", len(word))
 
 
 def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Iterator[str]:
-    """Frames and source lines of a process, the latest first. The latest line of all is not one of them.
+    """Frames and source lines of a process, the latest first, without the latest line of the log.
 
-    `groups`: what stands before lines of exception groups, where the log has any.
+    `groups`: prefixes of exception groups, if the log contains any.
     """
     lines = reversed(recent)
     next(lines, None)
     source = writer = ""
-    indented, length = " ", 0  # most lines have the header of the one below them
+    indented, length = " ", 0  # most lines have the same header as the line below them
     for raw in lines:
         if raw.startswith(indented):
             text = raw[length:]
         elif _may_be_of(process, raw):
             writer, text = plain(raw)
             if not text:
-                continue  # a header alone, whose space at the end was lost: it would take one from the line above it
+                continue  # a header whose trailing space was lost; it would match a shorter part of the line above
             length = len(raw) - len(text)
             indented = raw[:length] + " "
         else:
@@ -287,8 +287,7 @@ def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Ite
                 return
             yield text
         elif text.startswith('File "'):
-            # Whoever copied the log lost the spaces; a frame without its source line means that this is what was read, or that
-            # the code is in no file.
+            # The indentation of a copied log was lost. Only a frame of code without a file has no source line.
             if source:
                 yield f"    {source}"
             elif not text.startswith('File "<'):
@@ -302,7 +301,7 @@ def _backwards(recent: deque[str], process: str, groups: tuple[str, ...]) -> Ite
 
 
 def _may_be_of(process: str, raw: str) -> bool:
-    """Whether the process may have written a line: tells those of most others apart without taking the line to pieces."""
+    """Whether the process may have written a line: a cheap test that excludes most lines of others."""
     if process:
         return f"({process} " in raw
     return raw[:1] != "(" or not 0 < raw.find(" pid=", 1) < raw.find(") ", 1, 130)

@@ -1,7 +1,8 @@
 """From the bytes of a log to its lines, as a kubelet's log endpoint delivers them.
 
-a chunk of bytes  chunks (lines without colours; what is not complete waits)
-a line            framing (known prefixes: who wrote it, how urgent it is, when), prefixes (unknown ones, learned from the log)
+chunks    bytes to lines without colours; an incomplete line waits
+prefixes  unknown prefixes, learned from the log
+framing   known prefixes: process, level and time of a line
 
-What people paste passes through `cli.paste` first.
+Pasted text passes through `cli.paste` first.
 """

@@ -1,11 +1,11 @@
-r"""From the bytes of a log to lines, and from a line to who wrote it, how urgent it is, when, and what it says.
+r"""Taking a line apart: who wrote it, its level, its time, and what it says.
 
-The same engine log looks different depending on how it was obtained: with the prefix of `kubectl logs --prefix`
-or `--timestamps`, of docker compose, of a CRI log file, as docker's or vLLM's JSON, with the prefixes of Ray or
-torchrun around vLLM's own `(EngineCore pid=7) INFO 11-21 09:32:11 [core.py:77] `. They are taken off here.
+vLLM writes `(EngineCore pid=7) INFO 11-21 09:32:11 [core.py:77] text`. Around it there can be what a kubelet or container runtime adds (a
+time, the CRI prefix), and what runs in the container can add: a log format of the user, JSON, and the prefixes of torchrun, Ray and mpirun.
+All of them are removed here. `cli.paste` removes what other tools add.
 
-A progress bar is one line whose updates are separated by `\r`; `\r` counts as an end of line here, so that a bar
-can be followed while it grows. Line numbers count `\n` only.
+The updates of a progress bar are separated by `\r` within one line. `\r` ends a line here too, so that a bar can be followed while it
+grows. Line numbers count only `\n`.
 """
 
 import json
@@ -18,20 +18,22 @@ from vllm_operator.startup.lines.chunks import TAIL_LIMIT, LineBuffer, cut
 from vllm_operator.startup.lines.prefixes import Prefixes
 
 LINE_LIMIT = 8192
-"""Characters of a line that are looked at; of longer ones the beginning and the end."""
-_WRAPPINGS = 6
+"""Characters of a line that are read. Of longer lines, the beginning and the end."""
+WRAPPINGS_LIMIT = 6
+"""Nested prefixes that are removed."""
 _HEAD = 130
-"""Characters in which the name of a process stands."""
+"""Characters at the beginning of a line that contain the name of the process."""
 
 LEVELS = {"DEBUG": 0, "INFO": 1, "WARNING": 2, "WARN": 2, "ERROR": 3, "CRITICAL": 3, "FATAL": 3}
-"""How urgent; lines without a level are raw output."""
+"""Levels by name. Lines without a level are raw output."""
 DEBUG, INFO, WARNING, ERROR = 0, 1, 2, 3
 
-_VLLM = re.compile(
+HEADER = re.compile(
     r"(?:\((?:(?P<process>[\w.:-]{1,60}) )?(?:\w[\w=]{0,20} )?pid=\d{1,9}[^()\n]{0,60}\) ?)*"
     r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)"
     r"(?: (?P<time>\d\d-\d\d \d\d:\d\d(?::\d\d)?)(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ?| \[[\w./-]{1,120}\.py:\d{1,6}\] ?|: {1,8}))?"
 )
+"""Process name, level and time as vLLM writes them. Each part is optional."""
 _LEVEL = "DEBUG|INFO|WARNING|ERROR|CRITICAL"
 _BETWEEN = r"[ \t:|-]{1,10}"
 _LOGGER = r"\[?(?:vllm(?:\.\w{1,60}){1,8}|uvicorn(?:\.\w{1,20})?)\]?(?::\d{1,6})?"
@@ -41,8 +43,8 @@ _CONFIGURED = (
     rf"{_BETWEEN}{_NUMBER})?(?:\[?(?P<first>{_LEVEL})\]?{_BETWEEN}{_NUMBER}{_LOGGER}|{_LOGGER}{_BETWEEN}{_NUMBER}\[?(?P<last>{_LEVEL})\]?)"
     rf"{_BETWEEN}"
 )
-"""What a format of the user's own (VLLM_LOGGING_CONFIG_PATH) puts before the message: the name of the logger tells that it is one."""
-_WRAPPED = re.compile(
+"""Log formats of users (VLLM_LOGGING_CONFIG_PATH). They are recognized by the name of the logger."""
+WRAPPING = re.compile(
     r"(?:"
     r"(?P<cri>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d{1,9})?(?:Z|[+-]\d\d:\d\d)) (?P<stream>stdout|stderr) (?P<tag>[FP]) ?"
     r"|(?P<python>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d[,.]\d{3}) - (?:[\w.]{1,80} - )?(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) - "
@@ -52,42 +54,34 @@ _WRAPPED = re.compile(
     r"(?:[\w.]{1,80}:[\w<>]{1,80}:\d{1,6} - )?"
     r"|\[(?P<ray>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) (?P<letter>[A-Z]) \d{1,9} \d{1,9}\] (?:\([\w-]{1,30}\) )?"
     r"|\[?(?P<iso>\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z| ?[+-]\d\d:?\d\d)?)\]?[ \t](?:[ \t]{1,3}(?=[^ \tF]))?(?!- )"
-    r"|\[pod/[^\]\s]{1,200}\] "
     r"|\[(?:[\w.-]{1,60}:)?(?:rank|default) ?\d{1,5}\]: ?"
     r"|\[\d{1,5},\d{1,5}\]<std(?:out|err)>: ?"
-    r"|[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S{1,80} [\w./-]{1,60}(?:\[\d{1,9}\])?: "
-    r"|[\w.-]{1,80} {1,20}\| "
-    r"|> |[-*] (?=\d{4}-)|`(?=\w)|[\"'`](?=\(\w)"
     r")"
 )
-_FOREIGN_LEVEL = re.compile(
+"""CRI, Python's logging, formats of users, loguru, Ray's C++ logger, a time, torchrun, mpirun."""
+_OTHER_LEVEL = re.compile(
     r"\[?(?P<letter>[IWEF])(?:\d{3,4} \d\d:\d\d:| \w{1,40}\.cpp:)|(?P<name>DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL)(?=[ :|\]])"
 )
 _LETTERS = {"D": DEBUG, "I": INFO, "W": WARNING}
-"""The levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]), of Ray ([2026-11-21 09:20:40,674 I 7 7] core_worker.cc:228) and others."""
+"""Levels of PyTorch ([W1121 09:20:40.674 socket.cpp:207]), Ray ([2026-11-21 09:20:40,674 I 7 7] core_worker.cc:228) and others."""
 _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
-_CUT = re.compile(r"(?P<rest>[A-Z]{1,7}) \d\d-\d\d \d\d:\d\d(?::\d\d)?(?:\.\d{1,6})? \[?[^\]\s]{1,120}:\d{1,6}\] ")
-"""A record that was copied from within its first word."""
 _PIECE = re.compile(
     _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|⏎(?: ⏎)* ?"
 )
-"""What a record, a line of a process or any line begins with, in a text whose ends of lines were lost or replaced."""
+"""Beginning of a record or of a line of a process within a line, where processes wrote at once or line ends were lost or replaced."""
 _ESCAPED = "Traceback (most recent call last):\\n"
-"""A traceback in a string of JSON or of a program."""
+"""A traceback in a quoted string."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
-_JSON_LIMIT = 1 << 20
-"""Characters of a line of JSON: it may hold a whole log."""
-TEXTS = ("message", "msg", "log", "event", "text", "line", "textPayload", "MESSAGE", "body", "_raw")
-"""Where a line of JSON may have its text."""
+JSON_LIMIT = 1 << 20
+"""Characters of a line of JSON that are read."""
+TEXTS = ("message", "msg", "log", "event", "text")
+"""Members of a JSON record that may contain its text, in order of precedence."""
 TIMES = ("asctime", "time", "timestamp", "ts", "@timestamp")
-"""Where it may have its time."""
-_JSON_LOGS = ("output", "error", "logs", "stderr", "stdout", "traceback", "detail")
-"""Where a line of JSON may have text of several lines."""
-_JSON_INNER = ("content", "jsonPayload", "fields", "attributes", "data")
-"""Where a line of JSON has the text, its time, and the object that has both."""
-
+"""Members that may contain its time."""
+_LEVEL_MEMBERS = ("levelname", "level", "severity", "lvl")
+_EXCEPTION_MEMBERS = ("exc_info", "exception", "stack_trace", "exc_text")
 
 _LEVEL_WORDS = {
     "INFO ": (INFO, 5),
@@ -101,13 +95,13 @@ _LEVEL_WORDS = {
 
 _RECORD_LEVELS = ("DEBUG ", "INFO ", "WARNING ", "ERROR ", "CRITICAL ")
 _RECORD = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-")
-"""What each record has at its beginning: cheaper to look for than its whole header."""
+"""Beginning of a record. To search for it is cheaper than for the whole header."""
 
 
 def locate(raw: str) -> tuple[int, int | None]:
-    """Where the text of a line without wrappings begins, and its level; -1 if it has to be looked at closely.
+    """Return where the text of a line without prefixes begins, and its level; -1 if only `LineReader.lines` can tell.
 
-    Most lines of most logs have no wrappings, and this takes a tenth of the time that `LineReader.lines` takes.
+    Most lines have no prefix, and this function takes a tenth of the time of `LineReader.lines`. `raw` is not empty.
     """
     start = 0
     if raw[0] == "(":
@@ -118,7 +112,7 @@ def locate(raw: str) -> tuple[int, int | None]:
     known = _LEVEL_WORDS.get(raw[start : start + 5])
     if known is None:
         first = raw[start : start + 1]
-        # After the name of a process, or before a space, there is nothing that could be a wrapping.
+        # No prefix begins with a space or follows the name of a process.
         plain = first == " " or (first.isalpha() or not first if start else _is_prose(raw))
         return (start, None) if plain else (-1, None)
     level, length = known
@@ -132,7 +126,7 @@ def locate(raw: str) -> tuple[int, int | None]:
 
 
 def process_of(raw: str) -> str:
-    """The name of the process that wrote a line which `locate` knows."""
+    """Name of the process that wrote a line, for which `locate` found the text; empty if the line does not name it."""
     if raw[0] != "(":
         return ""
     name = raw[1 : raw.find(" ", 1, 130)]
@@ -140,31 +134,30 @@ def process_of(raw: str) -> str:
 
 
 def process_before_bar(raw: str, end: int) -> str | None:
-    """The name of the process that is all that stands before a bar, empty where there is none; None if something else stands there."""
+    """Name of the process before a bar, empty if there is nothing before it; None if there is something else."""
     if end <= 0:
         return ""
-    before = raw[:end].rstrip()  # a bar that gives way to another leaves blanks behind
+    before = raw[:end].rstrip()  # a bar overwrites the previous one with blanks
     is_name = before[:1] == "(" and before.find(")") == len(before) - 1 and "pid=" in before
     return process_of(raw) if is_name else None
 
 
 def time_of(raw: str) -> str | None:
-    """The time of a line which `locate` knows and which has a level."""
+    """Time of a record for which `locate` found the text and the level."""
     found = _TIME.search(raw, 0, 160)
     return found[0] if found is not None else None
 
 
 def _is_prose(raw: str) -> bool:
-    """Whether a line begins with a word such as `Loading` or `socket`: no wrapping does, but for the names of containers."""
-    begins = raw[:3].isalpha() and raw[1:3].islower() and raw[3:4] != " "
-    return begins and raw.find("| ", 3, 104) < 0 and _RECORD.search(raw, 3, 300) is None
+    """Whether a line begins with a word such as `Loading`, as no prefix does, and contains no record."""
+    return raw[:3].isalpha() and raw[1:3].islower() and raw[3:4] != " " and _RECORD.search(raw, 3, 300) is None
 
 
 def records(raw: str) -> list[str]:
-    """The log records in a line that holds several: whoever copied the log lost the ends of lines."""
+    """Split a line that contains several records, because processes wrote at once or line ends were lost."""
     if not _may_hold_a_record(raw, 80) and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
         return [raw]
-    if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # not the text of a request, which INFO quotes
+    if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # an INFO record may quote the text of a request
         raw = raw.replace("\\n", "⏎")
     bounds = [0]
     for found in _PIECE.finditer(raw, 1):
@@ -175,29 +168,29 @@ def records(raw: str) -> list[str]:
 
 
 def plain(raw: str) -> tuple[str, str]:
-    """Process and text of a line, for a second look at it: JSON and parts of lines are left as they are."""
+    """Return process and text of a line that was read before. JSON and parts of CRI lines stay as they are."""
     start, _ = locate(raw) if raw else (0, None)
     if start >= 0:
         return process_of(raw) if raw else "", raw[start:]
-    for _ in range(_WRAPPINGS):
-        wrapped = _WRAPPED.match(raw)
+    for _ in range(WRAPPINGS_LIMIT):
+        wrapped = WRAPPING.match(raw)
         if wrapped is None:
             break
         raw = raw[wrapped.end() :]
-    found = _VLLM.match(raw)
+    found = HEADER.match(raw)
     return (found["process"] or "", raw[found.end() :]) if found is not None else ("", raw)
 
 
 def _may_hold_a_record(raw: str, begin: int) -> bool:
-    # Five searches for texts take a fifth of the time of one for an expression that begins with any of them.
+    # Five searches for strings take a fifth of the time of one for a regular expression that begins with any of them.
     levels = any(raw.find(level, begin) >= 0 for level in _RECORD_LEVELS)
     return levels and _RECORD.search(raw, begin) is not None
 
 
 def is_wrapping(head: str) -> bool:
-    """Whether something before the beginning of a line is one that is taken off here."""
-    for _ in range(_WRAPPINGS):
-        found = _WRAPPED.match(head) or _VLLM.match(head)
+    """Whether a text consists only of prefixes that are removed here."""
+    for _ in range(WRAPPINGS_LIMIT):
+        found = WRAPPING.match(head) or HEADER.match(head)
         if found is None or not found.end():
             break
         head = head[found.end() :]
@@ -206,11 +199,10 @@ def is_wrapping(head: str) -> bool:
 
 @dataclass(slots=True)
 class Line:
-    """One line, taken apart.
+    """A line, taken apart.
 
-    `process` is the process name of vLLM ("Worker_TP0"), empty if unknown. `level` is None for raw output.
-    `time` is the text of the log's own time, as precise as it is there: "2026-11-21T09:06:04.5Z", "11-21 09:06:04".
-    `record` is the line as vLLM wrote it.
+    `process` is vLLM's name of the process ("Worker_TP0"), empty if unknown. `level` is None for raw output. `time` is the most precise
+    time in the line, as written: "2026-11-21T09:06:04.5Z", "11-21 09:06:04". `record` is the line as vLLM wrote it.
     """
 
     number: int
@@ -222,10 +214,10 @@ class Line:
 
 
 class LineReader:
-    """Cuts chunks of any size into lines, with a bounded memory."""
+    """Splits chunks of any size into lines. Its memory is bounded."""
 
     def __init__(self) -> None:
-        """Begin with line 1."""
+        """Create a reader for a new log."""
         self._buffer = LineBuffer()
         self._partial: dict[str, str] = {}
         self._prefixes = Prefixes(is_wrapping)
@@ -234,7 +226,7 @@ class LineReader:
         """Whether the latest chunk holds a carriage return."""
 
     def feed(self, data: bytes | str) -> list[str]:
-        r"""Take a chunk; return the lines that are complete, without the "\n" at their ends, but with any "\r"."""
+        r"""Add a chunk. Return the lines that are complete, without "\n" but with any "\r"."""
         if isinstance(data, str):
             data = data.encode("utf-8", "replace")
         blocks = self._buffer.feed(data)
@@ -244,19 +236,19 @@ class LineReader:
 
     @property
     def tail(self) -> str:
-        """The beginning of a line that has not ended yet."""
+        """Beginning of a line whose end has not arrived."""
         return self._buffer.tail.decode("utf-8", "replace")
 
     def end(self) -> list[str]:
-        """No more is to come: what is left is a line, if there is more of it than a prefix."""
+        """Return the last line, if the log ends without a line end and the line is more than a prefix."""
         tail = self._buffer.take()
         return [line for line in self._prefixes.without(cut(tail)) if line] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
-        """Take a complete line apart. A line of JSON may hold several, a part of a CRI line none."""
-        if len(raw) > LINE_LIMIT and (raw[0] != "{" or len(raw) > _JSON_LIMIT):
+        """Take a complete line apart. A line of JSON may contain several lines, a partial CRI line none."""
+        if len(raw) > LINE_LIMIT and (raw[0] != "{" or len(raw) > JSON_LIMIT):
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
-        return self._unwrapped(raw, _WRAPPINGS)
+        return self._unwrapped(raw, WRAPPINGS_LIMIT)
 
     def _unwrapped(self, raw: str, wrappings: int) -> Iterator[Line]:
         time: str | None = None
@@ -267,9 +259,9 @@ class LineReader:
                 if members is not None:
                     yield from self._from_json(members, time, wrappings - 1)
                     return
-            wrapped = _WRAPPED.match(raw)
+            wrapped = WRAPPING.match(raw)
             if wrapped is None:
-                found = _VLLM.match(raw)
+                found = HEADER.match(raw)
                 assert found is not None  # every part of it is optional
                 if found["level"] or found.end() == len(raw):
                     break
@@ -280,9 +272,9 @@ class LineReader:
                 if not found.end():
                     break
                 rest = raw[found.end() :]
-                if not (rest[:1] == "{" or _WRAPPED.match(rest)):
+                if not (rest[:1] == "{" or WRAPPING.match(rest)):
                     break
-                # A process prefix around something that has a frame of its own.
+                # The name of a process before another prefix, as Ray writes it.
                 for inner in self._unwrapped(rest, wrappings - 1):
                     inner.process = inner.process or found["process"] or ""
                     inner.time = inner.time or time
@@ -306,20 +298,16 @@ class LineReader:
 
     def _from_json(self, members: dict[str, object], time: str | None, wrappings: int) -> Iterator[Line]:
         own = next((str(members[key]) for key in TIMES if members.get(key)), None)
-        text = next((value for key in TEXTS if isinstance(value := members.get(key), str)), None)
-        if text is None:
-            text = "\n".join(value for key in _JSON_LOGS if isinstance(value := members.get(key), str))
-        named = next((str(members[key]).upper() for key in ("levelname", "level", "severity", "lvl") if members.get(key)), "")
+        text = next((value for key in TEXTS if isinstance(value := members.get(key), str)), "")
+        named = next((str(members[key]).upper() for key in _LEVEL_MEMBERS if members.get(key)), "")
         process = str(members.get("vllm_process_name") or "")[:60]
-        detail = next(
-            (value for key in ("exc_info", "exception", "stack_trace", "exc_text") if isinstance(value := members.get(key), str)), ""
-        )
+        detail = next((value for key in _EXCEPTION_MEMBERS if isinstance(value := members.get(key), str)), "")
         level = LEVELS.get(named)
-        whole = f"{text or ''}\n{detail}" if detail else (text or "")
-        whole = whole.encode("utf-8", "replace").decode()  # JSON may hold halves of characters, which cannot be sent on
+        whole = f"{text}\n{detail}" if detail else text
+        whole = whole.encode("utf-8", "replace").decode()  # JSON may contain lone surrogates, which cannot be encoded
         for each in whole.rstrip("\n").split("\n")[:2000]:
             if wrappings > 0 and ("{" in each[:_HEAD] or (each and locate(each)[0] < 0)):
-                # vLLM's own JSON, or the format of a library, in that of a container runtime.
+                # vLLM's own JSON or the format of a library, within the JSON of a container runtime.
                 for inner in self._unwrapped(each[:LINE_LIMIT].rstrip("\r"), wrappings):
                     inner.level = level if inner.level is None else inner.level
                     inner.process = inner.process or process
@@ -332,13 +320,11 @@ class LineReader:
 
 
 def _line(number: int, raw: str, time: str | None, level: int | None) -> Line:
-    found = _VLLM.match(raw)
+    found = HEADER.match(raw)
     assert found is not None  # every part of it is optional
     named = found["level"]
-    if level is None and named is None and (foreign := _FOREIGN_LEVEL.match(raw, found.end())):
-        level = LEVELS[foreign["name"]] if foreign["name"] else _LETTERS.get(foreign["letter"], ERROR)
-    elif level is None and named is None and (cut := _CUT.match(raw)):
-        level, raw = next((level for name, level in LEVELS.items() if name.endswith(cut["rest"])), None), raw[cut.end() :]
+    if level is None and named is None and (other := _OTHER_LEVEL.match(raw, found.end())):
+        level = LEVELS[other["name"]] if other["name"] else _LETTERS.get(other["letter"], ERROR)
     return Line(number, found["process"] or "", LEVELS[named] if named else level, time or found["time"], raw[found.end() :], raw)
 
 
@@ -347,14 +333,5 @@ def _json(raw: str) -> dict[str, object] | None:
         members = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if isinstance(members, dict) and not (found := _has_text(members)):
-        # Datadog and Google wrap it once more.
-        members = next((each for key in _JSON_INNER if isinstance(each := members.get(key), dict)), members)
-        found = _has_text(members)
-    return members if isinstance(members, dict) and found else None
-
-
-def _has_text(members: dict[str, object]) -> bool:
-    return any(isinstance(members.get(key), str) for key in TEXTS) or any(
-        isinstance(value := members.get(key), str) and "\n" in value for key in _JSON_LOGS
-    )
+    is_record = isinstance(members, dict) and any(isinstance(members.get(key), str) for key in TEXTS)
+    return members if is_record else None

@@ -1,9 +1,8 @@
-"""What stands before every line of a log because of how it was obtained, where nobody has said in which form.
+"""Learning an unknown prefix that a program puts before every line of a log.
 
-The forms of the tools that people use most are in `framing`. There are as many others as there are programs that pass
-logs on (Modal, SkyPilot, DJL, stern, CI systems), so they are learned from the log itself: a log record of vLLM, or a line
-of a traceback, that does not stand at the beginning of its line shows what stands before the others too. Numbers and
-levels in it may differ from line to line.
+Known prefixes are in `framing`. Each launcher or supervisor in a container, and each tool that passes logs on (Modal, SkyPilot, DJL,
+stern, CI systems), may add its own. They are learned from the log: if a record of vLLM or a line of a traceback is not at the beginning of
+its line, the text before it is a prefix of other lines too. Numbers and levels in it may differ from line to line.
 """
 
 import re
@@ -15,53 +14,53 @@ _RECORD = r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? 
 _SERVER = "INFO:     (?:Started server process|Waiting for application startup)"
 _TRACEBACK = r"Traceback \(most recent call last\):|  File \"[^\"\n]{1,200}\", line \d"
 BEGINNING = re.compile(rf"{_PROCESS}(?:(?P<record>{_RECORD})|{_SERVER}|{_TRACEBACK})")
-"""What stands at the beginning of a line, once everything is taken off."""
+"""Beginning of a line without prefixes."""
 _SIGHTINGS = 2
-"""Lines that must show the same prefix: one may be two lines that lost what parted them."""
+"""Minimum number of lines with a prefix. One line may be two lines whose line end was lost."""
 _LONGEST = 160
 _KNOWN_LIMIT, _SEEN_LIMIT = 8, 32
 _WATCHED_LIMIT = 4000
-"""Lines of a log without any record or traceback after which nothing is expected any more."""
+"""Number of lines without a record or traceback after which no prefix is expected."""
 _VARYING = re.compile(
     r"(?P<blanks> *)(?P<digits>\d+)|\b(?i:debug|info|notice|warning|warn|error|critical|fatal|stdout|stderr)\b *|(?P<other>\D)"
 )
 _HARMLESS = re.compile(r"\b(?i:debug|info|notice|warning|warn)\b")
 _DRAWN = re.compile(r"[\s|+>-]*")
-"""What a group of exceptions puts before its lines, and whoever quotes them."""
+"""Prefix of the lines of an exception group, or of quoted lines."""
 
 
 class Prefixes:
-    """Learns the prefixes of one log and takes them off. Its memory is bounded."""
+    """Learns the prefixes of one log and removes them. Its memory is bounded."""
 
     def __init__(self, is_wrapping: Callable[[str], bool]) -> None:
-        """Begin with no prefix. `is_wrapping`: says of a text whether those who read the lines know it as a prefix themselves."""
+        """Create it without prefixes. `is_wrapping`: whether the caller itself removes a text as a prefix."""
         self._is_wrapping = is_wrapping
         self._known: dict[str, re.Pattern[str]] = {}
         self._seen: Counter[str] = Counter()
         self._watched = 0
         self._margin: str | None = None
         self.is_watching = True
-        """Whether lines have to be shown to it: it expects a prefix, or knows one."""
+        """Whether it expects a prefix or knows one, so that lines must be passed to it."""
 
     @property
     def is_unused(self) -> bool:
-        """Whether no line has told anything yet."""
+        """Whether it has read no line yet."""
         return not self._watched and not self._seen
 
     def expect(self, shape: str, prefix: re.Pattern[str]) -> None:
-        """Take this prefix off as well."""
+        """Remove this prefix too."""
         self._known[shape] = prefix
 
     def without(self, lines: list[str]) -> list[str]:
-        """The lines without their prefixes."""
+        """Return the lines without their prefixes."""
         for line in lines:
             if not self.is_watching or len(self._known) >= _KNOWN_LIMIT:
                 break
             if line not in ("", "\r") and not any(prefix.match(line) for prefix in self._known.values()):
-                self._look_at(line)
-        return [self._taken_off(line) for line in lines] if self._known else lines
+                self._learn(line)
+        return [self._without(line) for line in lines] if self._known else lines
 
-    def _taken_off(self, line: str) -> str:
+    def _without(self, line: str) -> str:
         for prefix in self._known.values():
             found = prefix.match(line)
             if found is not None:
@@ -69,7 +68,7 @@ class Prefixes:
                 return rest.rstrip("│┃ \r") if rest.endswith(("│", "┃", "│\r", "┃\r")) else rest
         return line
 
-    def _look_at(self, line: str) -> None:
+    def _learn(self, line: str) -> None:
         self._margin = line[0] if self._margin in (None, line[0]) else ""
         found = BEGINNING.search(line, 0, 400) if line[0] != "{" else None
         if found is None:
@@ -79,7 +78,7 @@ class Prefixes:
         head = line[: found.start()]
         is_record = found["record"] is not None
         if self._is_wrapping(head) and (is_record or not _HARMLESS.search(head)):
-            # The lines of this log begin as they should; what stood in a margin was something else.
+            # The lines of this log have no unknown prefix. An indentation that was learned belonged to something else.
             self._known = {shape: prefix for shape, prefix in self._known.items() if shape.strip()}
             self.is_watching = bool(self._known)
         elif self._may_be_one(head, is_record=is_record):
@@ -87,7 +86,7 @@ class Prefixes:
 
     def _may_be_one(self, head: str, *, is_record: bool) -> bool:
         if len(head) > _LONGEST or "%" in head or head[-1].isalnum():
-            return False  # a bar, or output that lost its end of line
+            return False  # a bar, or output whose line end was lost
         return is_record or not _DRAWN.fullmatch(head) or self._margin == head[0]
 
     def _count(self, head: str) -> None:
@@ -100,7 +99,7 @@ class Prefixes:
 
 
 def generalised(head: str) -> Iterable[str]:
-    """A regular expression for the prefix with other numbers and levels. The blanks before the text stay as they are."""
+    """Return a regular expression for the prefix with any numbers and levels. The blanks at its end do not vary."""
     core = head.rstrip(" ")
     for found in _VARYING.finditer(core):
         if found["digits"]:
