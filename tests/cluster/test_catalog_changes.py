@@ -53,7 +53,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         await operator.until_ready(within=60)
         resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
         message = condition(resource, "Planned")["message"]
-        assert "The backend of Attention would be FLASHINFER, not FLASH_ATTN." in message
+        assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in message
         assert REPLAN_ANNOTATION in message
         assert attention(resource) == "FLASH_ATTN"
         assert resource["status"]["plan"]["catalogVersion"] == planned_with
