@@ -7,6 +7,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
@@ -51,11 +52,8 @@ def fourfold(knowledge: StartupKnowledge) -> StartupKnowledge:
     """What is known, and three times as many signatures of crashes that do not happen: their anchors are ours, written in other ways."""
     ways: tuple[Callable[[str], str], ...] = (lambda text: text[::-1], str.swapcase, lambda text: " ".join(reversed(text.split(" "))) + "~")
     others = (
-        signature.model_copy(
-            update={
-                "id": f"{signature.id}{number}",
-                "patterns": tuple(each.model_copy(update={"anchor": way(each.anchor)}) for each in signature.patterns),
-            }
+        replace(
+            signature, id=f"{signature.id}{number}", patterns=tuple(replace(each, anchor=way(each.anchor)) for each in signature.patterns)
         )
         for number, way in enumerate(ways)
         for signature in knowledge.signatures

@@ -15,7 +15,7 @@ HEARTBEATS = [f"{entry['sample']}\n".encode() for entry in read_data("stages.yam
 
 def clock() -> ProgressClock:
     knowledge = load_startup()
-    started = ProgressClock(StartupParser(knowledge), knowledge.stages.heartbeats)
+    started = ProgressClock(StartupParser(knowledge), (line.text for line in knowledge.stages.heartbeats))
     started.feed(b"INFO 11-21 14:00:00 [gpu_model_runner.py:3000] Starting to load model org/model...\n", BEGUN)
     return started
 

@@ -5,7 +5,8 @@ Each message is a format string of the wheel of that version with its arguments 
 
 import pytest
 
-from vllm_operator.catalog.startup import load_logged_names, load_startup
+from vllm_operator.catalog.backends import load_logged_names
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser
 
 NAMES = load_logged_names()

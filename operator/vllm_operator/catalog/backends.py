@@ -1,4 +1,4 @@
-"""Backends: where each one works, and how it is requested.
+"""Backends: where each one works, how it is requested, and what a log calls it.
 
 Where a backend works is what the gates in vLLM's sources say: on which GPUs, for which number formats, in which versions. It
 refuses a forced backend before a Pod starts, says what works instead, and checks the rules. A backend without an entry is
@@ -9,6 +9,7 @@ chosen by VLLM_USE_FLASHINFER_MOE_FP8 and others up to 0.16 and by --moe-backend
 for all versions; an invocation knows how its versions spell it.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -123,6 +124,52 @@ def canonical(name: str, invocations: tuple[Invocation, ...]) -> str:
     return theirs.get(upper, upper)
 
 
+class LoggedName(Entry):
+    """A pattern of logged names, and the backends that such a line can mean."""
+
+    pattern: re.Pattern[str]
+    backends: tuple[str, ...]
+
+
+class LoggedNamesOfComponent(Entry):
+    """The logged names of one component."""
+
+    component: Component
+    source: str
+    names: tuple[LoggedName, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedNames:
+    """What vLLM's log calls a backend, and what we call it.
+
+    The log writes "TRT-LLM ragged DeepSeek", `AgRsAll2AllManager` or `FlashInferCutlassNvFp4LinearKernel`, differently in
+    each version. One name for each backend shows whether the engine took what was planned.
+    """
+
+    components: Mapping[str, tuple[LoggedName, ...]]
+
+    def meant(self, component: str, logged: str) -> tuple[str, ...]:
+        """Return the backends, by our names, that a logged name can mean; none if it is unknown."""
+        bare = _bare(logged)
+        return next((name.backends for name in self.components.get(component, ()) if name.pattern.fullmatch(bare)), ())
+
+    def agree(self, component: str, logged: str, planned: str) -> bool:
+        """Whether a logged name can be the backend that was planned."""
+        meant = self.meant(component, logged)
+        return planned in meant if meant else _alike(logged, planned)
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether one name contains the other, and both or neither name FlashInfer."""
+    first, second = _bare(one), _bare(other)
+    return (first in second or second in first) and ("flashinfer" in first) == ("flashinfer" in second)
+
+
+def _bare(backend: str) -> str:
+    return "".join(c for c in backend.casefold() if c.isascii() and c.isalnum())
+
+
 def load_kernels() -> Kernels:
     """Read where backends work, as it ships with the operator."""
     return Kernels(load_list(Kernel, "kernels.yaml"))
@@ -131,3 +178,8 @@ def load_kernels() -> Kernels:
 def load_invocations() -> tuple[Invocation, ...]:
     """Read the invocations that ship with the operator."""
     return load_list(Invocation, "invocations.yaml")
+
+
+def load_logged_names() -> LoggedNames:
+    """Read the logged names that ship with the operator."""
+    return LoggedNames({entry.component.value: entry.names for entry in load_list(LoggedNamesOfComponent, "logged_names.yaml")})

@@ -5,16 +5,18 @@ there is untrusted: a mistake is an `EntryError` with one sentence, bounded in l
 """
 
 import difflib
+import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, cast, get_args, get_type_hints
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, TypeAdapter, ValidationError, model_validator
 from pydantic.alias_generators import to_camel
 
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.resources import EntryError, camel_case, read_data
 
 SHOWN = 60
 """Longest value or name that a message quotes, in characters; the rest is cut."""
@@ -27,10 +29,6 @@ LIKENESS = 0.6
 
 Compile = Callable[[str], re.Pattern[str]]
 """Compiles a regular expression; raises ValueError or `re.error`."""
-
-
-class EntryError(ValueError):
-    """An entry that cannot be used. The message names the field, what is wrong, and what to write instead."""
 
 
 class Entry(BaseModel):
@@ -49,6 +47,7 @@ class Entry(BaseModel):
 
 
 EntryType = TypeVar("EntryType", bound=Entry)
+Parsed = TypeVar("Parsed")
 
 
 @cache
@@ -72,6 +71,27 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
         return model.model_validate(written, context=compile_pattern, by_alias=True, by_name=False)
     except ValidationError as error:
         raise EntryError(explain(error)) from None
+
+
+def parse_dataclass(kind: type[Parsed], written: Any) -> Parsed:
+    """Read an entry whose model is a plain dataclass: what reads logs has such models, because it starts without pydantic.
+
+    It is validated in the strict way of JSON: a list is a tuple, text may be an enum, and nothing else is converted.
+
+    Raises:
+        EntryError: It is malformed.
+    """
+    try:
+        (parsed,) = _adapter(cast("Hashable", kind)).validate_json(json.dumps([written]), strict=True, by_alias=True, by_name=False)
+    except ValidationError as error:
+        raise EntryError(explain(error, kind)) from None
+    return cast("Parsed", parsed)
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    # A dataclass takes its configuration from the type around it.
+    return TypeAdapter(tuple[kind], config=Entry.model_config)
 
 
 def parse_entries(model: type[EntryType], written: Iterable[Any], source: str) -> tuple[EntryType, ...]:
@@ -184,10 +204,15 @@ def matching(pattern: str, hint: str) -> Callable[[str], str]:
     return check
 
 
-def explain(error: ValidationError) -> str:
-    """Put the first mistake into a sentence without a period."""
-    first = error.errors(include_url=False)[0]
-    where, kind, value, bounds = locate(first["loc"]), first["type"], first["input"], first.get("ctx", {})
+def explain(error: ValidationError, dataclass: type | None = None) -> str:
+    """Put the first mistake into a sentence without a period. `dataclass` is what was read, unless it is an `Entry`."""
+    mistakes = error.errors(include_url=False)
+    first = next((each for each in mistakes if each["type"] == "unexpected_keyword_argument"), mistakes[0])
+    path = first["loc"][1:] if dataclass else first["loc"]
+    where, kind, value, bounds = locate(path), first["type"], first["input"], first.get("ctx", {})
+    if dataclass and kind == "unexpected_keyword_argument":
+        *outer, name = path
+        return f"{locate(outer)}{': ' if outer else ''}{quote(name)} is not a field{suggest(name, _fields_at(dataclass, outer))}"
     if kind == "missing":
         return f"{where} is missing"
     if kind == "value_error":
@@ -204,6 +229,20 @@ def explain(error: ValidationError) -> str:
     return f"{where}: {first['msg'][:120]}"
 
 
+def _fields_at(kind: Any, path: Iterable[int | str]) -> Collection[str]:
+    """The fields, as in YAML, of the dataclass to which a path leads."""
+    for part in path:
+        hints = {camel_case(name): hint for name, hint in get_type_hints(kind).items()}
+        kind = _find_dataclass(hints[part]) if isinstance(part, str) else kind
+    return [camel_case(field.name) for field in fields(kind)]
+
+
+def _find_dataclass(hint: Any) -> Any:
+    if is_dataclass(hint):
+        return hint
+    return next((found for inner in get_args(hint) if (found := _find_dataclass(inner))), None)
+
+
 _KINDS: Mapping[str, str] = {
     "string_type": "text",
     "bool_type": "true or false",
@@ -212,6 +251,7 @@ _KINDS: Mapping[str, str] = {
     "tuple_type": "a list",
     "dict_type": "a mapping",
     "model_type": "a mapping",
+    "dataclass_type": "a mapping",
 }
 _BOUNDS: Mapping[str, str] = {
     "string_too_short": "must not be empty",

@@ -2,10 +2,14 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from typing import Any
+from types import UnionType
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -53,6 +57,10 @@ def _scalar(kind: str, text: str) -> Any:
     raise ValueError(f"{text!r} is read as {kind}; put it in quotes")
 
 
+class EntryError(ValueError):
+    """An entry that cannot be used. The message names the field, what is wrong, and what to write instead."""
+
+
 def read_data(name: str) -> Any:
     """Read `catalog/data/<name>` as YAML or JSON, by its suffix.
 
@@ -61,6 +69,46 @@ def read_data(name: str) -> Any:
     """
     text = resources.files("vllm_operator.catalog").joinpath("data", *name.split("/")).read_text("utf-8")
     return json.loads(text) if name.endswith(".json") else yaml.load(text, Loader=_DataLoader)
+
+
+Constructed = TypeVar("Constructed")
+
+
+def construct(kind: type[Constructed], written: Any) -> Constructed:
+    """Build a dataclass from an entry of our own, without pydantic: what reads logs starts in half the time without it.
+
+    The tests validate these entries with `vllm_operator.catalog.entry.parse_dataclass`.
+
+    Raises:
+        KeyError: There is no such field.
+        TypeError: A field is missing.
+    """
+    return cast("Constructed", _builder(cast("Hashable", kind))(written))
+
+
+@cache
+def _builder(kind: Any) -> Callable[[Any], Any]:
+    if is_dataclass(kind):
+        hints = get_type_hints(kind)
+        known = {camel_case(each.name): (each.name, _builder(hints[each.name])) for each in fields(kind)}
+        create = cast("Callable[..., Any]", kind)
+        return lambda written: create(**{known[key][0]: known[key][1](value) for key, value in written.items()})
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is tuple:
+        element = _builder(arguments[0])
+        return lambda written: tuple(map(element, written))
+    if origin is Mapping:
+        content = _builder(arguments[1])
+        return lambda written: {key: content(value) for key, value in written.items()}
+    if origin is UnionType:
+        return _builder(next(each for each in arguments if each is not type(None)))
+    return kind if isinstance(kind, type) and issubclass(kind, Enum) else lambda written: written
+
+
+def camel_case(name: str) -> str:
+    """Return the name of a field as it is written in YAML."""
+    first, *others = name.split("_")
+    return first + "".join(map(str.capitalize, others))
 
 
 def list_data(folder: str) -> tuple[str, ...]:

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
 
 from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations, load_kernels
-from vllm_operator.catalog.entry import Entry, EntryError, matching, parse_entries
-from vllm_operator.catalog.resources import list_data, read_data
+from vllm_operator.catalog.entry import Entry, matching, parse_entries
+from vllm_operator.catalog.resources import EntryError, list_data, read_data
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
 from vllm_operator.catalog.versions import Release
 

@@ -9,21 +9,15 @@ machine can check, and is an entry of its own (`data/remedies.yaml`).
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, Field, StrictBool, StrictInt
-
-from vllm_operator.catalog.entry import Entry, SpecifierText, load_file, matching, parse_entries
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.resources import construct, read_data
 
 ECHO_PRIORITY = 20
 """Signatures of this priority or less only report that something failed elsewhere."""
-
-TEXT_LIMIT, LIST_LIMIT = 600, 16
-"""Longest text of one line in characters, and longest list of texts, in a signature."""
 
 FACTS = ("stage", "utilization")
 """What every text may use besides captures: the stage of the start, and the --gpu-memory-utilization in the log."""
@@ -48,25 +42,23 @@ class RemedyAction(StrEnum):
     """Delete the Pods and start them again, so that the volume is mounted again."""
 
 
-SignatureName = Annotated[
-    str, AfterValidator(matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits"))
-]
-Text = Annotated[str, Field(max_length=TEXT_LIMIT)]
-Texts = Annotated[tuple[Text, ...], Field(max_length=LIST_LIMIT)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinePattern:
+    """A line matches if it contains `anchor` and `regex` is found in it.
 
+    Attributes:
+        anchor: Text in the line. The regular expression is tried only on lines that contain it.
+        regex: Regular expression. Texts can use its named groups.
+        context: Regular expression that must be found in the frames of the traceback that the line ends.
+        evidence: `weak` counts only if nothing else explains the crash; `error` does not count in a warning.
+        overrules: Signatures that this one explains, because the line says that a program was ended from outside.
+    """
 
-class LinePattern(Entry):
-    """A line matches if it contains `anchor` and `regex` is found in it."""
-
-    anchor: str = Field(description="text in the line; the regular expression is tried only on lines that contain it")
-    regex: str = Field(description="regular expression; texts can use its named groups")
-    context: str | None = Field(None, description="regular expression that must be found in the frames of the traceback that the line ends")
-    evidence: Literal["weak", "error"] | None = Field(
-        None, description="`weak` counts only if nothing else explains the crash; `error` does not count in a warning"
-    )
-    overrules: tuple[str, ...] = Field(
-        (), description="signatures that this one explains: the line says that a program was ended from outside"
-    )
+    anchor: str
+    regex: str
+    context: str | None = None
+    evidence: Literal["weak", "error"] | None = None
+    overrules: tuple[str, ...] = ()
 
     @property
     def weak(self) -> bool:
@@ -79,45 +71,69 @@ class LinePattern(Entry):
         return self.evidence == "error"
 
 
-class Change(Entry):
-    """A change of one environment variable or argument that repairs the crash."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """A change of one environment variable or argument that repairs the crash.
 
-    name: str = Field(description="name of the variable or flag; one in `<angle brackets>` must be supplied by a person")
-    value: str | None = Field(None, description="template of the value; absent for a flag without one")
-    remove: StrictBool = Field(False, description="remove the variable or flag")
-    versions: SpecifierText | None = Field(
-        None, description="vLLM versions that have it (PEP 440), in quotes; absent: all, or it is not vLLM's own"
-    )
+    Attributes:
+        name: Name of the variable or flag. A person must supply one in `<angle brackets>`.
+        value: Template of the value. Absent for a flag without a value.
+        remove: Remove the variable or flag.
+        versions: vLLM versions that have it (PEP 440), in quotes. Absent: all, or it is not vLLM's own.
+    """
+
+    name: str
+    value: str | None = None
+    remove: bool = False
+    versions: str | None = None
 
 
-class Signature(Entry):
-    """One kind of crash."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signature:
+    """One kind of crash.
+
+    Attributes:
+        id: Name of the crash: reason of the condition `Crashed` and of the event.
+        severity: `fatal` is a crash; `degraded` and `benign` are notices.
+        priority: 1 to 100. Of several in one log, the highest is the cause; up to 20 is a consequence.
+        patterns: A line that matches any of them belongs to the signature.
+        cause: Template: what happened.
+        remedy: Template: what to do.
+        stages: Stages of a start in which it happens; for readers.
+        versions: vLLM versions; for readers.
+        architectures: GPUs; for readers.
+        environment: Variables to change.
+        arguments: Flags to change.
+        follows_others: Another error usually comes first, so it counts only if there is none.
+        retryable: The same start may succeed the next time.
+        auto_safe: The operator may apply the remedy by itself.
+        references: Where to read more, best first.
+        remedy_action: What the operator itself does.
+        explains: Only for `benign`: crashes beside which it is shown. Absent: beside all.
+        cache_variable: If the operator sets this variable, the damaged file is in the cache that it names.
+    """
 
     is_user_defined: ClassVar[bool] = False
-    """Whether the owner of the cluster wrote it; its patterns are then matched in linear time."""
+    """Whether the owner of the cluster wrote it. Its patterns are then matched in linear time."""
 
-    id: SignatureName = Field(description="name of the crash: reason of the condition `Crashed` and of the event")
-    severity: Severity = Field(description="`fatal` is a crash; `degraded` and `benign` are notices")
-    priority: Annotated[StrictInt, Field(ge=1, le=100)] = Field(
-        description="1 to 100; of several in one log, the highest is the cause; up to 20 is a consequence"
-    )
-    stages: Texts = Field((), description="stages of a start in which it happens; for readers")
-    versions: Text = Field("all", description="vLLM versions; for readers")
-    architectures: Text = Field("any", description="GPUs; for readers")
-    patterns: tuple[LinePattern, ...] = Field(description="patterns; a line that matches any of them belongs to the signature")
-    cause: str = Field(description="template: what happened")
-    remedy: str = Field(description="template: what to do")
-    environment: tuple[Change, ...] = Field((), description="variables to change")
-    arguments: tuple[Change, ...] = Field((), description="flags to change")
-    follows_others: StrictBool = Field(False, description="another error usually comes first, so it counts only if there is none")
-    retryable: StrictBool = Field(False, description="the same start may succeed the next time")
-    auto_safe: StrictBool = Field(False, description="the operator may apply the remedy by itself")
-    references: Texts = Field((), description="where to read more, best first")
-    action: RemedyAction | None = Field(None, alias="remedyAction", description="what the operator itself does")
-    explains: Texts | None = Field(None, description="only for `benign`: crashes beside which it is shown; absent: beside all")
-    cache_variable: str | None = Field(
-        None, description="if the operator sets this variable, the damaged file is in the cache that it names"
-    )
+    id: str
+    severity: Severity
+    priority: int
+    patterns: tuple[LinePattern, ...]
+    cause: str
+    remedy: str
+    stages: tuple[str, ...] = ()
+    versions: str = "all"
+    architectures: str = "any"
+    environment: tuple[Change, ...] = ()
+    arguments: tuple[Change, ...] = ()
+    follows_others: bool = False
+    retryable: bool = False
+    auto_safe: bool = False
+    references: tuple[str, ...] = ()
+    remedy_action: RemedyAction | None = None
+    explains: tuple[str, ...] | None = None
+    cache_variable: str | None = None
 
     @property
     def is_echo(self) -> bool:
@@ -134,7 +150,8 @@ class Signature(Entry):
         return self.references[0] if self.references else None
 
 
-class Sample(Entry):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
     """A line (or a few) that belongs to a signature, and where it was seen."""
 
     signature: str
@@ -145,7 +162,8 @@ class Sample(Entry):
 ANY = "any"
 
 
-class Remedy(Entry):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
     """A remedy that may be applied without asking.
 
     `changes` are names of changes of the signature; `costs` is the worst that they cost, in words.
@@ -153,12 +171,14 @@ class Remedy(Entry):
 
     signature: str
     changes: tuple[str, ...]
-    versions: SpecifierText
+    versions: str
     architectures: tuple[str, ...]
     costs: str
 
     def fits(self, version: str | None, architecture: str | None) -> bool:
         """Whether it is right for this vLLM version and GPU. An unknown version or GPU does not fit."""
+        from packaging.specifiers import SpecifierSet  # not needed to read a log
+
         fits_gpu = ANY in self.architectures or architecture in self.architectures
         return fits_gpu and version is not None and SpecifierSet(self.versions).contains(version, prereleases=True)
 
@@ -167,28 +187,19 @@ class Remedy(Entry):
         return tuple(change for change in (*signature.arguments, *signature.environment) if change.name in self.changes)
 
 
-class _Signatures(Entry):
-    signatures: tuple[Signature, ...]
-
-
-class _Remedies(Entry):
-    remedies: tuple[Remedy, ...]
-
-
 @cache
 def load_signatures() -> tuple[Signature, ...]:
     """Read the signatures that ship with the operator."""
-    return load_file(_Signatures, "signatures.yaml").signatures
+    return construct(tuple[Signature, ...], read_data("signatures.yaml")["signatures"])
 
 
 def load_signature_samples() -> tuple[Sample, ...]:
     """Read the sample lines of all signatures."""
-    name = "signature_samples.yaml"
-    return parse_entries(
-        Sample, ({"signature": signature, **each} for signature, entries in read_data(name).items() for each in entries), name
-    )
+    samples = read_data("signature_samples.yaml")
+    return tuple(Sample(signature=signature, **each) for signature, entries in samples.items() for each in entries)
 
 
 def load_remedies() -> Mapping[str, Remedy]:
     """Read the remedies that may be applied without asking, by signature."""
-    return {remedy.signature: remedy for remedy in load_file(_Remedies, "remedies.yaml").remedies}
+    remedies = construct(tuple[Remedy, ...], read_data("remedies.yaml")["remedies"])
+    return {remedy.signature: remedy for remedy in remedies}

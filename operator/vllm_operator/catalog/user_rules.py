@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_operator.catalog.entry import EntryError, parse_entry
+from vllm_operator.catalog.entry import parse_entry
+from vllm_operator.catalog.resources import EntryError
 from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts
 from vllm_operator.catalog.user_texts import collect, compile_linear
 from vllm_operator.catalog.versions import Versions

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
 
 from packaging.specifiers import SpecifierSet
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field
 
-from vllm_operator.catalog.entry import EntryError, matching, parse_entry, quote
-from vllm_operator.catalog.signatures import FACTS, LIST_LIMIT, TEXT_LIMIT, Change, LinePattern, Signature
+from vllm_operator.catalog.entry import SpecifierText, matching, parse_dataclass, quote
+from vllm_operator.catalog.resources import EntryError
+from vllm_operator.catalog.signatures import FACTS, Change, LinePattern, Signature
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.catalog.templates import TemplateError, check_template
 from vllm_operator.catalog.user_texts import PatternError, collect, compile_linear, read_documents
@@ -21,8 +22,8 @@ from vllm_operator.catalog.versions import Versions, load_versions
 
 UNNAMED = "Unknown"
 """What a crash without a signature is called."""
-PATTERN_LIMIT = 500
-"""Longest anchor or regular expression, in characters."""
+PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
+"""Longest anchor or regular expression, longest other text, in characters; longest list."""
 
 
 def _check_anchor(anchor: str) -> str:
@@ -40,11 +41,18 @@ def _check_expression(regex: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_LIMIT)]
+Texts = Annotated[tuple[Annotated[str, Field(max_length=TEXT_LIMIT)], ...], Field(max_length=LIST_LIMIT)]
 _PatternText = Annotated[str, Field(min_length=1, max_length=PATTERN_LIMIT)]
 _Expression = Annotated[_PatternText, AfterValidator(_check_expression)]
-_Placeholder = r"<[^<>]{1,80}>"
+_PLACEHOLDER = r"<[^<>]{1,80}>"
+_Variable = Annotated[str, AfterValidator(matching(rf"[A-Za-z_][A-Za-z0-9_]{{0,127}}|{_PLACEHOLDER}", "is not the name of a variable"))]
+_Flag = Annotated[str, AfterValidator(matching(rf"--[a-z0-9][-a-z0-9_.]{{0,125}}|{_PLACEHOLDER}", "is not the name of a flag"))]
+_Name = Annotated[
+    str, AfterValidator(matching(r"[A-Z][A-Za-z0-9]{2,62}", "is not a name like DriverTooOld, of at most 63 letters and digits"))
+]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserPattern(LinePattern):
     """A pattern with bounds."""
 
@@ -54,36 +62,50 @@ class UserPattern(LinePattern):
     evidence: Literal["weak"] | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariableChange(Change):
     """A change of a variable, with bounds."""
 
-    name: Annotated[str, AfterValidator(matching(rf"[A-Za-z_][A-Za-z0-9_]{{0,127}}|{_Placeholder}", "is not the name of a variable"))]
+    name: _Variable
     value: Text | None = None
+    versions: SpecifierText | None = None
 
 
-class FlagChange(Change):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlagChange(VariableChange):
     """A change of a flag, with bounds."""
 
-    name: Annotated[str, AfterValidator(matching(rf"--[a-z0-9][-a-z0-9_.]{{0,125}}|{_Placeholder}", "is not the name of a flag"))]
-    value: Text | None = None
+    name: _Flag
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UserSignature(Signature):
     """A signature with bounds, whose texts use nothing but what its patterns capture."""
 
     is_user_defined: ClassVar[bool] = True
 
+    id: _Name
+    priority: Annotated[int, Field(ge=1, le=100)]
     patterns: Annotated[tuple[UserPattern, ...], Field(min_length=1, max_length=LIST_LIMIT)]
     cause: Text
     remedy: Text
+    stages: Texts = ()
+    versions: Annotated[str, Field(max_length=TEXT_LIMIT)] = "all"
+    architectures: Annotated[str, Field(max_length=TEXT_LIMIT)] = "any"
     environment: Annotated[tuple[VariableChange, ...], Field(max_length=LIST_LIMIT)] = ()
     arguments: Annotated[tuple[FlagChange, ...], Field(max_length=LIST_LIMIT)] = ()
+    references: Texts = ()
+    explains: Texts | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> "UserSignature":
+    def __post_init__(self) -> None:
+        """Check what concerns several fields.
+
+        Raises:
+            ValueError: Something is wrong.
+        """
         if self.id == UNNAMED:
             raise ValueError(f"{UNNAMED} is the name of a crash without a signature; choose another id")
-        if self.auto_safe or self.action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
+        if self.auto_safe or self.remedy_action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
             raise ValueError(
                 "the operator acts by itself only on signatures that ship with it: "
                 "remove autoSafe, remedyAction, cacheVariable and overrules"
@@ -96,7 +118,6 @@ class UserSignature(Signature):
                 raise ValueError(f"{where} {error}") from None
             if unknown:
                 raise ValueError(f"{where} uses {', '.join(unknown)[:80]}, which no pattern captures")
-        return self
 
     def _texts(self) -> Iterator[tuple[str, str, bool]]:
         yield "cause", self.cause, True
@@ -128,7 +149,7 @@ def add_user_signatures(shipped: Sequence[Signature], texts: Mapping[str, str], 
     """
 
     def read(document: Any, _: Sequence[Signature]) -> Signature:
-        signature = parse_entry(UserSignature, document)
+        signature = parse_dataclass(UserSignature, document)
         for change in (*signature.environment, *signature.arguments):
             _check_known(change, versions)
         return signature

@@ -16,8 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import yaml
 
-from vllm_operator.catalog.entry import EntryError, describe
-from vllm_operator.catalog.resources import YAML_LOADER
+from vllm_operator.catalog.resources import YAML_LOADER, EntryError
 
 ENTRIES_LIMIT = 256
 """Most rules, or signatures, that are read: every plan asks each rule, and many lines ask each signature."""
@@ -167,7 +166,7 @@ def collect(
     expressions = 0
     for document in documents:
         if not isinstance(document, dict | Broken):
-            problems.append(f"{describe(document)} is not a {what}. It is ignored.")
+            problems.append(f"{str(document)[:50]!r} is not a {what}. It is ignored.")
             continue
         try:
             if isinstance(document, Broken):

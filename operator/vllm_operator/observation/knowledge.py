@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from vllm_operator.catalog.backends import LoggedNames, load_logged_names
 from vllm_operator.catalog.signatures import RemedyAction, Signature
-from vllm_operator.catalog.startup import LoggedNames, StartupKnowledge, load_logged_names, load_startup
+from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.messages import Messages, load_messages
 from vllm_operator.observation.terminations import Rules, load_rules
 
@@ -51,7 +52,7 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
 
 def _of_signatures(known: StartupKnowledge, rules: Rules) -> dict[str, Any]:
     echoes = {signature.id for signature in known.signatures if signature.is_echo}
-    by_action = {action: frozenset(s.id for s in known.signatures if s.action is action) for action in RemedyAction}
+    by_action = {action: frozenset(s.id for s in known.signatures if s.remedy_action is action) for action in RemedyAction}
     return {
         "weak": frozenset(echoes | {rule.id for rule in rules.containers if rule.is_weak}),
         "signatures": {signature.id: signature for signature in known.signatures},

@@ -83,7 +83,7 @@ class KnownCrashes:
 
     def make_parser(self) -> Parser:
         """A parser for the log of one run, with the signatures of this moment."""
-        return ProgressClock(StartupParser(self.startup), self.shipped.stages.heartbeats)
+        return ProgressClock(StartupParser(self.startup), (line.text for line in self.shipped.stages.heartbeats))
 
     def use(self, texts: Mapping[str, str]) -> Read:
         """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""

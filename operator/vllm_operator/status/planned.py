@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence, Set
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan
-from vllm_operator.catalog.startup import LoggedNames
+from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_fields import find_kept_labels
