@@ -21,8 +21,8 @@ from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict, not_accepted
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.status.conditions import status_with_failure
 from vllm_operator.status.events import EventDraft
-from vllm_operator.status.failures import status_with_failure
 
 FOLDER = Path(__file__).parent / "reports"
 INDUCED = Path(__file__).parents[1] / "corpus" / "induced"

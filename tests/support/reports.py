@@ -4,10 +4,8 @@ from functools import cache
 
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
-from vllm_operator.observation.observation import Observation
-from vllm_operator.observation.state import ObservedState
-from vllm_operator.remediation.decision import Decision, decide
-from vllm_operator.remediation.remediator import Remediator, load_remediator
+from vllm_operator.observation.observation import Observation, ObservedState
+from vllm_operator.remediation.decision import Decision, Remediator, decide, load_remediator
 from vllm_operator.status.report import Report
 from vllm_operator.status.report import report as report_on
 

@@ -10,7 +10,7 @@ from support.reports import report
 from vllm_operator.api.status import CacheState, CacheStatus, VLLMDeploymentStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
-from vllm_operator.status.lateness import LONGEST_START_SECONDS, StartClock
+from vllm_operator.status.estimates import LONGEST_START_SECONDS, StartClock
 
 X1 = ("vllm-a-x1", 0)
 MODEL = {"uri": "hf://deepseek-ai/DeepSeek-V3"}

@@ -10,7 +10,7 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api.conditions import ORDER
 from vllm_operator.api.status import CacheStatus, Condition, ConditionStatus, StartupStatus, VLLMDeploymentStatus
 from vllm_operator.runtime.metrics import RESULTS, Metrics, documented_reasons
-from vllm_operator.status.lateness import StartClock
+from vllm_operator.status.estimates import StartClock
 
 
 def status(*conditions: tuple[str, str, str], **more: object) -> VLLMDeploymentStatus:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.pods.quantities import LIMIT, format_bytes, read_bytes, read_cores, read_count, read_mebibytes, read_quantity
+from vllm_operator.pods.reading import LIMIT, format_bytes, read_bytes, read_cores, read_count, read_mebibytes, read_quantity
 
 UNITS = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
@@ -80,5 +80,5 @@ def test_a_size_is_written_in_whole_units(size: int, text: str) -> None:
 
 
 def test_reading_one_does_not_load_a_client() -> None:
-    code = "import sys; from vllm_operator.pods import quantities as q; print(q.read_bytes('1Ki'), 'kubernetes' in sys.modules)"
+    code = "import sys; from vllm_operator.pods import reading as q; print(q.read_bytes('1Ki'), 'kubernetes' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1024 False"

@@ -17,10 +17,9 @@ from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgu
 from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.pinning import digest_of
-from vllm_operator.remediation.changes import Engine, exact_changes
-from vllm_operator.remediation.command import patch_command, patch_operations
+from vllm_operator.remediation.changes import Engine, exact_changes, patch_command, patch_operations
+from vllm_operator.remediation.decision import Case, Remediator
 from vllm_operator.remediation.in_force import carried_out, current, remedied, settled
-from vllm_operator.remediation.remediator import Case, Remediator
 
 SIGNATURES = {signature.id: signature for signature in load_signatures()}
 DECIDE = Remediator(load_versions(), load_remedies())
@@ -240,6 +239,13 @@ def test_a_hopeless_crash_frees_the_gpus_if_the_policy_says_so() -> None:
     assert decide(hopeless).state is not RemediationState.STOPPED
     retryable = replace(hopeless, signature=SIGNATURES["GpuMemoryInUse"])
     assert decide(retryable, **policy).state is not RemediationState.STOPPED
+
+
+def test_a_remedy_with_an_impossible_time_is_kept_and_nothing_is_tried_over_it() -> None:
+    applied = decide(case(), **auto())
+    impossible = [remedy.model_copy(update={"since": "2026-13-45T99:99:99Z"}) for remedy in applied.applied]
+    kept = applied.model_copy(update={"applied": impossible})
+    assert decide(case(restarts=1), kept, **auto()) == kept
 
 
 # the command

@@ -19,7 +19,7 @@ from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.pods.view import read_pod
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.estimates import Estimate
-from vllm_operator.status.taints import Obstacle
+from vllm_operator.status.scheduling import Obstacle
 from vllm_operator.text import wording
 
 DATA = read_data("messages.yaml")

@@ -7,8 +7,7 @@ from hypothesis import given
 
 from support import observations as o
 from support.shapes import OBJECTS
-from vllm_operator.pods.events import EventLog, killed_by_probe, refine
-from vllm_operator.pods.view import Phase, Termination, read_pod
+from vllm_operator.pods.view import EventLog, Phase, Termination, killed_by_probe, read_pod, refine
 
 START_ERROR = {
     "terminated": {

@@ -27,7 +27,7 @@ from vllm_operator.caches.records import Changes, recorded_keys
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
-from vllm_operator.pods.quantities import format_bytes, read_bytes
+from vllm_operator.pods.reading import format_bytes, read_bytes
 from vllm_operator.pods.view import Phase
 
 PAUSE = timedelta(minutes=10)

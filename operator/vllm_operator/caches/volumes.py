@@ -24,8 +24,7 @@ from vllm_operator.api.status import Plan, PlannedWeights, WeightsPlace
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods import reading
-from vllm_operator.pods.quantities import read_bytes
-from vllm_operator.pods.reading import mapping, sequence
+from vllm_operator.pods.reading import mapping, read_bytes, sequence
 
 CACHE_VOLUME = "cache"
 WEIGHTS_VOLUME = "weights"

@@ -18,8 +18,7 @@ from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
-from vllm_operator.pods.events import EventLog, refine
-from vllm_operator.pods.view import Phase, PodView, read_pod
+from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import StartupState

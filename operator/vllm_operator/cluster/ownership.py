@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.cluster.client import Manifest
-from vllm_operator.pods.quantities import read_quantity
+from vllm_operator.pods.reading import read_quantity
 
 Path = tuple[str, ...]
 

@@ -1,9 +1,8 @@
-"""Crashes: which there were, which is still in force, and how it is named.
+"""Crashes: which ones happened, which are in force, and their names.
 
-A crash is known by its Pod and the restarts before it. `status.lastCrash` holds the latest one and is the
-memory of it: a crash that is there has been reported, and a restarted operator that has no log of it any more
-keeps what is there. It is written once the log has been read, or `SETTLING_SECONDS` after the end, whichever
-comes first, so that the one event of a crash names its cause.
+A crash is identified by its Pod and the number of restarts before it. `status.lastCrash` has the latest one. A crash in it has been
+reported, and a restarted operator that can no longer read its log keeps it. It is written when the log has been read, or
+`SETTLING_SECONDS` after the end, whichever comes first, so that the event of a crash names its cause.
 """
 
 from collections.abc import Iterator
@@ -12,32 +11,38 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
-from vllm_operator.observation.state import ObservedState
-from vllm_operator.observation.terminations import match_container, match_pod
+from vllm_operator.observation.knowledge import match_container, match_pod
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
-from vllm_operator.pods.events import killed_by_probe
-from vllm_operator.pods.view import Phase, PodView, Termination
+from vllm_operator.pods.view import Phase, PodView, Termination, killed_by_probe
 from vllm_operator.startup.crash.evidence import REFUSED_REMEDY, UNKNOWN
 from vllm_operator.startup.state import Crash, Stage, StartupState
 from vllm_operator.startup.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
-"""How long the log of a run that has ended is waited for. A kubelet ends the stream within about a second."""
+"""How long to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
 CLOCK_SKEW = timedelta(minutes=1)
-"""How far the clock of a node may be ahead. A later time says nothing about what came first."""
+"""How far the clock of a node may be ahead. Later times do not count when crashes are ordered."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
-"""Exit codes that an event may explain: it comes some seconds later."""
-_NOTHING, _ERROR, _WEAK, _STRONG, _OWNERS = range(5)
-_OVER = (Phase.TERMINATING,)
-_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, *_OVER)
+"""Exit codes that an event may explain some seconds later."""
+_NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(5)
+_HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A crash. `settles_at` is None once its cause is known, or cannot be expected to become known.
+    """A crash.
 
-    `captures` is what the telling line said; `during_start`: the log shows that the run had not become ready.
+    Attributes:
+        view: The Pod.
+        run: Restarts before the run that crashed.
+        time: When it happened, if known.
+        in_force: Whether no later start has succeeded.
+        settles_at: When the crash is reported even without a cause; None if it can be reported now.
+        status: Its description.
+        captures: Values from the line of the log that names it.
+        during_start: Whether the log shows that the run had not become ready.
     """
 
     view: PodView
@@ -51,13 +56,13 @@ class Finding:
 
     @property
     def settled(self) -> bool:
-        """Whether it is time to name it."""
+        """Whether the crash can be reported."""
         return self.settles_at is None
 
 
 @dataclass(frozen=True, slots=True)
 class Crashes:
-    """All crashes that the present Pods show, latest first, and what goes into `status.lastCrash`."""
+    """All crashes of the current Pods, latest first, and the content of `status.lastCrash`."""
 
     findings: tuple[Finding, ...]
     last: CrashStatus | None
@@ -65,23 +70,23 @@ class Crashes:
 
     @property
     def most_informative(self) -> Finding | None:
-        """The one of those in force that tells most: a known cause more than an unknown one; then the latest."""
+        """The crash in force with a known cause, else with an unknown cause; of several, the latest."""
         settled = [finding for finding in self.in_force if finding.settled]
         return max(settled, key=_rank_of, default=None)
 
     @property
     def being_read(self) -> Finding | None:
-        """The latest one that is not named yet and that a later start has made good already."""
+        """The latest crash that has no name yet and after which a start has succeeded already."""
         return next((finding for finding in self.findings if not finding.settled and not finding.in_force), None)
 
     @property
     def in_force(self) -> tuple[Finding, ...]:
-        """Those that no later start has made good."""
+        """The crashes after which no start has succeeded."""
         return tuple(finding for finding in self.findings if finding.in_force)
 
 
 def find_crashes(observed: ObservedState) -> Crashes:
-    """Find the crashes in a scene."""
+    """Find the crashes of the observed Pods."""
     horizon = observed.observation.now + CLOCK_SKEW
     findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
     previous = observed.observation.previous.last_crash
@@ -98,7 +103,7 @@ def _is_older(found: CrashStatus, previous: CrashStatus | None, horizon: datetim
 
 
 def _credible(time: datetime | None, horizon: datetime) -> str:
-    """A time by which crashes can be put in order; empty, and so first, where none is known or the clock was wrong."""
+    """A sort key for times: empty, which sorts first, if the time is unknown or in the future."""
     return (reading.stamp(time) or "") if time is not None and time <= horizon else ""
 
 
@@ -106,8 +111,8 @@ def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
     return previous is not None and (found.pod, found.restarts) == (previous.pod, previous.restarts)
 
 
-def _told_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
-    """What the status says of the same crash already."""
+def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
+    """What the status says about the same crash."""
     previous = observed.observation.previous.last_crash
     return previous if _is_same(found, previous) else None
 
@@ -119,7 +124,7 @@ def _findings(observed: ObservedState) -> Iterator[Finding]:
             yield _failed(observed, view, in_force=missing)
         elif (settles_at := crash_settles(observed, view)) is not None and settles_at <= observed.observation.now:
             yield _hung(observed, view)
-        elif view.termination is not None and view.phase not in (*_OVER, Phase.CONTAINER_FAILED):
+        elif view.termination is not None and view.phase not in (Phase.TERMINATING, Phase.CONTAINER_FAILED):
             yield _crashed(observed, view, view.termination)
 
 
@@ -131,7 +136,7 @@ def _failed(observed: ObservedState, view: PodView, *, in_force: bool) -> Findin
 
 
 def _hung(observed: ObservedState, view: PodView) -> Finding:
-    """A crash that the log shows and that has not ended the container."""
+    """A crash in the log of a container that still runs."""
     state = observed.state(view)
     assert state is not None
     status = _status(observed, view, state.crash, run=view.restarts, code=None, time=state.last_line_at)
@@ -141,7 +146,7 @@ def _hung(observed: ObservedState, view: PodView) -> Finding:
         time=state.last_line_at,
         in_force=True,
         settles_at=None,
-        status=_better(observed, _told_before(observed, status), status),
+        status=_better(observed, _reported_before(observed, status), status),
         captures=state.crash.captures if state.crash is not None else (),
         during_start=state.stage is not Stage.READY,
     )
@@ -151,10 +156,10 @@ def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Find
     state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
     crash = _diagnose(observed, view, ended, state)
     found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
-    previous = _told_before(observed, found)
+    previous = _reported_before(observed, found)
     finished = ended.finished_at
     if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
-        finished = None  # a clock that is wrong does not say how long to wait
+        finished = None  # a wrong clock does not tell how long to wait
     settles_at = finished + timedelta(seconds=SETTLING_SECONDS) if finished is not None else None
     is_read = state is not None and state.is_final and ended.exit_code not in _ENDS_BY_A_PROBE
     has_settled = is_read or (settles_at is not None and settles_at <= observed.observation.now)
@@ -194,28 +199,30 @@ def _status(
 
 
 def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashStatus) -> CrashStatus:
-    """Of two descriptions of one crash the one that says more; what was written stays where they say the same.
+    """Return the description that says more about a crash; the earlier one if both say the same.
 
-    The owner of the cluster may have changed the words of his own.
+    A user-defined signature replaces itself, because its texts may have changed.
     """
     if previous is None:
         return found
     before, now = _weight(observed, previous), _weight(observed, found)
     ended_meanwhile = previous.exit_code is None and found.exit_code is not None
-    return found if now > before or (now == before and (ended_meanwhile or now == _OWNERS)) else previous
+    return found if now > before or (now == before and (ended_meanwhile or now == _USER_DEFINED)) else previous
 
 
 def _weight(observed: ObservedState, crash: CrashStatus) -> int:
-    """How much a description says: nothing, an error without a name, little, the cause, the cause as the owner of the cluster names it."""
+    """How much a description says: nothing, an error without a name, little, the cause, the cause by a user-defined signature."""
     if crash.signature == UNKNOWN:
         says_nothing = SAYS_NOTHING in crash.cause or crash.cause == observed.messages.say("crash.unexplained")
         return _NOTHING if says_nothing else _ERROR
     known = observed.knowledge.signatures.get(crash.signature)
-    return _WEAK if crash.signature in observed.knowledge.weak else _OWNERS if known is not None and known.is_user_defined else _STRONG
+    return (
+        _WEAK if crash.signature in observed.knowledge.weak else _USER_DEFINED if known is not None and known.is_user_defined else _STRONG
+    )
 
 
 def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:
-    """Name the end of a run: by its log and exit code, else by what the kubelet said."""
+    """Name the end of a run by its log and exit code, else by its status and events."""
     found = diagnose_termination(
         observed.knowledge.startup,
         exit_code=ended.exit_code,
@@ -231,7 +238,7 @@ def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state:
 
 
 def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
-    """When a start whose log shows a crash counts as crashed although its container runs on; None if it does not."""
+    """Return when a start counts as crashed because its log shows a crash, although its container still runs; None if it does not."""
     state = observed.state(view)
     if view.phase is not Phase.STARTING or state is None or state.crash is None or state.last_line_at is None:
         return None
@@ -246,7 +253,7 @@ def _excerpt(crash: Crash) -> str | None:
 
 
 def reason(signature: str) -> str:
-    """The signature as a reason of a condition."""
+    """Return the signature as a reason of a condition."""
     word = "".join(c for c in signature if c.isascii() and (c.isalnum() or c == "_"))[:128]
     return word if word[:1].isalpha() and word != UNKNOWN else Reason.UNKNOWN_CRASH
 

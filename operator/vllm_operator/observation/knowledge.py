@@ -1,4 +1,8 @@
-"""What reports draw on beside the observation: the messages, and what is known of starts and crashes."""
+"""The catalog data that reports need: messages, and what is known of starts, crashes and terminated Pods.
+
+The rules for terminated containers and Pods (`terminations.yaml`) use only the status of a Pod and its events: a failed probe, an
+eviction, a refusal by the kubelet. For what the log, the exit code and the kernel show, see `vllm_operator.startup.termination`.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,51 +10,103 @@ from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
+from vllm_operator.catalog.resources import read_data
 from vllm_operator.catalog.signatures import RemedyAction, Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.messages import Messages, load_messages
-from vllm_operator.observation.terminations import Rules, load_rules
+from vllm_operator.pods.view import PodView, Termination
+from vllm_operator.startup.state import Crash
+from vllm_operator.text.wording import clean, sentence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminationRule:
+    """A known way for a container or Pod to end. Empty criteria match anything; `reason` may end in `*`.
+
+    `is_weak`: says little. A later event may say more.
+    """
+
+    id: str
+    cause: str
+    remedy: str
+    reason: str = ""
+    exit_codes: tuple[int, ...] = ()
+    probe: str = ""
+    is_weak: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TerminationRules:
+    """Rules for containers that were running, and for Pods that will not run again. The first match wins."""
+
+    containers: tuple[TerminationRule, ...]
+    pods: tuple[TerminationRule, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Knowledge:
-    """Loaded once, shared by all reports."""
+    """Loaded once and shared by all reports.
+
+    Attributes:
+        messages: The messages.
+        startup: Stages and crash signatures.
+        terminations: Rules for terminated containers and Pods.
+        logged_names: Names of backends in logs.
+        weak: Signatures that say little, so that a later finding replaces them.
+        signatures: Crash signatures by name.
+        quarantining: Signatures of damaged caches.
+        cleaning: Signatures of a full volume.
+        remounting: Signatures of a volume that is not writable.
+    """
 
     messages: Messages
     startup: StartupKnowledge
-    terminations: Rules
+    terminations: TerminationRules
     logged_names: LoggedNames
     weak: frozenset[str]
-    """Signatures that say little: what comes later may say more."""
     signatures: Mapping[str, Signature]
-    """Known crashes by name."""
     quarantining: frozenset[str] = frozenset()
-    """Signatures of damaged caches."""
     cleaning: frozenset[str] = frozenset()
-    """Signatures of a full volume."""
     remounting: frozenset[str] = frozenset()
-    """Signatures of a volume that has become read-only."""
 
     def with_startup(self, startup: StartupKnowledge) -> "Knowledge":
-        """The same with other crashes that are known by name."""
-        return replace(self, startup=startup, **_of_signatures(startup, self.terminations))
+        """Return the same with other crash signatures."""
+        return replace(self, startup=startup, **_by_signature(startup, self.terminations))
 
 
 @cache
 def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
-    """Read what ships with the package. `startup`: what was loaded already for the parsers of logs."""
+    """Load the data that ships with the package. `startup` is used instead of loading it again."""
     known = startup or load_startup()
-    rules = load_rules()
+    rules = load_termination_rules()
     return Knowledge(
         messages=load_messages(),
         startup=known,
         terminations=rules,
         logged_names=load_logged_names(),
-        **_of_signatures(known, rules),
+        **_by_signature(known, rules),
     )
 
 
-def _of_signatures(known: StartupKnowledge, rules: Rules) -> dict[str, Any]:
+def load_termination_rules() -> TerminationRules:
+    """Load the rules that ship with the package."""
+    data = read_data("terminations.yaml")
+    return TerminationRules(tuple(map(_rule, data["containers"])), tuple(map(_rule, data["pods"])))
+
+
+def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:
+    """Name the end of a container by its status and by the kubelet's message about a probe; None if no rule matches."""
+    rule = next((rule for rule in rules.containers if _matches(rule, ended, probe)), None)
+    return _crash(rule, view, ended) if rule is not None else None
+
+
+def match_pod(rules: TerminationRules, view: PodView) -> Crash:
+    """Name the end of a Pod that will not run again. The last rule matches any."""
+    rule = next(rule for rule in rules.pods if _matches_reason(rule, view.reason))
+    return _crash(rule, view, view.termination)
+
+
+def _by_signature(known: StartupKnowledge, rules: TerminationRules) -> dict[str, Any]:
     echoes = {signature.id for signature in known.signatures if signature.is_echo}
     by_action = {action: frozenset(s.id for s in known.signatures if s.remedy_action is action) for action in RemedyAction}
     return {
@@ -60,3 +116,29 @@ def _of_signatures(known: StartupKnowledge, rules: Rules) -> dict[str, Any]:
         "cleaning": by_action[RemedyAction.CLEAN_CACHE],
         "remounting": by_action[RemedyAction.REMOUNT_VOLUME],
     }
+
+
+def _matches(rule: TerminationRule, ended: Termination, probe: str) -> bool:
+    if rule.exit_codes and ended.exit_code not in rule.exit_codes:
+        return False
+    return _matches_reason(rule, ended.reason) and (not rule.probe or f"{rule.probe} probe" in probe)
+
+
+def _matches_reason(rule: TerminationRule, reason: str) -> bool:
+    return not rule.reason or reason == rule.reason or (rule.reason.endswith("*") and reason.startswith(rule.reason[:-1]))
+
+
+def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Crash:
+    values = {
+        "pod": pod.name,
+        "node": pod.node or "its node",
+        "reason": pod.reason or (ended.reason if ended else ""),
+        "message": clean(pod.message, 250),
+    }
+    # The values are untrusted: they are inserted, never read as a template.
+    cause, remedy = (sentence(template.format_map(values)) for template in (rule.cause, rule.remedy))
+    return Crash(signature=rule.id, cause=cause, remedy=remedy, reference=None, line="")
+
+
+def _rule(data: Mapping[str, Any]) -> TerminationRule:
+    return TerminationRule(**{**data, "exit_codes": tuple(data.get("exit_codes", ()))})

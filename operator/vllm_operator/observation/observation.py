@@ -1,23 +1,36 @@
-"""What a report is made from.
+"""What was observed of one VLLMDeployment.
 
-An observation is everything that is known of one VLLMDeployment at one moment: the object with the status
-that was last written, what planning said, the children as the API server has them, and what the logs of
-starting Pods have told. A report follows from it alone. There is no memory: what must survive a restart of
-the operator (an event already sent, a progress already shown) is read from the previous status.
+An `Observation` is the input: the object with the status that was last written, the outcome of planning, its children, and what the logs
+of starting Pods say. A report follows from it alone. Nothing is kept in memory: what must survive a restart of the operator, such as
+events that were already created, is read from the previous status.
+
+`ObservedState` is an observation with its Pods read, worst first. Conditions are derived from it.
+
+A start is stalled if it shows no sign of progress for too long. A log line, a new stage and a new run are signs of progress. The limit
+is `spec.startup.stallSeconds`, or the time for which the current stage is known to be silent if that is longer, because FlashInfer
+compiles for minutes without a log line. CPU use tells more, if the cluster measures it. A start without CPU use gets no extra time for
+a silent stage. A start that uses CPU gets twice the limit, and not more, because processes that wait for each other (NCCL, shared
+memory) use CPU too.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
+from vllm_operator.caches.address import cache_address
 from vllm_operator.caches.claim_holders import ClaimHolder
+from vllm_operator.messages import Messages
+from vllm_operator.observation.knowledge import Knowledge
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Outcome
+from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest, RunKey
-from vllm_operator.startup.state import StartupState
+from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
+from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,26 +39,26 @@ class Observation:
 
     Attributes:
         resource: The object as read, with the status that was last written.
-        outcome: What planning says of its present generation.
-        now: The present time, UTC.
-        deployment: The Deployment as the API server has it; None if there is none.
-        service: The Service; None if there is none.
-        claim: The claim of the caches; None if it does not exist.
-        claim_name: The claim of the caches that is expected; None if the caches are not on a claim.
-        weights_claim: The claim of the weights, where that is another one; None if it does not exist.
-        weights_claim_name: The claim of the weights that is expected, where that is another one.
-        claim_holders: The Pods that keep a claim which is being deleted, by the name of the claim. Pods of others are included.
-        pods: The Pods of the Deployment, those being deleted and the failed ones included.
-        primers: The Pods that only fill a cache; they never serve.
-        pod_events: Core events about these Pods and the claim. May be empty: then some messages say less.
-        startups: What the log of a container run has told. Holds the run that is followed; after a crash also
-            the crashed run, which tells why. May lack any entry: then the Pod's status alone is used.
-        cores: How many CPUs the Pods use whose start is silent, by uid. Empty where the cluster does not measure it.
-        taints: What keeps Pods off the nodes that have the GPUs of the plan, by the name of the node. Empty while no Pod waits
-            for a node, and where the nodes may not be read.
-        activity: What is being done about the caches.
-        not_kept: Fields of the Deployment's template that were applied and that the API server, or a webhook, left out or changed.
-        apply_error: Why the API server refused a child at the last attempt; None if all were accepted.
+        outcome: The outcome of planning its current generation.
+        now: The current time, UTC.
+        deployment: The live Deployment; None without one.
+        service: The live Service; None without one.
+        claim: The live PVC of the caches; None if it does not exist.
+        claim_name: The name of the PVC of the caches; None if the caches are on no PVC.
+        weights_claim: The live PVC of the weights, if it is another one; None if it does not exist.
+        weights_claim_name: The name of the PVC of the weights, if it is another one.
+        claim_holders: The Pods that keep a PVC which is being deleted, by the name of the PVC. Includes Pods of other owners.
+        pods: The Pods of the Deployment, including failed Pods and Pods that are being deleted.
+        primers: The Pods that only fill a cache. They never serve.
+        pod_events: Core events about these Pods and the PVCs. Without them, some messages say less.
+        startups: What the log says, by run of a container: the run that is followed and, after a crash, the crashed run. If an entry
+            is missing, only the status of the Pod is used.
+        cores: CPUs in use by Pods whose start is silent, by UID. Empty if the cluster does not measure it.
+        taints: Taints of the nodes that have the GPUs of the plan, by node. Empty while no Pod waits for a node, and if the nodes cannot
+            be read.
+        activity: What is being done for the caches.
+        not_kept: Fields of the Pod template that were applied and that the API server or a webhook dropped or changed.
+        apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
     """
 
     resource: VLLMDeployment
@@ -75,5 +88,198 @@ class Observation:
 
     @property
     def wanted(self) -> int:
-        """How many replicas are wanted."""
+        """The desired number of replicas."""
         return self.resource.spec.replicas
+
+
+DEFAULT_STALL_SECONDS = 600
+IDLE_CORES = 0.05
+"""CPU use of a process that does nothing. Python threads that wait for each other stay below."""
+BUSY_FACTOR = 2
+"""A start that uses CPU may be silent this many times as long."""
+RECHECK_SECONDS = 60
+"""Interval between looks at the CPU use of a silent start. Metrics can be a minute old."""
+
+
+@dataclass(frozen=True, slots=True)
+class StallCheck:
+    """Whether a start is stalled.
+
+    Attributes:
+        since: Time of the last sign of progress.
+        limit: Seconds of silence that are allowed after it.
+        deadline: The sum of both.
+        stalled: Whether the deadline has passed.
+        look_at: When CPU use may change the result.
+        is_idle: Whether the start uses no CPU; None if unknown.
+    """
+
+    since: datetime
+    limit: int
+    deadline: datetime
+    stalled: bool
+    look_at: datetime
+    is_idle: bool | None = None
+
+
+def check_stall(
+    view: PodView,
+    state: StartupState | None,
+    *,
+    stall_seconds: int | None,
+    silent_seconds: int | None,
+    now: datetime,
+    cores: float | None = None,
+) -> StallCheck | None:
+    """Check a Pod whose engine runs and does not serve yet; None if no sign of progress has a time.
+
+    Args:
+        view: The Pod.
+        state: What the log of its current run says.
+        stall_seconds: `spec.startup.stallSeconds`.
+        silent_seconds: For how long the current stage is known to be silent.
+        now: The current time.
+        cores: CPUs in use; None if unknown.
+    """
+    since = last_sign(view, state, now)
+    if since is None:
+        return None
+    allowed = stall_seconds or DEFAULT_STALL_SECONDS
+    known = max(allowed, silent_seconds or 0)
+    is_idle = None if cores is None else cores < IDLE_CORES
+    limit = known if is_idle is None else allowed if is_idle else BUSY_FACTOR * known
+    deadline, first_look = since + timedelta(seconds=limit), since + timedelta(seconds=allowed)
+    look_at = first_look if first_look > now or is_idle is None else now + timedelta(seconds=RECHECK_SECONDS)
+    return StallCheck(since=since, limit=limit, deadline=deadline, stalled=deadline <= now, look_at=look_at, is_idle=is_idle)
+
+
+def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datetime | None:
+    """Return the time of the last sign of progress; None if no sign has a time."""
+    signs = [view.started_at or view.created_at]
+    if state is not None:
+        signs += [state.last_line_at, state.stage_since, state.started_at]
+    # A log line from the future, because of a wrong clock, must not extend the limit forever.
+    seen = [sign for sign in signs if sign is not None and sign <= now]
+    return max(seen, default=None)
+
+
+_NOT_SERVING_YET = frozenset(
+    {
+        Phase.UNSCHEDULABLE,
+        Phase.IMAGE_PULL_FAILED,
+        Phase.CONTAINER_FAILED,
+        Phase.WAITING_FOR_VOLUME,
+        Phase.IMAGE_PULLING,
+        Phase.SCHEDULING,
+        Phase.CREATING,
+        Phase.STARTING,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedState:
+    """An observation with its Pods read.
+
+    `pods` are all replicas, worst first. `primers` are the Pods that only fill a cache. `cache_keys` are the cache directories of Pods by
+    the UID of the Pod.
+    """
+
+    observation: Observation
+    knowledge: Knowledge
+    log: EventLog
+    pods: tuple[PodView, ...]
+    primers: tuple[PodView, ...] = ()
+    cache_keys: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, observation: Observation, knowledge: Knowledge) -> "ObservedState":
+        """Read an observation. Pods without a name are left out, because no message could name them."""
+        log = EventLog(observation.pod_events)
+        observed = cls(observation, knowledge, log, ())
+        pods, primers = (
+            tuple(sorted((v for pod in found if (v := _wait_for_claim(refine(read_pod(pod), log))).name), key=observed._severity))
+            for found in (observation.pods, observation.primers)
+        )
+        return cls(observation, knowledge, log, pods, primers, _cache_keys((*observation.pods, *observation.primers)))
+
+    @property
+    def messages(self) -> Messages:
+        """The messages."""
+        return self.knowledge.messages
+
+    @property
+    def serving(self) -> int:
+        """The number of Pods that serve."""
+        return sum(view.phase is Phase.READY for view in self.pods)
+
+    @property
+    def starting(self) -> tuple[PodView, ...]:
+        """Pods that do not serve yet, worst first, then primers."""
+        return tuple(view for view in (*self.pods, *self.primers) if view.phase in _NOT_SERVING_YET)
+
+    @property
+    def unhealthy(self) -> tuple[PodView, ...]:
+        """Pods that should serve and do not, worst first. Failed Pods count only until they are replaced."""
+        living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
+        is_missing = self.serving + len(living) < self.observation.wanted
+        failed = tuple(v for v in self.pods if v.phase is Phase.FAILED) if is_missing else ()
+        return tuple(sorted((*failed, *living), key=self._severity))
+
+    def state(self, view: PodView) -> StartupState | None:
+        """What the log of the current run says; None if it is unknown."""
+        state = None if view.container else self.observation.startups.get(view.run)
+        if state is None or view.phase is not Phase.STARTING:
+            return state
+        return infer_silence(state, self.observation.now, self.knowledge.startup)
+
+    def stage(self, view: PodView) -> Stage:
+        """The stage of a Pod that does not serve yet."""
+        if not view.node and view.phase is not Phase.STARTING:
+            return Stage.SCHEDULING
+        if view.phase is not Phase.STARTING:
+            return Stage.IMAGE_PULL
+        state = self.state(view)
+        return state.stage if state is not None else Stage.PROCESS_START
+
+    def stall_check(self, view: PodView) -> StallCheck | None:
+        """Check whether a start is stalled; None for a Pod whose engine does not run, or serves."""
+        if view.phase is not Phase.STARTING or view.container:
+            return None
+        startup = self.observation.resource.spec.startup
+        stall_seconds = startup.stall_seconds if startup else None
+        silent_seconds = allowed_silence_seconds(self.stage(view), self.knowledge.startup)
+        return check_stall(
+            view,
+            self.state(view),
+            stall_seconds=stall_seconds,
+            silent_seconds=silent_seconds,
+            now=self.observation.now,
+            cores=self.observation.cores.get(view.uid),
+        )
+
+    def stalled(self, view: PodView) -> bool:
+        """Whether a start shows no sign of progress."""
+        stall_check = self.stall_check(view)
+        return stall_check is not None and stall_check.stalled
+
+    def _severity(self, view: PodView) -> tuple[int, int, float, str]:
+        """Sort key: the phase (a stall is among the worse ones), the earlier stage, the lesser progress, the name."""
+        rank = list(Phase).index(view.phase)
+        if self.stalled(view):
+            rank = list(Phase).index(Phase.CONTAINER_FAILED)
+        state = self.state(view)
+        progress = state.progress if state is not None else None
+        done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
+        return (rank, list(Stage).index(self.stage(view)), done, view.name)
+
+
+def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:
+    addresses = {reading.text(pod, "metadata", "uid"): cache_address(pod.get("spec")) for pod in pods}
+    return {uid: address.key for uid, address in addresses.items() if address is not None}
+
+
+def _wait_for_claim(view: PodView) -> PodView:
+    """Distinguish a Pod that waits for its PVCs from one that fits no node. A new PVC is bound a moment later."""
+    waits = view.phase is Phase.UNSCHEDULABLE and "persistentvolumeclaim" in view.message.lower()
+    return replace(view, phase=Phase.WAITING_FOR_VOLUME) if waits else view

@@ -1,25 +1,25 @@
-"""The Deployment: how many Pods there are, whether they run the present spec, whether it can create them."""
+"""The Deployment: how many Pods exist, whether they run the current spec, and whether it can create them."""
 
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
 from vllm_operator.pods.view import Phase, PodView
 
 
 def replicas(observed: ObservedState) -> int:
-    """How many Pods exist."""
+    """Return how many Pods exist."""
     counted = reading.integer(observed.observation.deployment, "status", "replicas")
     living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
     return max(0, counted) if counted is not None else living
 
 
 def updated_replicas(observed: ObservedState) -> int | None:
-    """How many Pods run the present spec; None if the Deployment does not say."""
+    """Return how many Pods run the current spec; None if the Deployment does not say."""
     return reading.integer(observed.observation.deployment, "status", "updatedReplicas")
 
 
 def is_rolled_out(observed: ObservedState) -> bool:
-    """Whether all Pods run the present spec, as far as the Deployment says."""
+    """Return whether all Pods run the current spec, according to the Deployment."""
     deployment = observed.observation.deployment
     observed_generation = reading.integer(deployment, "status", "observedGeneration")
     if observed_generation is None:
@@ -30,15 +30,15 @@ def is_rolled_out(observed: ObservedState) -> bool:
 
 
 def paused(observed: ObservedState) -> str:
-    """The name of the Deployment, if somebody has paused it; empty if nobody has."""
+    """Return the name of the Deployment if it is paused, else an empty text."""
     deployment = observed.observation.deployment
     return reading.text(deployment, "metadata", "name") if reading.mapping(deployment, "spec").get("paused") is True else ""
 
 
 def is_current(observed: ObservedState, view: PodView) -> bool:
-    """Whether a Pod runs the present Pod template, as far as the Deployment says.
+    """Return whether a Pod has the current Pod template, according to the Deployment.
 
-    The Deployment counts such Pods; they are those of the ReplicaSet that made the newest one.
+    The Deployment counts such Pods. They are the Pods of the ReplicaSet that created the newest Pod.
     """
     deployment = observed.observation.deployment
     observed_generation = reading.integer(deployment, "status", "observedGeneration")
@@ -56,13 +56,13 @@ def _template(pod: Manifest | None) -> str:
 
 
 def creation_failure(observed: ObservedState) -> str | None:
-    """Why the Deployment cannot create Pods (a quota, an admission policy); None if it can."""
+    """Return why the Deployment cannot create Pods, for example because of a quota or an admission policy; None if it can."""
     failure = reading.named(observed.observation.deployment, "ReplicaFailure", "status", "conditions")
     return (reading.text(failure, "message") or "no reason given") if failure.get("status") == "True" else None
 
 
 def selector(observed: ObservedState) -> str | None:
-    """The label selector of the Pods, for the scale subresource."""
+    """Return the label selector of the Pods, for the scale subresource."""
     chosen = reading.mapping(observed.observation.deployment, "spec", "selector", "matchLabels")
     pairs = sorted((key, value) for key, value in chosen.items() if isinstance(key, str) and isinstance(value, str))
     return ",".join(f"{key}={value}" for key, value in pairs)[:1024] or observed.observation.previous.selector

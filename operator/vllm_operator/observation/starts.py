@@ -1,4 +1,4 @@
-"""Starts whose logs say something about caches: what they found there, how long they and their stages took."""
+"""Starts whose logs show whether caches were loaded or built: what they found, and how long they and their stages took."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from vllm_operator.api import labels
 from vllm_operator.api.status import CacheState, Plan, StageDuration
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.rollout import is_rolled_out
-from vllm_operator.observation.state import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
@@ -16,7 +16,7 @@ from vllm_operator.startup.state import CacheEvidence, Stage, StartupState
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A start whose log says something about caches. `seconds` is None until the engine answers."""
+    """A start whose log shows whether caches were loaded or built. `seconds` is None until the engine is ready."""
 
     state: StartupState
     seconds: int | None
@@ -24,60 +24,60 @@ class Start:
 
     @property
     def evidence(self) -> CacheEvidence:
-        """What its log says about caches."""
+        """What its log shows about caches."""
         return self.state.cache
 
     @property
     def is_finished(self) -> bool:
-        """Whether the engine answers and all was loaded, or all was built: a start to learn from."""
+        """Whether the engine is ready, and loaded everything or built everything. Only such starts give durations."""
         return self.seconds is not None and (self.is_warm or self.is_cold)
 
     @property
     def is_warm(self) -> bool:
-        """Whether everything was loaded."""
+        """Whether it loaded everything."""
         return self.evidence.hits > 0 and self.evidence.misses == 0 and self.evidence.load_failures == 0
 
     @property
     def is_cold(self) -> bool:
-        """Whether everything was built."""
+        """Whether it built everything."""
         return self.evidence.misses > 0 and self.evidence.hits == 0
 
 
 def last_start(observed: ObservedState) -> Start | None:
-    """The latest start that tells; None if none does."""
+    """Return the latest start whose log shows something about caches; None if there is none."""
     plan = observed.observation.outcome.plan
     views = [
         v for v in (*observed.pods, *observed.primers) if plan is None or observed.cache_keys.get(v.uid, plan.cache_key) == plan.cache_key
     ]
-    told = [(view, state) for view in views if (state := observed.state(view)) is not None and _tells(view, state)]
-    if not told:
+    starts = [(view, state) for view in views if (state := observed.state(view)) is not None and _shows_caches(view, state)]
+    if not starts:
         return None
-    view, state = max(told, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
+    view, state = max(starts, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
     return Start(state, start_seconds(view, state), view.run)
 
 
 def start_seconds(view: PodView, state: StartupState) -> int | None:
-    """How long a start took, from the start of the container until the engine answered; None if it does not yet."""
-    begun = view.started_at or state.started_at
-    done = state.stage_since if state.stage is Stage.READY else None
-    return max(0, round((done - begun).total_seconds())) if begun is not None and done is not None else None
+    """Return the duration from the start of the container until the engine was ready; None until then."""
+    began = view.started_at or state.started_at
+    ended = state.stage_since if state.stage is Stage.READY else None
+    return max(0, round((ended - began).total_seconds())) if began is not None and ended is not None else None
 
 
 def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
-    """How long the stages of starts with the caches of this plan took, the latest finished start included."""
+    """Return the durations of the stages of starts with the caches of this plan, including the latest finished start."""
     previous = observed.observation.previous.cache
     known = (previous.stages or []) if previous is not None and previous.key == plan.cache_key else []
     start = last_start(observed)
     return learn(known, start.state, is_warm=start.is_warm) if start is not None and start.is_finished else known
 
 
-def _tells(view: PodView, state: StartupState) -> bool:
+def _shows_caches(view: PodView, state: StartupState) -> bool:
     alive = view.phase in (Phase.STARTING, Phase.READY, Phase.NOT_RESPONDING)
     return alive and (state.cache.hits > 0 or state.cache.misses > 0 or state.cache.load_failures > 0)
 
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
-    """What the next start with this plan finds; None without a claim. The same before and after it was written."""
+    """Return what the next start with this plan finds; None without a PVC. The result does not change when it is written."""
     observation = observed.observation
     previous = observation.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
@@ -93,22 +93,22 @@ def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
 
 
 LONGEST_STAGE_SECONDS = 7 * 86_400
-"""What takes longer was measured by a clock that was set meanwhile."""
+"""A longer stage was measured by a clock that was changed in between."""
 SHORTEST_KEPT_SECONDS = 5
-"""Shorter stages are not worth a place in the status."""
+"""Shorter stages are not kept in the status."""
 
 
 def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, datetime], ...]:
-    """The stages that a start has left, with the times of entering and leaving them."""
+    """Return the stages that a start has completed, with the times of their begin and end."""
     times = [(stage, time) for stage, time in state.entered if time is not None]
-    return tuple((stage, begun, ended) for (stage, begun), (_, ended) in pairwise(times))
+    return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
 
 
 def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:
-    """Take over what the stages of a finished start took."""
+    """Return the durations with those of a finished start."""
     durations = {entry.stage: entry for entry in known}
-    for stage, begun, ended in completed_stages(state):
-        seconds = round((ended - begun).total_seconds())
+    for stage, began, ended in completed_stages(state):
+        seconds = round((ended - began).total_seconds())
         if seconds > LONGEST_STAGE_SECONDS:
             continue
         entry = durations.get(stage, StageDuration(stage=stage))

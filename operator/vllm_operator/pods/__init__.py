@@ -1,8 +1,6 @@
-"""Reading Kubernetes objects that others wrote: Pods, their events, quantities. Pure, and never raises.
+"""Reading Pods, events and quantities. Pure, and never raises on input of another shape.
 
-owner       which VLLMDeployment a Pod belongs to
-view        one `PodView` per Pod: phase, reason, how the last run ended
-events      what Kubernetes events add to the status of a Pod or PVC
-reading     fields of dictionaries of unknown shape
-quantities  Kubernetes quantities
+reading  values and quantities from plain dicts
+view     the state of a Pod, from its status and its events
+owner    the VLLMDeployment that a Pod belongs to
 """

@@ -1,8 +1,8 @@
-"""Which VLLMDeployment a Pod belongs to.
+"""The VLLMDeployment that a Pod belongs to.
 
-A Pod is known by the labels that its Deployment selects it by, and by its controller. A Pod without one of these labels is
-released by its ReplicaSet, so every Pod of ours has them; `spec.podTemplate` cannot change them. All other labels, such as
-`app.kubernetes.io/managed-by`, may be anything.
+A Pod is identified by the labels in the selector of its Deployment, and by its controller. A ReplicaSet releases a Pod that loses one of
+these labels, so every Pod of the operator has them, and `spec.podTemplate` cannot change them. All other labels, such as
+`app.kubernetes.io/managed-by`, may have any value.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from vllm_operator.api.resource import Role, cleaning_prefix, primer_name
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 HASH_LABEL = "pod-template-hash"
-"""Set by the Deployment controller, which names a ReplicaSet after the Deployment and this hash."""
+"""Label of the Deployment controller. The name of a ReplicaSet consists of the name of the Deployment and this hash."""
 
 
 def instance_of(pod: Mapping[str, Any]) -> str | None:
-    """Name of the VLLMDeployment that a Pod belongs to, in the namespace of the Pod; None if it belongs to none. Takes any object."""
+    """Return the name of the VLLMDeployment that a Pod belongs to, in its namespace; None if it belongs to none. Accepts any object."""
     labels = mapping(pod, "metadata", "labels")
     name = read_text(labels.get(INSTANCE_LABEL))
     if name is None or labels.get(NAME_LABEL) != NAME:
@@ -27,17 +27,17 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
     suffix = read_text(labels.get(HASH_LABEL))
     match labels.get(COMPONENT_LABEL):
         case Role.ENGINE:
-            is_ours = kind == "ReplicaSet" and owner == f"{name}-{suffix}"
+            is_owned = kind == "ReplicaSet" and owner == f"{name}-{suffix}"
         case Role.PRIMER:
-            is_ours = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
+            is_owned = kind == "ReplicaSet" and owner == f"{primer_name(name)}-{suffix}"
         case Role.CLEANING:
-            is_ours = kind == "Job" and isinstance(owner, str) and owner.startswith(cleaning_prefix(name))
+            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(cleaning_prefix(name))
         case _:
-            is_ours = False
-    return name if is_ours else None
+            is_owned = False
+    return name if is_owned else None
 
 
 def controller_of(manifest: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The owner that an object is controlled by; empty if there is none."""
+    """Return the controller of an object; empty without one."""
     owners = (mapping(owner) for owner in sequence(mapping(manifest, "metadata").get("ownerReferences")))
     return next((owner for owner in owners if owner.get("controller") is True), {})

@@ -1,20 +1,21 @@
-"""From the status of a Pod to the one thing that matters about it.
+"""The state of a Pod, from its status and its events.
 
-A Pod's status spreads its story over a phase, conditions, container states and last states. `read_pod`
-folds them into a `PodView`: one phase of life, the reason and message in the kubelet's words, and how the
-last run of the engine ended, if one did.
+The status of a Pod consists of a phase, conditions, container states and last states. `read_pod` combines them into a `PodView`: one
+phase, the reason and message of the kubelet or scheduler, and how the last run of the engine ended. Some facts are only in events: that
+an image is being pulled, why a volume cannot be mounted, that a probe ended a container, why a PVC is not bound.
 
-What a real kubelet (v1.35.4) shows, and what is therefore not relied on:
-- During the back-off of a crash loop the state mostly stays `terminated`; `CrashLoopBackOff` is often seen
-  only for its last instant. A crash is judged by `terminated` in state or last state.
-- A container that a probe killed shows exit code 137 or 143 and reason Error; only an event names the probe.
-- A child killed for memory shows reason OOMKilled with the exit code of its parent, for example 1.
-- A command that cannot be run shows `RunContainerError`, later `CrashLoopBackOff` over a last state
-  `StartError` with exit code 128, started in 1970.
+Behaviour of a real kubelet (v1.35.4):
+- During the back-off of a crash loop, the state mostly stays `terminated`. `CrashLoopBackOff` is often visible only for a moment.
+  `terminated` in the state or last state therefore means a crash.
+- A container that a probe killed has exit code 137 or 143 and reason Error. Only an event names the probe.
+- A child process killed because of memory gives reason OOMKilled with the exit code of its parent, for example 1.
+- A command that cannot be run gives `RunContainerError`, later `CrashLoopBackOff` and a last state `StartError` with exit code 128 that
+  started in 1970.
 """
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 
 from vllm_operator.api import labels
@@ -23,44 +24,44 @@ from vllm_operator.pods.reading import Manifest, RunKey
 
 
 class Phase(StrEnum):
-    """Where a Pod is in its life. Worst first: this order decides which of several Pods is reported."""
+    """State of a Pod. Worst first: the order decides which of several Pods is reported."""
 
     CRASHED = "Crashed"
-    """The engine has ended and will be started again."""
+    """The engine has ended and will be restarted."""
     FAILED = "Failed"
-    """The Pod is over and will not start again: evicted, refused by the kubelet, its node lost."""
+    """The Pod has failed and will not run again: evicted, or refused by the kubelet."""
     CONTAINER_FAILED = "ContainerFailed"
-    """The container cannot be created or its command cannot be run."""
+    """The container cannot be created, or its command cannot be run."""
     UNSCHEDULABLE = "Unschedulable"
-    """No node takes it."""
+    """It fits no node."""
     IMAGE_PULL_FAILED = "ImagePullFailed"
     """The image cannot be pulled."""
     NODE_LOST = "NodeLost"
-    """Its node does not report any more."""
+    """Its node has stopped reporting."""
     WAITING_FOR_VOLUME = "WaitingForVolume"
-    """A volume cannot be mounted, so far."""
+    """A volume is not mounted yet."""
     IMAGE_PULLING = "ImagePulling"
     """The image is being pulled."""
     SCHEDULING = "Scheduling"
-    """The scheduler has not judged it yet."""
+    """The scheduler has not handled it yet."""
     CREATING = "Creating"
-    """On a node, container not there yet: image pull or volume mount."""
+    """It is on a node without its container yet: image pull or volume mount."""
     STARTING = "Starting"
-    """The engine runs and does not serve yet."""
+    """The engine runs and is not ready yet."""
     NOT_RESPONDING = "NotResponding"
-    """It has served, and its readiness probe fails now."""
+    """It was ready, and its readiness probe fails now."""
     TERMINATING = "Terminating"
     """It is being deleted."""
     READY = "Ready"
-    """It serves."""
+    """It is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Termination:
     """How a run of a container ended.
 
-    `run` counts the restarts before this run. `message` is what the kubelet took from the termination log
-    or, without one, from the end of the log: untrusted text of up to 4096 bytes.
+    `run` is the number of restarts before this run. `message` is the termination message of the container or the end of its log:
+    untrusted text of up to 4096 bytes.
     """
 
     run: int
@@ -73,23 +74,23 @@ class Termination:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodView:
-    """What matters about one Pod.
+    """The state of one Pod.
 
     Attributes:
         name: Its name.
-        uid: Its uid.
-        phase: Where it is in its life.
-        reason: The kubelet's or scheduler's word for it; empty if there is none.
-        message: The kubelet's or scheduler's sentence; empty if there is none. Untrusted text.
-        container: The container that this is about, where it is not the engine.
+        uid: Its UID.
+        phase: Its state.
+        reason: The reason of the kubelet or scheduler; may be empty.
+        message: The message of the kubelet or scheduler; may be empty. Untrusted text.
+        container: The container that the state is about, if it is not the engine.
         image: The image of that container.
-        node: The node that it is on; empty if none.
-        restarts: How often the engine container was restarted.
-        since: Since when it is in this phase, as far as that is known.
-        started_at: When the present run started.
-        ready_at: When it began to serve.
-        created_at: When it was created.
-        termination: How the last run ended; None if none did.
+        node: Its node; empty without one.
+        restarts: Restarts of that container.
+        since: Time since which it is in this state, if known.
+        started_at: Start time of the current run.
+        ready_at: Time when it became ready.
+        created_at: Time when it was created.
+        termination: How the last run ended; None if none has.
     """
 
     name: str
@@ -109,7 +110,7 @@ class PodView:
 
     @property
     def run(self) -> RunKey:
-        """The present run of the engine container."""
+        """The current run of the engine container."""
         return (self.uid, self.restarts)
 
 
@@ -129,12 +130,12 @@ _NEVER_RAN = frozenset({"StartError", "ContainerCannotRun"})
 
 
 def waits_for_node(pod: Manifest) -> bool:
-    """Whether a Pod has no node yet."""
+    """Return whether a Pod has no node yet."""
     return not reading.text(pod, "spec", "nodeName")
 
 
 def read_pod(pod: Manifest) -> PodView:
-    """Read a Pod. Never raises, whatever its shape."""
+    """Read a Pod of any shape. Never raises."""
     status = reading.mapping(pod, "status")
     container = _focus(pod)
     found = _phase(pod, container)
@@ -159,7 +160,7 @@ def read_pod(pod: Manifest) -> PodView:
 
 
 def _focus(pod: Manifest) -> Manifest:
-    """The container status to look at: the first init container that is not done, else the engine, else a sidecar that fails."""
+    """The container status that decides: the first init container that is not done, else the engine, else a sidecar that is not ready."""
     status = reading.mapping(pod, "status")
     for init in reading.objects(status, "initContainerStatuses"):
         done = reading.integer(init, "state", "terminated", "exitCode") == 0 or reading.flag(init, "started")
@@ -186,7 +187,7 @@ def _phase(pod: Manifest, container: Manifest) -> _Found:
 
 
 def _scheduling(status: Manifest, pod: Manifest) -> _Found | None:
-    """Judge a Pod that is not on a node yet."""
+    """The state of a Pod without a node; None if it has one."""
     scheduled = reading.named(status, "PodScheduled", "conditions")
     if reading.text(pod, "spec", "nodeName") or scheduled.get("status") == "True" or reading.text(status, "phase") not in ("", "Pending"):
         return None
@@ -197,7 +198,7 @@ def _scheduling(status: Manifest, pod: Manifest) -> _Found | None:
 
 
 def _waiting(container: Manifest) -> _Found | None:
-    """Judge a container that waits or has ended."""
+    """The state by a container that waits or has ended; None if it runs."""
     waiting = reading.mapping(container, "state", "waiting")
     reason = reading.text(waiting, "reason")
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
@@ -216,26 +217,26 @@ def _waiting(container: Manifest) -> _Found | None:
 
 
 def _running(status: Manifest, container: Manifest) -> _Found:
-    """Judge a container that runs."""
+    """The state by a container that runs."""
     ready = reading.named(status, "Ready", "conditions")
     since = reading.moment(ready, "lastTransitionTime")
     if ready.get("status") == "True":
         return _Found(Phase.READY, since=since)
     started_at = reading.moment(container, "state", "running", "startedAt")
-    # Between the startup probe and the readiness probe a container is started and not ready, too: it has served
-    # only if Ready went away after it started.
+    # Between the startup probe and the readiness probe, a container is started and not ready, too. It has been ready only if the
+    # condition Ready changed after its start.
     has_served = reading.flag(container, "started") and since is not None and started_at is not None and since > started_at
     if not has_served:
         return _Found(Phase.STARTING, since=started_at)
     containers_ready = reading.named(status, "ContainersReady", "conditions").get("status") == "True"
-    # The node controller takes away Ready alone when a node stops reporting.
+    # When a node stops reporting, the node controller sets only Ready to False.
     if containers_ready and reading.text(ready, "reason") != "ReadinessGatesNotReady":
         return _Found(Phase.NODE_LOST, "NodeNotReady", "", since)
     return _Found(Phase.NOT_RESPONDING, reading.text(ready, "reason"), reading.text(ready, "message"), since)
 
 
 def _termination(container: Manifest) -> Termination | None:
-    """How the last run ended. While the container runs or is created anew, that is the run before the present one."""
+    """How the last run ended. While the container runs or is being created, that is the previous run."""
     restarts = max(0, reading.integer(container, "restartCount") or 0)
     ended = reading.mapping(container, "state", "terminated")
     run = restarts
@@ -253,3 +254,87 @@ def _termination(container: Manifest) -> Termination | None:
         signal=reading.integer(ended, "signal"),
         finished_at=reading.moment(ended, "finishedAt"),
     )
+
+
+_MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
+_DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
+"""The driver of a device refuses it. The kubelet retries without a limit."""
+_BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
+_PULL_STEPS = frozenset({"Pulling", "Pulled"})
+_PROBE_KILL_WINDOW = timedelta(minutes=5)
+"""Maximum time between the event of a kill by a probe and the end of the container: the grace period of the Pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Occurrence:
+    """An event about a Pod or a PVC."""
+
+    reason: str
+    message: str
+    time: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class EventLog:
+    """Core events, to be looked up by the object that they are about."""
+
+    events: tuple[Manifest, ...]
+
+    def latest(self, *, uid: str, name: str, kind: str, reasons: Iterable[str]) -> Occurrence | None:
+        """Return the latest event about an object with one of these reasons. An event without a UID is matched by name."""
+        found = [
+            _occurrence(event)
+            for event in self.events
+            if reading.text(event, "reason") in reasons and _is_about(reading.mapping(event, "involvedObject"), uid, name, kind)
+        ]
+        return max(found, key=lambda o: (o.time is not None, o.time or _BEGINNING, o.message), default=None)
+
+
+def refine(view: PodView, log: EventLog) -> PodView:
+    """Refine the state of a Pod whose container is being created: which step it waits for."""
+    if view.phase is not Phase.CREATING:
+        return view
+    latest = log.latest(
+        uid=view.uid, name=view.name, kind="Pod", reasons=_MOUNT_FAILURES | _CREATION_FAILURES | _DEVICE_FAILURES | _PULL_STEPS
+    )
+    if latest is None:
+        return view
+    if latest.reason in _MOUNT_FAILURES:
+        return replace(view, phase=Phase.WAITING_FOR_VOLUME, reason=latest.reason, message=latest.message)
+    if latest.reason in _DEVICE_FAILURES:
+        return replace(view, phase=Phase.CONTAINER_FAILED, reason=latest.reason, message=latest.message)
+    if latest.reason == "Pulling":
+        return replace(view, phase=Phase.IMAGE_PULLING, reason="Pulling", message="", since=latest.time)
+    if latest.reason in _CREATION_FAILURES:
+        return replace(view, reason=latest.reason, message=latest.message)
+    return view
+
+
+def killed_by_probe(view: PodView, log: EventLog) -> str | None:
+    """Return the kubelet's message if a failed probe ended the last run, else None."""
+    event = log.latest(uid=view.uid, name=view.name, kind="Pod", reasons={"Killing"})
+    ended = view.termination.finished_at if view.termination else None
+    if event is None or "probe" not in event.message:
+        return None
+    if event.time is not None and ended is not None and not -_PROBE_KILL_WINDOW <= event.time - ended <= _PROBE_KILL_WINDOW:
+        return None
+    return event.message
+
+
+def _is_about(involved: Manifest, uid: str, name: str, kind: str) -> bool:
+    involved_uid = reading.text(involved, "uid")
+    if reading.text(involved, "kind") != kind:
+        return False
+    return involved_uid == uid if involved_uid and uid else reading.text(involved, "name") == name
+
+
+def _occurrence(event: Manifest) -> Occurrence:
+    time = (
+        reading.moment(event, "series", "lastObservedTime")
+        or reading.moment(event, "lastTimestamp")
+        or reading.moment(event, "eventTime")
+        or reading.moment(event, "firstTimestamp")
+        or reading.moment(event, "metadata", "creationTimestamp")
+    )
+    return Occurrence(reading.text(event, "reason"), reading.text(event, "message"), time)

@@ -1,15 +1,15 @@
-"""Damaged caches: when they are left behind, and when they are not to blame.
+"""Damaged caches: when their directory is quarantined, and when they are not the cause of a crash.
 
-A truncated kernel file is fatal at every start, so a start that dies of one must not be tried for ever. The generation
-in the cache key is raised: the next start fills a directory of its own, and the damaged one stays for inspection.
+A truncated kernel file ends every start. The generation in the cache key is then raised: the next start fills a new directory, and the
+damaged one stays for inspection.
 
-The same words in a log can come from a driver that is too old. So caches are blamed only if there were any (the claim
-says that they were filled, the log shows that some were loaded, or the Pod has died of the same before), and not again
-if the same crash follows with caches that are new. `MOST` within `WINDOW` is the end of it in any case.
+A driver that is too old can produce the same error. Caches therefore count as damaged only if there were any: the PVC records that
+they were filled, the log shows that some were loaded, or an earlier run of the Pod crashed in the same way. If the same crash follows
+with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined within `WINDOW`.
 
-Python's bytecode is different: a start on a full volume can leave a truncated file in a new directory too, and the next start of the
-container dies of it. The file can only be on the volume, so the directory is replaced again, after `MOST` at most every `PAUSE`: the
-deployment serves again once the volume has room.
+Python's bytecode is different. A start on a full volume can leave a truncated file in a new directory too, and the next start of the
+container crashes on it. The file can only be on the volume, so the directory is replaced again, after `MAX_QUARANTINED` at most every
+`PAUSE`. The engine starts when the volume has space.
 """
 
 from collections.abc import Iterator
@@ -19,101 +19,105 @@ from datetime import timedelta
 from vllm_operator.api import labels
 from vllm_operator.api.status import Plan, QuarantinedCache
 from vllm_operator.observation.crashes import Crashes
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
 
-MOST = 3
-"""Each costs a cold start. A volume that damages files three times a day needs a person."""
+MAX_QUARANTINED = 3
+"""Each one costs a cold start. A volume that damages files three times a day needs a person."""
 WINDOW = timedelta(hours=24)
 PAUSE = timedelta(minutes=10)
-"""After `MOST`, a cache that only the volume can have damaged is replaced again after this time: the volume may have been full."""
-KEPT = 8
-"""How many are listed in the status; the claim lists all."""
+"""Interval of further replacements if only the volume can have damaged the cache, because it may have been full."""
+MAX_LISTED = 8
+"""Maximum number in the status. The PVC records all."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheDamage:
-    """Whether the caches are to blame for a crash.
+    """Whether damaged caches cause a crash.
 
-    `raised`: they are, and the generation of the next plan's key is raised for it. `left_behind`: that was done already.
-    `message` names what else is to be said; empty where nothing is.
+    Attributes:
+        quarantined: The quarantined directories.
+        raised: Whether the directory is quarantined now, which raises the generation of the next plan.
+        is_quarantined: Whether the directory of the plan is quarantined, now or earlier.
+        message: Name of the message about it; may be empty.
+        signature: The crash.
     """
 
     quarantined: tuple[QuarantinedCache, ...]
     raised: bool = False
-    left_behind: bool = False
+    is_quarantined: bool = False
     message: str = ""
     signature: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class _Suspect:
+class _Candidate:
     signature: str
     view: PodView
     run: int
 
 
 def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -> CacheDamage:
-    """Judge the crashes of Pods with the caches of a plan."""
+    """Assess the crashes of Pods that use the caches of a plan."""
     previous = observed.observation.previous
     known = tuple((previous.cache.quarantined if previous.cache else None) or ())
     done = next((entry for entry in known if entry.key == plan.cache_key), None)
     if done is not None:
-        return CacheDamage(known, left_behind=True, signature=done.signature)
+        return CacheDamage(known, is_quarantined=True, signature=done.signature)
     if observed.observation.claim_name is not None and observed.observation.claim is None:
         return CacheDamage(known)
-    for suspect in _suspects(observed, plan, crashes):
-        if message := _why_not_damaged(observed, plan, suspect, known):
-            return CacheDamage(known, message=message, signature=suspect.signature)
+    for candidate in _candidates(observed, plan, crashes):
+        if message := _why_not_damaged(observed, plan, candidate, known):
+            return CacheDamage(known, message=message, signature=candidate.signature)
         now = reading.stamp(observed.observation.now) or ""
-        entry = QuarantinedCache(key=plan.cache_key, time=now, signature=suspect.signature)
-        return CacheDamage((*known, entry)[-KEPT:], raised=True, left_behind=True, signature=suspect.signature)
+        entry = QuarantinedCache(key=plan.cache_key, time=now, signature=candidate.signature)
+        return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
     return CacheDamage(known)
 
 
 def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:
-    """The last directory that was left behind, if that is not long ago."""
+    """Return the directory that was quarantined last, if that was within `WINDOW`."""
     return next((entry for entry in reversed(_recent(observed, quarantined))), None)
 
 
-def _suspects(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterator[_Suspect]:
+def _candidates(observed: ObservedState, plan: Plan, crashes: Crashes) -> Iterator[_Candidate]:
     for finding in crashes.in_force:
         if finding.settled and finding.status.signature in observed.knowledge.quarantining and _has_caches(observed, plan, finding.view):
-            yield _Suspect(finding.status.signature, finding.view, finding.run)
+            yield _Candidate(finding.status.signature, finding.view, finding.run)
     for view in observed.starting:
         state = observed.state(view)
         signs = observed.knowledge.quarantining.intersection(state.notices) if state is not None else ()
         if signs and observed.stalled(view) and _has_caches(observed, plan, view):
-            yield _Suspect(min(signs), view, view.restarts)
+            yield _Candidate(min(signs), view, view.restarts)
 
 
 def _has_caches(observed: ObservedState, plan: Plan, view: PodView) -> bool:
     return observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
 
 
-def _why_not_damaged(observed: ObservedState, plan: Plan, suspect: _Suspect, known: tuple[QuarantinedCache, ...]) -> str:
-    """Why the caches are not left behind; empty if they are."""
+def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate, known: tuple[QuarantinedCache, ...]) -> str:
+    """The message that says why the directory is not quarantined; empty if it is."""
     filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
-    if _is_on_volume(observed, plan, suspect):
-        return "" if len(recent) < MOST or _time_since(observed, recent[-1]) >= PAUSE else "cache.blamed_often"
-    if not filled and not _had_any(observed, suspect):
+    if _is_on_volume(observed, plan, candidate):
+        return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.blamed_often"
+    if not filled and not _had_any(observed, candidate):
         return "cache.not_to_blame"
-    if not filled and any(entry.signature == suspect.signature for entry in recent):
+    if not filled and any(entry.signature == candidate.signature for entry in recent):
         return "cache.not_to_blame"
-    return "cache.blamed_often" if len(recent) >= MOST else ""
+    return "cache.blamed_often" if len(recent) >= MAX_QUARANTINED else ""
 
 
-def _is_on_volume(observed: ObservedState, plan: Plan, suspect: _Suspect) -> bool:
+def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:
     """Whether the damaged file can only be in the caches of the plan.
 
-    A start on a full volume writes such a file, and the next one of the same container dies of it, also in a new directory.
+    A start on a full volume writes such a file, and the next start of the same container crashes on it, also in a new directory.
     """
-    signature = observed.knowledge.signatures.get(suspect.signature)
+    signature = observed.knowledge.signatures.get(candidate.signature)
     variable = signature.cache_variable if signature is not None else None
     is_set = any(planned.name == variable and planned.value for planned in plan.env)
-    return is_set and suspect.run > 0
+    return is_set and candidate.run > 0
 
 
 def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
@@ -121,14 +125,14 @@ def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:
     return observed.observation.now - when if when is not None else WINDOW
 
 
-def _had_any(observed: ObservedState, suspect: _Suspect) -> bool:
-    state = observed.observation.startups.get((suspect.view.uid, suspect.run))
+def _had_any(observed: ObservedState, candidate: _Candidate) -> bool:
+    state = observed.observation.startups.get((candidate.view.uid, candidate.run))
     if state is not None and state.cache.hits > 0:
         return True
     before = observed.observation.previous.last_crash
-    if before is None or (before.pod, before.signature) != (suspect.view.name, suspect.signature):
+    if before is None or (before.pod, before.signature) != (candidate.view.name, candidate.signature):
         return False
-    return (before.restarts or 0) < suspect.run
+    return (before.restarts or 0) < candidate.run
 
 
 def _recent(observed: ObservedState, known: tuple[QuarantinedCache, ...]) -> list[QuarantinedCache]:

@@ -1,42 +1,49 @@
-"""From the remedy of a known crash to changes of flags and variables that this deployment can have.
+"""The exact changes of flags and variables for a known crash, also as a `kubectl patch` command.
 
-A remedy is written for all versions and all models; its values may be templates over what the crash's log line said.
-What remains here is what can be written down exactly: known to this version, with a value, and different from what
-is in force already.
+A remedy in the catalog is for all versions and models. Its values can be templates over values from the log line of the crash. A change
+is exact if the vLLM version knows it, if it has a value, and if it differs from what is in force.
+
+`engine.args` and `engine.env` are lists, which a merge patch would replace. The command is therefore a JSON patch. It names the index in
+the list and first tests that the list still has the same entry. If the spec has changed since, the API server refuses the command.
 """
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from packaging.specifiers import SpecifierSet
 
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.labels import SHORT_NAME
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, RemedyChange
 from vllm_operator.catalog.signatures import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
-from vllm_operator.catalog.versions import Versions, VersionTable
+from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
 from vllm_operator.planning.engine.deadline import READY_TIMEOUT
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
 
 _VALUE = re.compile(r"[A-Za-z0-9_./:,=+-]{1,512}")
-"""What a value may look like. Parts of it may come from a log, which anyone can write."""
+"""Form of a value. Parts of it may come from a log, which is untrusted."""
 _PLACEHOLDER = re.compile(r"[<>]|\.\.|^fieldRef:")
-"""Values that a person must fill in, and those that are no plain text."""
+"""Values that a person must fill in, and values that are not plain text."""
 FIELD_FLAGS = frozenset(
     {
         *("--model", "--served-model-name", "--revision", "--host", "--port", "--uds"),
         *("--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--enable-expert-parallel"),
     }
 )
-"""Flags for which the spec has a field; the API server refuses them in `engine.args`."""
+"""Flags that have a field in the spec. The API server refuses them in `engine.args`."""
 FIELD_VARIABLES = frozenset({READY_TIMEOUT})
-"""Variables that follow from a field of the spec."""
+"""Variables that are derived from a field of the spec."""
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """The engine as it runs: the plan with its version's table, and what the user sets himself."""
+    """The engine as it runs: the plan, the table of its version, and what the user sets."""
 
     plan: Plan
     table: VersionTable | None
@@ -44,19 +51,19 @@ class Engine:
 
     @classmethod
     def of(cls, spec: VLLMDeploymentSpec, plan: Plan, versions: Versions) -> "Engine":
-        """Put it together. `plan` is the one in force, remedies included."""
+        """Return the engine of a spec. `plan` is the plan in force, including remedies."""
         table = versions.resolve(plan.engine_version).table if plan.engine_version else None
         return cls(plan, table, read_overrides(spec))
 
     def is_users(self, change: RemedyChange) -> bool:
-        """Whether the user sets this flag or variable himself."""
+        """Return whether the user sets this flag or variable."""
         if change.kind is ChangeKind.VARIABLE:
             return change.name in self.overrides.variables
         given = {subject_of(flag) for flag in self.overrides.arguments}
         return self.overrides.replaces_arguments or not given.isdisjoint(subjects_of(change.name))
 
     def present(self, change: RemedyChange) -> tuple[bool, str | None]:
-        """Whether the flag or variable is set, and its value."""
+        """Return whether the flag or variable is set, and its value."""
         planned: Mapping[str, str | None]
         if change.kind is ChangeKind.VARIABLE:
             planned = {variable.name: variable.value for variable in self.plan.env}
@@ -85,12 +92,12 @@ def _exact(engine: Engine, change: Change, is_argument: bool, captures: Mapping[
     value = None if change.value is None else fill_in_exactly(change.value, captures)
     if (change.value is None and not is_argument) or (change.value is not None and not _is_plain(value)):
         return None
-    wanted = RemedyChange(kind=kind, action=ChangeAction.SET, name=change.name, value=value)
-    return None if engine.present(wanted) == (True, value) else wanted
+    desired = RemedyChange(kind=kind, action=ChangeAction.SET, name=change.name, value=value)
+    return None if engine.present(desired) == (True, value) else desired
 
 
 def _is_known(engine: Engine, change: Change, kind: ChangeKind) -> bool:
-    """Whether this version of the engine knows it. A variable that is not vLLM's own is known to whoever reads it."""
+    """Whether this version of the engine knows it. Variables of other programs count as known."""
     if change.versions and (engine.plan.engine_version is None or not _within(change.versions, engine.plan.engine_version)):
         return False
     if kind is ChangeKind.VARIABLE:
@@ -104,3 +111,64 @@ def _within(versions: str, version: str) -> bool:
 
 def _is_plain(value: str | None) -> bool:
     return value is not None and _VALUE.fullmatch(value) is not None and not _PLACEHOLDER.search(value)
+
+
+Operation = dict[str, Any]
+_FIELDS = {ChangeKind.ARGUMENT: "args", ChangeKind.VARIABLE: "env"}
+
+
+def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> str | None:
+    """Return the command that makes these changes; None if none of them changes `spec.engine`."""
+    operations = patch_operations(resource, changes)
+    if not operations:
+        return None
+    patch = json.dumps(operations, separators=(",", ":"))
+    metadata = resource.metadata
+    return f"kubectl patch {SHORT_NAME} {metadata.name} -n {metadata.namespace} --type=json -p {shlex.quote(patch)}"
+
+
+def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> list[Operation]:
+    """Return the changes as a JSON patch (RFC 6902)."""
+    changes = list(changes)
+    engine = resource.spec.engine
+    operations: list[Operation] = []
+    added: dict[str, list[Operation]] = {}
+    for kind, field in _FIELDS.items():
+        entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field) if engine is not None else None
+        names = [_name(kind, entry.name) for entry in entries or ()]
+        removed = []
+        for change in (each for each in changes if each.kind is kind):
+            index = names.index(change.name) if change.name in names else None
+            if change.action is ChangeAction.REMOVE:
+                removed += [index] if index is not None else []
+            elif index is not None and entries:
+                operations += _replaced(f"/spec/engine/{field}/{index}", entries[index].name, _entry(change, entries[index].name))
+            elif entries is not None:
+                operations.append({"op": "add", "path": f"/spec/engine/{field}/-", "value": _entry(change)})
+            else:
+                added.setdefault(field, []).append(_entry(change))
+        for index in sorted(removed, reverse=True):  # from the end, so that the other indices stay valid
+            path = f"/spec/engine/{field}/{index}"
+            operations += [_test(path, entries[index].name if entries else ""), {"op": "remove", "path": path}]
+    if added and engine is None:
+        return [{"op": "test", "path": "/spec/engine", "value": None}, {"op": "add", "path": "/spec/engine", "value": added}, *operations]
+    for field, values in added.items():
+        path = f"/spec/engine/{field}"
+        operations += [{"op": "test", "path": path, "value": None}, {"op": "add", "path": path, "value": values}]
+    return operations
+
+
+def _name(kind: ChangeKind, name: str) -> str:
+    return normalize_flag(name) if kind is ChangeKind.ARGUMENT else name
+
+
+def _entry(change: RemedyChange, name: str | None = None) -> Operation:
+    return {"name": name or change.name, **({"value": change.value} if change.value is not None else {})}
+
+
+def _replaced(path: str, name: str, entry: Operation) -> list[Operation]:
+    return [_test(path, name), {"op": "replace", "path": path, "value": entry}]
+
+
+def _test(path: str, name: str) -> Operation:
+    return {"op": "test", "path": f"{path}/name", "value": name}

@@ -1,24 +1,34 @@
-"""What the operator does about what it observed: one `Decision`, made in one place.
+"""What the operator does about crashes, stalled starts and damaged caches: one `Decision`.
 
-A decision is written to the status before it is carried out, so an operator that ends in between carries out the same one
-after its restart. The next reconciliation renders what the status says (`vllm_operator.remediation.in_force`).
+A decision is written to the status first. The next reconciliation carries it out from there (`vllm_operator.remediation.in_force`), so
+an operator that ends in between continues after its restart, and one that looks twice decides once. Remedies are applied on top of the
+pinned plan and end with the next generation of the spec. After giving up, only a change of the spec starts a new attempt, so there are
+no loops.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from vllm_operator.api.operation import OnStall, StartupSpec
+from vllm_operator.api.operation import OnHopelessCrash, OnStall, RemediationMode, RemediationSpec, StartupSpec
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan, RemediationState, RemediationStatus
+from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
+from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crashes import Crashes
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
+from vllm_operator.planning.pinning import planned_generation
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
 from vllm_operator.remediation.cache_damage import CacheDamage, assess_cache_damage
-from vllm_operator.remediation.in_force import current, settled, with_stalled
-from vllm_operator.remediation.remediator import Case, Remediator, ends_every_start
+from vllm_operator.remediation.changes import Engine, exact_changes, patch_command
+from vllm_operator.remediation.in_force import current, in_words, remedied, settled, with_stalled
 
+DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
+HOPELESS_RUNS = 5
+"""A Pod whose runs end in the same crash this often is hopeless. With the kubelet's back-off, that takes about five minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +44,11 @@ class Decision:
     """What to do now.
 
     Attributes:
-        remediation: `status.remediation`: the suggested or applied remedy, a stop (scale to zero), the restarts of stalled starts.
-            None if nothing was decided for the present spec.
+        remediation: `status.remediation`: the suggested or applied remedy, a stop (scale to zero), restarts of stalled starts. None if
+            nothing was decided for the current spec.
         cache_damage: Whether the caches of the plan are damaged and replaced by an empty directory; None without a plan.
-        restart_pods: Pods to delete, because their start has stalled, after the status is written.
-        is_hopeless: Whether all starts end in the same crash until the spec changes.
+        restart_pods: Stalled Pods to delete after the status is written.
+        is_hopeless: Whether every start ends in the same crash until the spec changes.
     """
 
     remediation: RemediationStatus | None = None
@@ -47,10 +57,105 @@ class Decision:
     is_hopeless: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A crash that is in force, and what a decision about it needs.
+
+    Attributes:
+        signature: The crash.
+        pod: Name of the Pod that crashed.
+        restarts: Restarts of the Pod before the run that crashed.
+        now: The current time, RFC 3339 in seconds.
+        captures: Values from the line of the log that names the crash.
+        during_start: Whether the log was read and shows that the run had not become ready.
+        is_current: Whether the Pod has the current Pod template.
+        created_at: When the Pod was created.
+        serving: Number of replicas that serve.
+    """
+
+    signature: Signature
+    pod: str
+    restarts: int
+    now: str
+    captures: Mapping[str, str]
+    during_start: bool = False
+    is_current: bool = True
+    created_at: datetime | None = None
+    serving: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Remediator:
+    """Decides about crashes. `remedies` are those that may be applied automatically, by signature."""
+
+    versions: Versions
+    remedies: Mapping[str, Remedy]
+
+    def decide(self, resource: VLLMDeployment, plan: Plan, case: Case) -> RemediationStatus:
+        """Decide about a crash. `plan` is the pinned plan without remedies."""
+        kept = current(resource) or RemediationStatus(observed_generation=planned_generation(resource))
+        if kept.state is RemediationState.STOPPED or _is_decided(kept, case) or _is_superseded(kept, case):
+            return kept
+        fresh = kept.model_copy(update={"signature": case.signature.id, "pod": case.pod, "restarts": case.restarts, "command": None})
+        engine = Engine.of(resource.spec, remedied(plan, kept), self.versions)
+        suggested = self._suggest(resource, engine, case, fresh)
+        if kept.state is RemediationState.GAVE_UP:
+            return _stop(resource, case, suggested.model_copy(update={"state": kept.state, "message": kept.message}))
+        acted = self._act(resource, engine, case, suggested)
+        if acted.state is RemediationState.APPLIED and len(acted.applied) > len(kept.applied):
+            return acted
+        return _stop(resource, case, acted)
+
+    def _suggest(self, resource: VLLMDeployment, engine: Engine, case: Case, fresh: RemediationStatus) -> RemediationStatus:
+        """Suggest the change as a command."""
+        has_failed = any(remedy.signature == case.signature.id for remedy in fresh.applied)
+        if _settings(resource).mode is RemediationMode.OFF or has_failed:
+            return fresh.model_copy(update={"state": RemediationState.APPLIED if fresh.applied else None, "message": None})
+        listed = self.remedies.get(case.signature.id)
+        only = listed.select(case.signature) if listed is not None and self._fits(listed, engine) else None
+        changes = exact_changes(engine, case.signature, case.captures, only)
+        command = patch_command(resource, changes)
+        if command is None:
+            return fresh.model_copy(update={"state": RemediationState.APPLIED if fresh.applied else None, "message": None})
+        return fresh.model_copy(
+            update={"state": RemediationState.SUGGESTED, "command": command, "message": f"Suggested: {in_words(changes)}."}
+        )
+
+    def _act(self, resource: VLLMDeployment, engine: Engine, case: Case, suggested: RemediationStatus) -> RemediationStatus:
+        """Apply a remedy if the mode is Auto and it is safe."""
+        settings = _settings(resource)
+        if settings.mode is not RemediationMode.AUTO:
+            return suggested
+        former = next((remedy for remedy in suggested.applied if remedy.signature == case.signature.id), None)
+        if former is not None:
+            return _given_up(suggested, f"Remedy {in_words(former.changes)} did not help: the same crash happened again.")
+        if not case.during_start:
+            return suggested
+        remedy = self.remedies.get(case.signature.id)
+        if remedy is None or not case.signature.auto_safe or not self._fits(remedy, engine):
+            return suggested
+        changes = exact_changes(engine, case.signature, case.captures, remedy.select(case.signature))
+        if not changes or any(engine.is_users(change) for change in changes):
+            return suggested
+        limit = settings.max_attempts or DEFAULT_MAX_ATTEMPTS
+        if len(suggested.applied) >= limit:
+            return _given_up(suggested, f"The engine still crashes after {limit} remedies (spec.remediation.maxAttempts).")
+        return _applied(suggested, case, remedy, changes)
+
+    @staticmethod
+    def _fits(remedy: Remedy, engine: Engine) -> bool:
+        return remedy.fits(engine.plan.engine_version, engine.plan.architecture)
+
+
+def load_remediator() -> Remediator:
+    """Load the remedies and version tables that ship with the package."""
+    return Remediator(load_versions(), load_remedies())
+
+
 def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) -> Decision:
     """Decide what to do about crashes, stalled starts and damaged caches.
 
-    Decisions made before for the same spec stand.
+    Earlier decisions for the same spec remain in force.
     """
     resource, plan = observed.observation.resource, observed.observation.outcome.plan
     case = _case(observed, crashes)
@@ -64,14 +169,8 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
     )
 
 
-def _pods_to_restart(observed: ObservedState, status: RemediationStatus | None) -> tuple[PodView, ...]:
-    """The stalled Pods that are to be deleted: those that are noted as such, and still there."""
-    noted = status.stalled_pods if status is not None else []
-    return tuple(view for view in observed.starting if view.name in noted and observed.stalled(view))
-
-
 def stall_restarts_left(observed: ObservedState) -> int | None:
-    """How many more stalled starts may be restarted; None where that is not wished."""
+    """Return how many more stalled starts may be restarted; None unless `spec.startup.onStall` is Restart."""
     startup = observed.observation.resource.spec.startup or StartupSpec()
     if startup.on_stall is not OnStall.RESTART:
         return None
@@ -108,5 +207,78 @@ def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None,
 def _newly_stalled(observed: ObservedState) -> list[str]:
     left = stall_restarts_left(observed) or 0
     decided = current(observed.observation.resource)
-    noted = decided.stalled_pods if decided else []
-    return [view.name for view in observed.starting if observed.stalled(view) and view.name not in noted][:left]
+    listed = decided.stalled_pods if decided else []
+    return [view.name for view in observed.starting if observed.stalled(view) and view.name not in listed][:left]
+
+
+def _pods_to_restart(observed: ObservedState, status: RemediationStatus | None) -> tuple[PodView, ...]:
+    """The stalled Pods to delete: those listed in the status that still exist and are still stalled."""
+    listed = status.stalled_pods if status is not None else []
+    return tuple(view for view in observed.starting if view.name in listed and observed.stalled(view))
+
+
+def ends_every_start(case: Case, kept: RemediationStatus | None) -> bool:
+    """Return whether every start ends in this crash, and neither a restart nor the operator can change that."""
+    if case.serving or not _is_permanent(case.signature) or _is_superseded(kept, case):
+        return False
+    return case.restarts + 1 >= HOPELESS_RUNS or (kept is not None and kept.state is RemediationState.GAVE_UP)
+
+
+def _settings(resource: VLLMDeployment) -> RemediationSpec:
+    return resource.spec.remediation or RemediationSpec()
+
+
+def _is_decided(kept: RemediationStatus, case: Case) -> bool:
+    """Whether this crash was decided about already and nothing new is known."""
+    return not case.during_start and (kept.pod, kept.restarts, kept.signature) == (case.pod, case.restarts, case.signature.id)
+
+
+def _is_permanent(signature: Signature) -> bool:
+    """Whether a restart of the same engine crashes again."""
+    return signature.severity is Severity.FATAL and not signature.retryable and not signature.is_echo
+
+
+def _is_superseded(kept: RemediationStatus | None, case: Case) -> bool:
+    """Whether the crashed Pod is older than the last change, so that its crash says nothing about it."""
+    if not case.is_current:
+        return True
+    if kept is None or not kept.applied:
+        return False
+    if case.created_at is None:
+        return True
+    applied_at = reading.moment(kept.applied[-1].since)
+    return applied_at is None or case.created_at < applied_at
+
+
+def _applied(status: RemediationStatus, case: Case, remedy: Remedy, changes: tuple[RemedyChange, ...]) -> RemediationStatus:
+    reason = f"Remedy for crash {case.signature.id} of Pod {case.pod}. Cost: {remedy.costs}."
+    entry = AppliedRemedy(
+        attempt=len(status.applied) + 1, signature=case.signature.id, changes=list(changes), reason=reason[:1024], since=case.now
+    )
+    message = f"Applied {in_words(changes)} because of {case.signature.id}. Cost: {remedy.costs}. A change of the spec reverts it."
+    return status.model_copy(
+        update={
+            "state": RemediationState.APPLIED,
+            "applied": [*status.applied, entry],
+            "message": message[:1024],
+            "command": status.command,
+        }
+    )
+
+
+def _given_up(status: RemediationStatus, reason: str) -> RemediationStatus:
+    message = f"{reason} The operator tries nothing more until the spec changes."
+    return status.model_copy(update={"state": RemediationState.GAVE_UP, "message": message[:1024]})
+
+
+def _stop(resource: VLLMDeployment, case: Case, status: RemediationStatus) -> RemediationStatus:
+    """Scale to zero if that is the policy and no restart can help."""
+    is_asked = _settings(resource).on_hopeless_crash is OnHopelessCrash.SCALE_TO_ZERO
+    if not is_asked or case.serving or not _is_permanent(case.signature) or case.restarts + 1 < HOPELESS_RUNS:
+        return status
+    message = (
+        f"Scaled to zero after {case.restarts + 1} crashes of Pod {case.pod} ({case.signature.id}), because a restart cannot help. "
+        "The GPUs are free. Change the spec to start it again."
+    )
+    stopped = {"state": RemediationState.STOPPED, "observed_generation": resource.metadata.generation}
+    return status.model_copy(update={**stopped, "message": message})

@@ -1,6 +1,6 @@
-"""What was decided about crashes, read back from the status: what is in force, and what is rendered because of it.
+"""Earlier decisions, read from the status: what is in force, and what is rendered because of it.
 
-What was applied lies on top of the pinned plan and is gone with the next generation of the spec.
+Applied remedies change the pinned plan until the next generation of the spec.
 """
 
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ from vllm_operator.planning.pinning import planned_generation
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
-    """What was decided for the present spec; None if nothing was. Scaling undoes no remedy, and starts what was stopped."""
+    """Return what was decided for the current spec; None if nothing was. Scaling keeps remedies, and ends a stop."""
     status = resource.status.remediation
     if status is None:
         return None
@@ -30,7 +30,7 @@ def current(resource: VLLMDeployment) -> RemediationStatus | None:
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:
-    """The resource and the plan as they are rendered: remedies on top of the plan, no replica where it was stopped."""
+    """Return the resource and the plan to render: with the remedies, and without replicas if it was stopped."""
     decided = current(resource)
     if decided is None:
         return resource, plan
@@ -40,7 +40,7 @@ def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, P
 
 
 def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
-    """The plan with the remedies in force. What the user sets himself still beats it: rendering sees to that."""
+    """Return the plan with the remedies in force. Rendering still gives precedence to what the user sets."""
     env = {variable.name: variable for variable in plan.env}
     args = {argument.name: argument for argument in plan.args}
     for remedy in decided.applied:
@@ -55,7 +55,7 @@ def remedied(plan: Plan, decided: RemediationStatus) -> Plan:
 
 
 def settled(resource: VLLMDeployment) -> RemediationStatus | None:
-    """What remains of what was decided while nothing is wrong: what is in force, without suggestions."""
+    """Return what remains decided while no crash is in force: applied remedies, restarts and a stop, without suggestions."""
     decided = current(resource)
     if decided is None or not (decided.applied or decided.stalled_pods or decided.state is RemediationState.STOPPED):
         return None
@@ -66,7 +66,7 @@ def settled(resource: VLLMDeployment) -> RemediationStatus | None:
 
 
 def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pods: list[str]) -> RemediationStatus | None:
-    """Note Pods that are restarted because their start stalled."""
+    """Add Pods to the list of Pods that are restarted because their start stalled."""
     if not pods:
         return status
     base = status or RemediationStatus(observed_generation=planned_generation(resource))
@@ -74,7 +74,7 @@ def with_stalled(resource: VLLMDeployment, status: RemediationStatus | None, pod
 
 
 def in_words(changes: Iterable[RemedyChange]) -> str:
-    """Say changes: `--max-model-len 5600`, `without --moe-backend`, `NCCL_NVLS_ENABLE=0`."""
+    """Describe changes: `--max-model-len 5600`, `without --moe-backend`, `NCCL_NVLS_ENABLE=0`."""
     return ", ".join(map(_in_words, changes))
 
 

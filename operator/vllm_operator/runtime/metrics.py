@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.state import Stage
-from vllm_operator.status.lateness import StartClock
+from vllm_operator.status.estimates import StartClock
 
 PREFIX = "vllm_operator"
 RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")

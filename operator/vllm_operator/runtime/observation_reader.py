@@ -33,12 +33,11 @@ from vllm_operator.cluster.events import shorten
 from vllm_operator.cluster.explanations import Explanations
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, is_of_earlier, is_ready
-from vllm_operator.observation.observation import Observation
-from vllm_operator.observation.stalls import DEFAULT_STALL_SECONDS, IDLE_CORES, last_sign
+from vllm_operator.observation.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, Observation, last_sign
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.pods import reading
-from vllm_operator.pods.quantities import read_cores
+from vllm_operator.pods.reading import read_cores
 from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
 from vllm_operator.runtime.cache_reconciler import CacheOutcome
 from vllm_operator.startup.state import StartupState

@@ -40,14 +40,12 @@ from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
-from vllm_operator.observation.observation import Observation
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
 from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
-from vllm_operator.remediation.decision import Decision, decide
-from vllm_operator.remediation.remediator import load_remediator
+from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
@@ -55,7 +53,7 @@ from vllm_operator.runtime.observation_reader import ObservationReader
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.state import StartupState
-from vllm_operator.status.failures import describe_invalid_spec, status_with_failure
+from vllm_operator.status.conditions import describe_invalid_spec, status_with_failure
 from vllm_operator.status.report import Report, report
 from vllm_operator.text import wording
 

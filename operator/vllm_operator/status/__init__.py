@@ -1,12 +1,11 @@
 """Status, conditions and events: only formatting, no decisions. Pure.
 
 report          all of it, in order
-conditions      setting conditions
+conditions      setting conditions; the status of an object that could not be observed
 planned         Accepted, Planned, `status.plan`
-caches          CacheWarm, `status.cache`; volume_claims (the PVCs)
-starting        Starting; startup (`status.startup`), estimates, lateness, taints (of nodes that a Pod does
-                not tolerate), advice (what to do about a refusal of the scheduler or of admission)
-summary         Crashed, Available, Ready
+caches          CacheWarm, `status.cache`, the PVCs
+starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
+                Pods that the scheduler or an admission plugin refuses)
+summary         Crashed, Available, Ready, Stalled
 events          the difference to the previous status, as events
-failures        the status of an object that could not be observed
 """

@@ -1,38 +1,42 @@
-"""`status.cache` and CacheWarm: whether starts find their compiled artifacts.
+"""`status.cache` and CacheWarm: whether starts find their compiled artifacts, and the PVCs of caches and weights.
 
-Two things, told apart: the condition says what the last start did (loaded or built), the state says what the
-next one will find. After a first start the condition is Miss and the state Warm.
+The condition says what the last start did (loaded or built). The state says what the next start will find. After a first start, the
+condition is Miss and the state is Warm.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
+from vllm_operator.api.operation import StorageSpec
 from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.address import template_spec, volume_at
+from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.catalog.paths import CACHE_ROOT
-from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.observation.starts import known_stages, last_start, next_start_finds
-from vllm_operator.observation.state import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
-from vllm_operator.remediation.cache_damage import MOST, CacheDamage, latest
+from vllm_operator.pods.reading import Manifest
+from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.status.starting import pod_text
-from vllm_operator.status.volume_claims import claim_verdict
+from vllm_operator.text import wording
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLocation:
-    """Where caches are. `is_shared`: the next Pod, on the same node at least, finds what this one leaves."""
+    """Where caches are. `is_shared`: the next Pod finds what this one wrote, at least on the same node."""
 
     words: str
     is_shared: bool
 
 
 def locate_cache(observation: Observation) -> CacheLocation | None:
-    """Where the caches are; None if nothing keeps them."""
+    """Return where the caches are; None if they are on no volume."""
     if observation.claim_name is not None:
         return CacheLocation(f"PVC {observation.claim_name}", is_shared=True)
     volume: Any = volume_at(template_spec(observation.deployment), CACHE_ROOT)
@@ -44,7 +48,7 @@ def locate_cache(observation: Observation) -> CacheLocation | None:
 
 
 def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage | None = None) -> CacheStatus | None:
-    """The caches of a plan; None without one. `damage` says whether they are damaged."""
+    """Return `status.cache`; None without a plan. `damage` says whether the caches are damaged."""
     if plan is None:
         return None
     previous = observed.observation.previous.cache
@@ -55,7 +59,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     activity = observed.observation.activity
     return CacheStatus(
         key=plan.cache_key,
-        state=CacheState.QUARANTINED if damage is not None and damage.left_behind else next_start_finds(observed, plan),
+        state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
         claim_name=observed.observation.claim_name,
         image_digest=activity.image.digest,
         weights_claim_name=observed.observation.weights_claim_name,
@@ -70,24 +74,24 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
 
 
 def _generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
-    """The generation of the next plan's key: that of this one, and one more if its caches are left behind."""
+    """The generation of the next plan: the one of this plan, plus one if its directory is quarantined now."""
     planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
     before = previous.generation if previous is not None else None
-    present = max(int(planned) if planned.isdecimal() else 0, before or 0)
-    return present + 1 if damage is not None and damage.raised else present or before
+    current = max(int(planned) if planned.isdecimal() else 0, before or 0)
+    return current + 1 if damage is not None and damage.raised else current or before
 
 
 def cache_warm(
     observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
 ) -> Verdict:
-    """Whether the last start loaded what it needs; before that, what stands against it, or who fills the cache."""
+    """Judge CacheWarm: a problem with a PVC, else who fills the cache, else what the last start did."""
     say, observation = observed.messages.say, observed.observation
     if cache is None:
         return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
     place = locate_cache(observation)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
-    if damage is not None and damage.left_behind:
+    if damage is not None and damage.is_quarantined:
         text = say("cache.quarantined", place=place.words, key=cache.key, signature=damage.signature)
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
@@ -96,12 +100,12 @@ def cache_warm(
 
 
 def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:
-    """Add what was found out about damage, as long as no start with whole caches has shown that all is well."""
+    """Add what is known about damage, until a start has loaded all caches."""
     messages = observed.messages
     if damage is None:
         return text
     if damage.message:
-        return messages.fit(damage.message, shrink=("text",), text=text, signature=damage.signature, most=MOST)
+        return messages.fit(damage.message, shrink=("text",), text=text, signature=damage.signature, most=MAX_QUARANTINED)
     before = latest(observed, damage.quarantined)
     if before is None:
         return text
@@ -110,7 +114,7 @@ def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None)
 
 
 def _with_notes(observed: ObservedState, text: str) -> str:
-    """Add what the user should know of the claim whatever the starts do."""
+    """Add what the user should know about the PVC in any case."""
     observation, messages = observed.observation, observed.messages
     facts: dict[str, Any]
     if (stays := _one_node(observation)) is not None:
@@ -144,7 +148,7 @@ def _with_notes(observed: ObservedState, text: str) -> str:
 
 
 def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
-    """Who fills an empty cache while others wait; None if nobody waits."""
+    """Who fills an empty cache while others wait; None if none waits."""
     activity, wanted = observed.observation.activity, observed.observation.wanted
     facts: dict[str, Any] = {"claim": cache.claim_name, "key": cache.key, "because": activity.because}
     match activity.step:
@@ -162,7 +166,7 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
 
 
 def _one_node(observation: Observation) -> dict[str, Any] | None:
-    """Which claim binds all replicas to one node, where there are several, and whether one node has room for them."""
+    """Which PVC binds several replicas to one node, and for how many of them the node has GPUs; None if no PVC does."""
     plan = observation.outcome.plan
     claims = (("cache", observation.claim), ("weights", observation.weights_claim))
     field, claim = next(((f, c) for f, c in claims if reading.is_one_node(reading.access_modes(c))), ("", None))
@@ -192,8 +196,129 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
 
 
 def _remembered(observed: ObservedState, cache: CacheStatus) -> Verdict | None:
-    """What was said of the last start, where its log is not at hand any more."""
+    """The verdict on the last start if its log is no longer available."""
     previous = observed.observation.previous
-    said = previous_verdict(previous.conditions, CACHE_WARM)
-    same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
-    return said if said is not None and same and said.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
+    verdict = previous_verdict(previous.conditions, CACHE_WARM)
+    is_same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
+    return verdict if verdict is not None and is_same and verdict.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
+
+
+CLAIM_PROBLEMS = (
+    Reason.CLAIM_MISSING,
+    Reason.CLAIM_NOT_BOUND,
+    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_READ_ONLY,
+    Reason.CLAIM_TERMINATING,
+)
+"""Reasons why no Pod can start."""
+_MAX_NAMED_PODS = 2
+BINDING_SECONDS = 15
+"""How long a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
+_BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
+_NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
+
+
+def claim_verdict(observed: ObservedState) -> Verdict | None:
+    """Return the problem with the PVCs of caches and weights; None if both are bound."""
+    observation = observed.observation
+    spec = observation.resource.spec
+    of_caches = _Claim("cache", observation.claim_name, observation.claim, spec.cache)
+    of_weights = _Claim("weights", observation.weights_claim_name, observation.weights_claim, spec.weights)
+    verdicts = [_verdict(observed, claim) for claim in (of_caches, of_weights)]
+    problems = [verdict for verdict in verdicts if verdict is not None and verdict.status is FALSE]
+    problems.sort(key=lambda verdict: verdict.reason != Reason.CLAIM_NOT_OWNED)  # it blocks everything else
+    return next((verdict for verdict in (*problems, *verdicts) if verdict is not None), None)
+
+
+def binding_deadline(observed: ObservedState) -> datetime | None:
+    """Return when a new unbound PVC will be reported; None if there is none."""
+    verdict = claim_verdict(observed)
+    if verdict is None or verdict.status is not UNKNOWN:
+        return None
+    claims = (observed.observation.claim, observed.observation.weights_claim)
+    waiting = [claim for claim in claims if claim is not None and not _is_bound(claim)]
+    times = [reading.moment(claim, "metadata", "creationTimestamp") for claim in waiting]
+    return min((time + timedelta(seconds=BINDING_SECONDS) for time in times if time is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """An expected PVC. `field` is the field of the spec that it is for."""
+
+    field: str
+    name: str | None
+    live: Manifest | None
+    spec: StorageSpec | None
+
+
+def _is_bound(claim: Manifest) -> bool:
+    return reading.text(claim, "status", "phase") == "Bound" or bool(reading.text(claim, "spec", "volumeName"))
+
+
+def _verdict(observed: ObservedState, claim: _Claim) -> Verdict | None:
+    if claim.name is None:
+        return None
+    say = observed.messages.say
+    facts: dict[str, Any] = {"claim": claim.name, "field": claim.field, "namespace": observed.observation.resource.metadata.namespace}
+    if claim.live is None:
+        if claim.spec is not None and claim.spec.claim_name:
+            return Verdict(FALSE, Reason.CLAIM_MISSING, say("cache.missing_named", **facts))
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.missing_own", **facts))
+    activity = observed.observation.activity
+    if claim.name in activity.unowned_claims:
+        return Verdict(FALSE, Reason.CLAIM_NOT_OWNED, say("cache.not_owned", in_use=not activity.held, **facts))
+    if is_terminating(claim.live):
+        return Verdict(FALSE, Reason.CLAIM_TERMINATING, _describe_termination(observed, claim, facts))
+    if reading.text(claim.live, "status", "phase") == "Lost":
+        return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, say("cache.lost", **facts))
+    if reading.access_modes(claim.live) == ("ReadOnlyMany",):
+        return Verdict(FALSE, Reason.CLAIM_READ_ONLY, say("cache.read_only", **facts))
+    return None if _is_bound(claim.live) else _unbound(observed, claim.live, claim.field)
+
+
+def _describe_termination(observed: ObservedState, claim: _Claim, facts: dict[str, Any]) -> str:
+    """Which Pods keep a PVC that is being deleted, and what to do."""
+    name = observed.observation.resource.metadata.name
+    holders = observed.observation.claim_holders.get(claim.name or "", ())
+    mine = [holder.pod for holder in holders if holder.instance == name and not holder.is_removable]
+    removed = [holder.pod for holder in holders if holder.instance is not None and holder.is_removable]
+    others = [holder for holder in holders if holder.instance not in (None, name) and not holder.is_removable]
+    unknown = [holder.pod for holder in holders if holder.instance is None]
+    return observed.messages.fit(
+        "cache.terminating",
+        shrink=("mine", "removed", "others", "unknown"),
+        is_named=claim.spec is not None and claim.spec.claim_name is not None,
+        wanted=observed.observation.wanted,
+        mine=_some(mine),
+        removed=_some(removed),
+        others=_some([holder.pod for holder in others]),
+        owners=", ".join(sorted({holder.instance or "" for holder in others})[:_MAX_NAMED_PODS]),
+        unknown=_some(unknown),
+        commands=" ".join(unknown[:_MAX_NAMED_PODS]),
+        **facts,
+    )
+
+
+def _some(pods: Sequence[str]) -> str:
+    """The names of the first Pods and the number of the others; empty without Pods."""
+    if not pods:
+        return ""
+    named, more = list(pods[:_MAX_NAMED_PODS]), len(pods) - _MAX_NAMED_PODS
+    named += [wording.count(more, "other")] if more > 0 else []
+    words = f"{', '.join(named[:-1])} and {named[-1]}" if len(named) > 1 else named[0]
+    return f"Pod{'s' if len(pods) > 1 else ''} {words}"
+
+
+def _unbound(observed: ObservedState, claim: Manifest, field: str) -> Verdict:
+    name = reading.text(claim, "metadata", "name")
+    uid = reading.text(claim, "metadata", "uid")
+    event = observed.log.latest(uid=uid, name=name, kind="PersistentVolumeClaim", reasons=_BINDING_EVENTS)
+    facts: dict[str, Any] = {"claim": name, "field": field, "storage_class": reading.text(claim, "spec", "storageClassName")}
+    if event is not None and event.reason in _NORMAL:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.waiting_for_consumer", **facts))
+    created = reading.moment(claim, "metadata", "creationTimestamp")
+    is_new = created is not None and observed.observation.now - created < timedelta(seconds=BINDING_SECONDS)
+    if event is None and is_new:
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, observed.messages.say("cache.binding", **facts))
+    why = event.message if event is not None else "no volume has been provisioned for it"
+    return Verdict(FALSE, Reason.CLAIM_NOT_BOUND, observed.messages.say("cache.not_bound", why=why, **facts))

@@ -1,19 +1,29 @@
-"""How long the stage of a start may take yet: by the engine's own count, else by what is known of such starts."""
+"""How long the current stage of a start will take, and when the start is late.
 
+The time left comes from the engine's own count, from the last start with the same caches, or from measurements. A start is late if it
+takes much longer than the last start with the same caches, or longer than its deadline. A first start has no such estimate, because
+minutes and an hour are both normal: it is late at its deadline.
+"""
+
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from vllm_operator.api import labels
 from vllm_operator.api.status import CacheState
 from vllm_operator.catalog.rule_matching import Component
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.starts import LONGEST_STAGE_SECONDS, known_stages, next_start_finds
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.planning.engine.deadline import deadline_seconds
+from vllm_operator.pods import reading
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import Progress, Stage, StartupState
 from vllm_operator.text import wording
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """How many seconds a stage takes, about. `where` it was measured, in words; empty: in the last start with the same caches."""
+    """Estimated seconds of a stage. `where` describes the measurement; empty for the last start with the same caches."""
 
     seconds: int
     where: str
@@ -21,12 +31,12 @@ class Estimate:
 
     @property
     def until(self) -> datetime | None:
-        """When the stage is over if it takes as long again; None if it is not known since when it lasts."""
+        """Estimated end of the stage; None if its begin is unknown."""
         return self.since + timedelta(seconds=self.seconds) if self.since is not None else None
 
 
 def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Estimate | None:
-    """What is known of how long the present stage takes; None if nothing is."""
+    """Return the estimate for the current stage; None if nothing is known."""
     learned = _learned(observed, stage, state)
     if learned:
         return Estimate(wording.rounded(learned), "", state.stage_since)
@@ -40,7 +50,7 @@ def estimate(observed: ObservedState, stage: Stage, state: StartupState) -> Esti
 
 
 def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, counted: Progress | None) -> int | None:
-    """For how many seconds the present stage still lasts, about; None where nothing tells, or where it lasts longer than it should."""
+    """Return the estimated seconds left of the current stage; None if unknown, or if it takes longer than estimated."""
     if counted is not None and not state.silent_stage_inferred:
         return by_count(counted)
     known = estimate(observed, stage, state)
@@ -51,14 +61,14 @@ def seconds_left(observed: ObservedState, stage: Stage, state: StartupState, cou
 
 
 def by_count(counted: Progress) -> int | None:
-    """For how many seconds a count still lasts, about; None if it does not say, or is over."""
+    """Return the seconds left according to a count; None if it has none or has ended."""
     if counted.eta_seconds is None or not 0 < counted.eta_seconds <= LONGEST_STAGE_SECONDS or counted.completed >= counted.total:
         return None
     return wording.rounded(counted.eta_seconds)
 
 
 def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int | None:
-    """How long a stage took in the last start with this cache key, cold or warm as the present one is."""
+    """Seconds of the stage in the last start with this cache key that was cold or warm like the current one."""
     plan = observed.observation.outcome.plan
     known = next((entry for entry in known_stages(observed, plan) if entry.stage == stage), None) if plan is not None else None
     if known is None:
@@ -67,6 +77,66 @@ def _learned(observed: ObservedState, stage: Stage, state: StartupState) -> int 
 
 
 def is_warm(observed: ObservedState, state: StartupState) -> bool:
-    """Whether a start finds what it needs, as far as can be seen by now."""
+    """Return whether a start finds compiled artifacts, as far as is known."""
     plan = observed.observation.outcome.plan
     return plan is not None and next_start_finds(observed, plan) is CacheState.WARM and state.cache.misses == 0
+
+
+LONGEST_START_SECONDS = 30 * 86_400
+"""Limit of the time that a startup probe allows. Python cannot represent the dates that the largest values lead to."""
+LATE_FACTOR = 2
+"""A start may take this many times as long as the last one with the same caches."""
+SLACK_SECONDS = 600
+"""A start may always take this much longer than the last one, because a slower disk or hub costs minutes."""
+_KUBELET_PERIOD_SECONDS = 10
+"""Default of `periodSeconds` of a probe."""
+_IN_PROGRESS = frozenset({Phase.WAITING_FOR_VOLUME, Phase.IMAGE_PULLING, Phase.SCHEDULING, Phase.CREATING, Phase.STARTING})
+
+
+@dataclass(frozen=True, slots=True)
+class StartClock:
+    """A start in progress: when it began, UTC, and after how many seconds it is late."""
+
+    began: datetime
+    late_after_seconds: int
+
+    @property
+    def late_at(self) -> datetime:
+        """When it becomes late."""
+        return self.began + timedelta(seconds=self.late_after_seconds)
+
+
+def start_clock(observed: ObservedState) -> StartClock | None:
+    """Return the clock of the start that becomes late first; None if none is in progress."""
+    return min(_clocks(observed), key=lambda clock: clock.late_at, default=None)
+
+
+def _clocks(observed: ObservedState) -> Iterator[StartClock]:
+    for view in observed.starting:
+        began = view.started_at or view.created_at
+        if view.phase in _IN_PROGRESS and began is not None:
+            yield StartClock(began, _late_after(observed, view))
+
+
+def _late_after(observed: ObservedState, view: PodView) -> int:
+    deadline = _probe_seconds(observed, view) or deadline_seconds(observed.observation.resource.spec)
+    usual = _usual_seconds(observed, observed.state(view))
+    return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
+
+
+def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:
+    """Seconds of the last start with the same caches; None without one."""
+    plan, known = observed.observation.outcome.plan, observed.observation.previous.cache
+    if plan is None or known is None or known.key != plan.cache_key:
+        return None
+    return known.warm_start_seconds if is_warm(observed, state or StartupState()) else known.cold_start_seconds
+
+
+def _probe_seconds(observed: ObservedState, view: PodView) -> int | None:
+    """Seconds that the startup probe of a Pod allows. `podTemplate` may override the spec. None without a probe."""
+    pods = (*observed.observation.pods, *observed.observation.primers)
+    pod = next((pod for pod in pods if reading.text(pod, "metadata", "uid") == view.uid), {})
+    probe = reading.mapping(reading.named(pod, labels.CONTAINER, "spec", "containers", key="name"), "startupProbe")
+    failures = reading.integer(probe, "failureThreshold")
+    delay, period = reading.integer(probe, "initialDelaySeconds") or 0, reading.integer(probe, "periodSeconds") or _KUBELET_PERIOD_SECONDS
+    return min(max(1, delay + failures * period), LONGEST_START_SECONDS) if failures else None

@@ -1,9 +1,8 @@
-"""Events: what has changed since the status was last written.
+"""Events: relevant differences between the previous status and the new one.
 
-Nothing is remembered here. An event is due where the new status differs from the previous one in a way that
-people want to hear of. Its key names the occurrence, so that one that is reported twice, because the operator
-ended between the event and the status, has the same key both times. What repeats itself (a crash loop, a long
-stage of each restart) is a series: one event whose count rises and whose message is the latest.
+The key of an event identifies the occurrence. If the operator ends between the event and the status, it drafts the same event again, with
+the same key, and no second event is created. Repeated occurrences, such as the crashes of one Pod, are a series: one event with a count
+and the latest message.
 """
 
 import hashlib
@@ -15,19 +14,19 @@ from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, S
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.crashes import reason as reason_of
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.starts import Start, completed_stages, last_start
-from vllm_operator.observation.state import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.in_force import current, in_words
 from vllm_operator.startup.state import Stage
+from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.planned import mismatches
-from vllm_operator.status.volume_claims import CLAIM_PROBLEMS
 
 NORMAL = "Normal"
 WARNING = "Warning"
 LONG_STAGE_SECONDS = 60
-"""A stage that lasted longer is worth an event."""
+"""A longer stage gets an event."""
 _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, Reason.CONTAINER_CONFIG_FAILED, Reason.NODE_LOST)
 
 
@@ -35,9 +34,8 @@ _STUCK = (Reason.START_STALLED, Reason.UNSCHEDULABLE, Reason.IMAGE_PULL_FAILED, 
 class EventDraft:
     """An event to be recorded on the VLLMDeployment.
 
-    `type` is Normal or Warning. `key` names the occurrence: it is the same whenever the same one is reported
-    again, and then nothing is recorded. `series` is the same for occurrences that repeat each other, such as
-    the crashes of one Pod by one cause: they are counted in one event. Empty: this happens once.
+    `type` is Normal or Warning. `key` identifies the occurrence: an event with the same key is not recorded again. Occurrences with the
+    same `series`, such as the crashes of one Pod with one cause, are counted in one event. Without a series, the event is single.
     """
 
     type: str
@@ -48,7 +46,7 @@ class EventDraft:
 
 
 def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes) -> tuple[EventDraft, ...]:
-    """Draft the events that lead from the previous status to this one, in the order of the story."""
+    """Draft the events for the changes from the previous status to this one, in order."""
     return (
         *_planning(observed, status),
         *_apply_error(observed, status),
@@ -68,7 +66,7 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
         follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
-        if condition is None or condition.status is ConditionStatus.TRUE or follows or _told(condition, before):
+        if condition is None or condition.status is ConditionStatus.TRUE or follows or _is_reported(condition, before):
             continue
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
@@ -87,31 +85,31 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
 
 
 def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """What of the spec has no effect: a slip, mostly, that shows nowhere else."""
+    """Parts of the spec that have no effect, mostly typing errors."""
     now, before = _both(observed, status, ACCEPTED)
     if now is not None and now.reason == Reason.FIELDS_IGNORED and (before is None or before.message != now.message):
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"ignored-{_digest(now.message)}")
 
 
 def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
-    """A condition as it is going to be written, and as it was written last."""
+    """The new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.observation.previous.conditions, type)
 
 
-def _told(condition: Condition, before: Condition | None) -> bool:
-    """Whether a refusal was told already: the same reason for the same generation."""
+def _is_reported(condition: Condition, before: Condition | None) -> bool:
+    """Whether a refusal was reported already: the same reason for the same generation."""
     return before is not None and (before.reason, before.observed_generation) == (condition.reason, condition.observed_generation)
 
 
 def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, READY)
     if now is not None and now.reason == Reason.APPLY_FAILED and (before is None or before.message != now.message):
-        # a message may name a port or an amount that is another one at each try
+        # the message may contain a port or an amount that differs at each attempt
         yield EventDraft(type=WARNING, reason=now.reason, message=now.message, key=f"apply-{_digest(now.message)}", series="apply")
 
 
 def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
-    """The long stages that the Pod which led the start has left since."""
+    """The long stages that the leading Pod of the start has completed since."""
     before = observed.observation.previous.startup
     if before is None or not before.pods or before.stage not in list(Stage):
         return
@@ -119,7 +117,7 @@ def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
     view = next((v for v in (*observed.pods, *observed.primers) if v.name == lead.name and v.restarts == (lead.restarts or 0)), None)
     if view is None or view.phase not in (Phase.STARTING, Phase.READY):
         return
-    for stage, begun, ended in _left(observed, view, Stage(before.stage), reading.moment(before.stage_since)):
+    for stage, begun, ended in _completed(observed, view, Stage(before.stage), reading.moment(before.stage_since)):
         seconds = (ended - begun).total_seconds()
         if seconds > LONG_STAGE_SECONDS:
             message = observed.messages.say("event.stage", pod=view, what=observed.messages.stage(stage), seconds=seconds)
@@ -127,15 +125,15 @@ def _long_stages(observed: ObservedState) -> Iterator[EventDraft]:
             yield EventDraft(type=NORMAL, reason="StageCompleted", message=message, key=key, series=series)
 
 
-def _left(observed: ObservedState, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
-    """The stages that a Pod has left since it was in `stage`. Waiting for a node has a warning of its own."""
+def _completed(observed: ObservedState, view: PodView, stage: Stage, since: datetime | None) -> Iterator[tuple[Stage, datetime, datetime]]:
+    """The stages that a Pod has completed since it was in `stage`. Waiting for a node has its own warning."""
     state, order = observed.state(view), list(Stage)
     has_pulled = view.phase is Phase.READY or order.index(observed.stage(view)) > order.index(Stage.IMAGE_PULL)
     if stage is Stage.IMAGE_PULL and has_pulled and since is not None and view.started_at is not None:
         yield (stage, since, view.started_at)
     if state is not None:
-        present = order.index(state.stage)
-        yield from (left for left in completed_stages(state) if order.index(stage) <= order.index(left[0]) < present)
+        current = order.index(state.stage)
+        yield from (done for done in completed_stages(state) if order.index(stage) <= order.index(done[0]) < current)
 
 
 def _stuck(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
@@ -166,7 +164,7 @@ def _claim(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[Ev
 
 
 def _caches(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """Caches that one Pod begins to fill, that were not filled ahead, or that are left behind."""
+    """Caches that one Pod begins to fill, that were not filled before a rollout, or that are quarantined."""
     now, before = _both(observed, status, CACHE_WARM)
     if now is None or status.cache is None:
         return
@@ -191,7 +189,7 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
 
 
 def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    """What the operator did by itself."""
+    """What the operator did about crashes and stalled starts."""
     now, before = status.remediation, observed.observation.previous.remediation
     generation = observed.observation.resource.metadata.generation
     kept = current(observed.observation.resource)
@@ -230,7 +228,7 @@ def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
 
 
 def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:
-    """How long a start took: by its log, else from the start of the container until the Pod became ready for the first time."""
+    """Seconds of a start: by its log, else from the start of the container until the Pod became ready for the first time."""
     if start is not None and start.seconds is not None:
         return start.seconds
     again = before is not None and before.reason == Reason.NOT_RESPONDING

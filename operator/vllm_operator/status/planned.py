@@ -6,7 +6,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan
 from vllm_operator.catalog.backends import LoggedNames
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_fields import find_kept_labels
 from vllm_operator.text import wording

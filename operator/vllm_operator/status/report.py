@@ -1,7 +1,7 @@
-"""From an observation to what is written: status, events, and when to look again.
+"""The report on an observation: status, events, and when to look again.
 
-The order is the order of dependence: the plan, the cache and the start as numbers first, then the conditions
-that speak of them, then the summary, then the events, which are the difference to the previous status.
+Conditions follow from the plan, the cache and the start. Ready summarizes the other conditions. Events are the difference to the
+previous status.
 """
 
 from collections.abc import Iterator
@@ -12,29 +12,28 @@ from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHE
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crashes import Crashes, crash_settles
-from vllm_operator.observation.observation import Observation
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
-from vllm_operator.status import caches, planned, starting, startup, summary, volume_claims
+from vllm_operator.status import caches, planned, starting, startup, summary
 from vllm_operator.status.conditions import set_conditions
+from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
-from vllm_operator.status.lateness import StartClock, start_clock
 
 _SOON = 1.0
-"""Seconds. What is due within less is looked at after this long."""
+"""Minimum seconds until the next look."""
 NODES_SECONDS = 30
-"""When a VLLMDeployment without a GPU looks at the nodes again: no watch tells of them, and new ones take minutes to come."""
+"""Interval between looks at the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
 REFUSED_SECONDS = (5.0, 60.0)
-"""After how long at least and at most it is tried again to apply what was refused: a quota may be raised, a webhook be back."""
+"""Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
     """What to write, and when to look again.
 
-    `start`: the start that is under way; None if none is in progress.
-    `requeue_after_seconds`: after how long time alone may change the report; None if only an observed change can.
+    `start` is the start in progress, if any. `requeue_after_seconds` is the time after which the report may change without a change in
+    the cluster; None if it cannot.
     """
 
     status: VLLMDeploymentStatus
@@ -98,7 +97,7 @@ def _requeue_after(observed: ObservedState, crashes: Crashes, block: StartupStat
 
 
 def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
-    """When time alone changes something."""
+    """Times at which the report may change without a change in the cluster."""
     outcome = observed.observation.outcome
     if outcome.plan is None and outcome.planned.reason in (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING):
         yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
@@ -107,7 +106,7 @@ def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus |
     yield startup.held_until(observed, block)
     recheck = observed.observation.activity.recheck_seconds
     yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
-    yield volume_claims.binding_deadline(observed)
+    yield caches.binding_deadline(observed)
     yield from (finding.settles_at for finding in crashes.findings)
     for view in observed.starting:
         yield startup.silence_begins(observed, view)
@@ -119,7 +118,7 @@ def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus |
 
 
 def _next_try(observation: Observation) -> datetime:
-    """When to apply again what was refused, which no watch tells: the longer nothing serves, the later."""
+    """When to apply a refused object again. The interval grows while the object is not Ready."""
     ready = find_condition(observation.previous.conditions, READY)
     since = reading.moment(ready.last_transition_time) if ready is not None else None
     waited = (observation.now - since).total_seconds() if since is not None else 0.0

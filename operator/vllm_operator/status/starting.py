@@ -1,4 +1,4 @@
-"""Starting: whether Pods are on their way, and what the one that is worst off is doing."""
+"""Starting: whether Pods are starting, and the state of the worst one."""
 
 from typing import Any
 
@@ -6,15 +6,14 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import ConditionStatus, RemediationState, RemediationStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.observation import rollout
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.decision import stall_restarts_left
 from vllm_operator.remediation.in_force import current
-from vllm_operator.status.advice import refusal_advice, unschedulable_advice
 from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.scheduling import find_obstacle, refusal_advice, unschedulable_advice
 from vllm_operator.status.startup import describe
-from vllm_operator.status.taints import obstacle
 
 _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
     Phase.CRASHED: (FALSE, Reason.START_FAILED),
@@ -33,7 +32,7 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 
 
 def starting(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
-    """Judge the start; `block` and `remediation` are those of the status that is going to be written."""
+    """Judge Starting. `block` and `remediation` are those of the new status."""
     observation, say = observed.observation, observed.messages.say
     if observed.unhealthy:
         return _of_pods(observed, block)
@@ -56,13 +55,13 @@ def starting(observed: ObservedState, block: StartupStatus | None, remediation: 
 
 
 def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
-    """Say in a sentence or two what one Pod does and what can be done."""
+    """Describe the state of one Pod, and what to do."""
     stall_check = observed.stall_check(view)
     text = block.message if block and block.message and block.pods and block.pods[0].name == view.name else describe(observed, view)
     if stall_check is not None and stall_check.stalled:
         text = describe(observed, view, briefly=True)
-        left, noted = stall_restarts_left(observed), current(observed.observation.resource)
-        done = "restarting" if left or (noted and view.name in noted.stalled_pods) else "left" if left == 0 else ""
+        left, decided = stall_restarts_left(observed), current(observed.observation.resource)
+        done = "restarting" if left or (decided and view.name in decided.stalled_pods) else "left" if left == 0 else ""
         return observed.messages.fit(
             "pod.Stalled",
             shrink=("text",),
@@ -79,19 +78,19 @@ def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None
 
 
 def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
-    """What can be done about a Pod that no node fits."""
+    """What to do about a Pod that fits no node."""
     observation, outcome, say = observed.observation, observed.observation.outcome, observed.messages.say
     plan, today = outcome.plan, outcome.today.plan if outcome.today is not None else None
     gpu = plan.product if plan is not None else None
     gpu_today = today.product if gpu and today is not None and today.product != gpu else None
-    found = obstacle(observed, view)
+    found = find_obstacle(observed, view)
     advice = say(
         unschedulable_advice(view.message or "", found, has_other_plan=gpu_today is not None),
         obstacle=found,
         tainted=say("unschedulable.tainted", obstacle=found) if found is not None else "",
         needed=plan.count if plan is not None else 0,
         unit="MIG slice" if plan is not None and "/mig-" in plan.resource else "GPU",
-        serving=observed.serving if observed.serving < observation.wanted else 0,  # while Pods are replaced, one may be too many
+        serving=observed.serving if observed.serving < observation.wanted else 0,  # during a rollout, there may be one more
         gpu=gpu,
         gpu_today=gpu_today,
     )
@@ -99,7 +98,7 @@ def _unschedulable(observed: ObservedState, view: PodView) -> dict[str, Any]:
 
 
 def partly(observed: ObservedState, text: str) -> str:
-    """Say first how many replicas serve, where some do."""
+    """Prefix a text with the number of ready replicas, if some are ready."""
     observation = observed.observation
     if observed.serving == 0 or observation.wanted <= 1:
         return text
@@ -120,7 +119,7 @@ def _of_pods(observed: ObservedState, block: StartupStatus | None) -> Verdict:
 
 
 def _waiting(observed: ObservedState) -> int:
-    """How many replicas start only when the first one has filled the cache."""
+    """The number of replicas that wait until the first one has filled the cache."""
     observation = observed.observation
     living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
     return max(0, observation.wanted - living) if observation.activity.step is PrimingStep.FIRST_POD else 0

@@ -1,15 +1,14 @@
-"""`status.startup`: the start that is under way, in numbers and words.
+"""`status.startup`: the start in progress, in numbers and words.
 
-A start writes far more lines than anyone wants writes of a status. What was written last is kept unless
-something worth a write has happened: another Pod leads, another stage, 5 % more after a second, or 10 s have passed. The
-block that is kept is kept as a whole, so that a report on an unchanged scene equals the one before, and time
-alone never changes a word of it.
+A start logs far more lines than the status should be written. The previous block is kept until another Pod leads, the stage changes, 5 %
+more is done after a second, or 10 s have passed. It is kept as a whole, so a report on an unchanged observation equals the previous one,
+and time alone changes no word.
 """
 
 from datetime import datetime, timedelta
 
 from vllm_operator.api.status import PodStartup, StartupStatus
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import Progress, StartupState
@@ -21,21 +20,21 @@ HOLD_SECONDS = 10
 HOLD_SHARE = 0.05
 """Progress by this share of the total is written sooner."""
 SHORT_HOLD_SECONDS = 1
-"""How soon: a bar of few steps would otherwise be written at every step."""
-MOST_COUNTED = 10**15
-"""Bytes of more than any model. The API server refuses a status with a number beyond 64 bits, and nothing would be told any more."""
-_MOST_PODS = 16
+"""Limit for larger progress, because a bar with few steps would otherwise be written at every step."""
+MAX_COUNTED = 10**15
+"""More bytes than any model has. The API server refuses a whole status that contains a number beyond 64 bits."""
+_MAX_PODS = 16
 
 
 def startup_status(observed: ObservedState) -> StartupStatus | None:
-    """The start that is under way; None if no Pod is on its way."""
+    """Return the start in progress; None if no Pod is starting."""
     block = _block(observed)
     previous = observed.observation.previous.startup
     return previous if block is not None and previous is not None and _is_held(block, previous, observed.observation.now) else block
 
 
 def held_until(observed: ObservedState, written: StartupStatus | None) -> datetime | None:
-    """When progress that is held back may be written; None if nothing is."""
+    """Return when progress that is held back may be written; None if none is."""
     block = _block(observed)
     updated = reading.moment(written.update_time) if written is not None else None
     if block is None or written is None or updated is None or _same(block, written):
@@ -44,7 +43,7 @@ def held_until(observed: ObservedState, written: StartupStatus | None) -> dateti
 
 
 def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -> str:
-    """Say how far the start of one Pod is, in words without its name; briefly: without times."""
+    """Describe the progress of the start of one Pod, without its name; with `briefly`, also without times."""
     state = observed.state(view)
     stage = observed.stage(view)
     words = observed.messages.stage(stage)
@@ -67,7 +66,7 @@ def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -
 
 
 def silence_begins(observed: ObservedState, view: PodView) -> datetime | None:
-    """When the silence of a start becomes worth a word; None if it is not awaited."""
+    """Return when a silent start should be reported as such; None if it is not silent."""
     state = observed.state(view)
     if view.phase is not Phase.STARTING or state is None or state.last_line_at is None or state.silent_stage_inferred:
         return None
@@ -79,7 +78,7 @@ def _block(observed: ObservedState) -> StartupStatus | None:
     if not starting:
         return None
     lead = starting[0]
-    entries = [_entry(observed, view) for view in starting[:_MOST_PODS]]
+    entries = [_entry(observed, view) for view in starting[:_MAX_PODS]]
     state = observed.state(lead) if lead.phase is Phase.STARTING else None
     counted = _progress(state)
     since = state.stage_since if state is not None else lead.since
@@ -107,9 +106,9 @@ def _entry(observed: ObservedState, view: PodView) -> PodStartup:
 
 
 def _progress(state: StartupState | None) -> Progress | None:
-    """The progress of a stage that counts, if its numbers make sense."""
+    """The progress of a stage that counts, if its numbers are plausible."""
     counted = state.progress if state is not None else None
-    return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MOST_COUNTED else None
+    return counted if counted is not None and 0 <= counted.completed <= counted.total and 0 < counted.total <= MAX_COUNTED else None
 
 
 def _is_held(block: StartupStatus, previous: StartupStatus, now: datetime) -> bool:
@@ -126,12 +125,12 @@ def _hold(block: StartupStatus, previous: StartupStatus) -> timedelta:
 
 
 def _same(block: StartupStatus, previous: StartupStatus) -> bool:
-    """Whether the words are the same. The time left is as of `update_time`: where nothing is counted, only time changes it."""
+    """Whether the blocks are equal except for times. The time left refers to `update_time`."""
     return block.model_copy(update={"update_time": previous.update_time, "eta_seconds": previous.eta_seconds}) == previous
 
 
 def _lead(block: StartupStatus) -> tuple[object, ...]:
-    """What is shown at once when it changes."""
+    """The parts whose changes are shown at once."""
     lead = block.pods[0] if block.pods else None
     return (block.stage, block.total, lead and lead.name, lead and lead.restarts, frozenset((p.name, p.restarts) for p in block.pods))
 

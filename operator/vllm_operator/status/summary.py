@@ -1,29 +1,29 @@
-"""Crashed, Available, and Ready: the summary that repeats what keeps the deployment from serving as asked."""
+"""Crashed, Available, Stalled, and Ready, which summarizes the most important problem."""
 
 from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
 from vllm_operator.api.status import CrashStatus, RemediationState, RemediationStatus
 from vllm_operator.observation.crashes import Crashes, Finding, reason
-from vllm_operator.observation.state import ObservedState
+from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase
 from vllm_operator.remediation.in_force import in_words
+from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.starting import partly
-from vllm_operator.status.volume_claims import CLAIM_PROBLEMS
 from vllm_operator.text import wording
 
 
 def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict:
-    """Whether a Pod crashed and no later start has made it good, and what was the cause."""
+    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and why."""
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
         return Verdict(TRUE, reason(crashes.last.signature), crash_text(observed, crashes.last, remediation))
     if crashes.being_read is not None:
-        return _made_good_at_once(observed, crashes.being_read)
+        return _restarted_at_once(observed, crashes.being_read)
     if crashes.last is None:
         return Verdict(FALSE, Reason.NO_CRASH, observed.messages.say("crash.none"))
     text = observed.messages.fit(
@@ -39,15 +39,15 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
 
 
 def crash_text(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
-    """Say what crashed, why, what was done, and what to do, in at most 500 characters."""
+    """Describe what crashed, why, what was done, and what to do, in at most 500 characters."""
     about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
     decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
     facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
     facts |= {"crash": crash, "times": times, "others": others, "done": _done(observed, decided, crash)}
     if decided is not None and decided.state is RemediationState.APPLIED:
-        facts["remedy"] = ""  # it is being tried
-    # what helps goes before the reference, which status.lastCrash has too
+        facts["remedy"] = ""  # the operator is trying it
+    # the remedy is more important than the reference, which status.lastCrash has too
     for less in ({}, {"reference": ""}):
         text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_suggested(decided))
         if len(text) <= wording.MESSAGE_LIMIT:
@@ -56,14 +56,14 @@ def crash_text(observed: ObservedState, crash: CrashStatus, remediation: Remedia
 
 
 def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
-    """The remedy for a crash that is in force, in words; empty where none is."""
+    """The applied remedy for a crash, in words; empty without one."""
     if remediation is None or all(remedy.signature != crash.signature for remedy in remediation.applied):
         return ""
     return _done(observed, remediation, crash) if remediation.state is RemediationState.APPLIED else ""
 
 
 def _done(observed: ObservedState, decided: RemediationStatus | None, crash: CrashStatus) -> str:
-    """What the operator did about it, in words; empty where it only suggests something."""
+    """What the operator did about a crash, in words; empty if it only suggests something."""
     if decided is None or decided.state in (None, RemediationState.SUGGESTED):
         return ""
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
@@ -79,7 +79,7 @@ def _suggested(decided: RemediationStatus | None) -> str:
 
 
 def available(observed: ObservedState) -> Verdict:
-    """Whether at least one replica serves."""
+    """Judge Available: whether at least one replica is ready."""
     wanted, serving = observed.observation.wanted, observed.serving
     if serving:
         return Verdict(TRUE, Reason.SERVING, observed.messages.say("available.serving", serving=serving, wanted=wanted))
@@ -89,7 +89,7 @@ def available(observed: ObservedState) -> Verdict:
 
 
 def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
-    """Whether the spec as it stands is served by all replicas; if not, the first thing that stands against it."""
+    """Judge Ready: whether all replicas serve the current spec; if not, the most important problem."""
     observation, say = observed.observation, observed.messages.say
     for type in (ACCEPTED, PLANNED):
         if observation.outcome.plan is None and judged[type].status is not TRUE:
@@ -105,7 +105,7 @@ def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict])
 
 
 def stalled(observed: ObservedState, judged: dict[str, Verdict], *, is_hopeless: bool) -> Verdict | None:
-    """Why waiting does not help; None if it may. What a node, a volume or another user may cure is not stalled."""
+    """Judge Stalled: why waiting does not help; None if it may help. A new node, a volume or another user may fix other problems."""
     if judged[ACCEPTED].status is FALSE:
         return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
     if is_hopeless:
@@ -124,7 +124,7 @@ def _not_ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verd
 
 
 def _crash_in_short(observed: ObservedState, crashes: Crashes) -> str:
-    """Which Pod crashed, and the name of the crash; condition Crashed has the rest."""
+    """Which Pod crashed, and the name of the crash. Condition Crashed has the rest."""
     chosen = crashes.most_informative
     crash = chosen.status if chosen is not None else None if crashes.in_force else crashes.last
     if crash is None:
@@ -141,8 +141,8 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
     return Verdict(TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, chosen.status, remediation, others=others)))
 
 
-def _made_good_at_once(observed: ObservedState, finding: Finding) -> Verdict:
-    """A crash whose restart was quicker than the look at its log."""
+def _restarted_at_once(observed: ObservedState, finding: Finding) -> Verdict:
+    """A crash after which the Pod was restarted before the operator had read its log."""
     serves = finding.view.phase is Phase.READY
     return Verdict(FALSE, Reason.RECOVERED if serves else Reason.CRASH_UNDER_EXAMINATION, _being_read(observed, finding, serves=serves))
 
@@ -157,7 +157,7 @@ def _served_name(observed: ObservedState) -> str:
 
 
 def _address(observed: ObservedState) -> str:
-    """Where the Service answers inside the cluster; empty if there is none."""
+    """The URL of the Service inside the cluster; empty without one."""
     service = observed.observation.service
     name = reading.text(service, "metadata", "name")
     port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)

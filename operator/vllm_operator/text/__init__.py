@@ -1,4 +1,4 @@
-"""Text from outside, made safe to show: secrets and control characters removed, length bounded.
+"""Untrusted text made safe to show: secrets and control characters removed, length limited.
 
 redaction   removes secrets and control characters
 wording     shortens, quotes, formats times and durations

@@ -1,4 +1,4 @@
-"""Making text of a log fit to be shown: without secrets, without control characters, bounded."""
+"""Make text of a log safe to show: no secrets, no control characters, limited length."""
 
 import re
 
@@ -18,7 +18,7 @@ _ANSI = re.compile(r"\x1b(?:\[[0-9;?]{0,16}[A-Za-z]|\][^\x07]{0,80}\x07)")
 
 
 def redact(text: str) -> str:
-    """Replace what looks like a token, a key, or credentials in a URL."""
+    """Replace everything that looks like a token, a key, or credentials in a URL."""
     return _SECRETS.sub(_replace, text)
 
 

@@ -1,7 +1,7 @@
-"""Small pieces of wording: durations, times, and foreign text made fit to be shown.
+"""Parts of messages: durations, times, and untrusted text made safe to show.
 
-What a kubelet, a scheduler or a log says is quoted, never trusted: control characters and escape sequences
-are removed, secrets are masked, lengths are bounded.
+Text of a kubelet, a scheduler or a log is quoted: control characters and escape sequences are removed, secrets are masked, and the
+length is limited.
 """
 
 import re
@@ -12,7 +12,7 @@ from functools import lru_cache
 from vllm_operator.text.redaction import redact
 
 MESSAGE_LIMIT = 500
-"""Characters of a message of ours, at most."""
+"""Maximum characters of a message."""
 
 _ESCAPES = re.compile(r"\x1b(?:\[[0-?]{0,32}[ -/]{0,8}[@-~]|[@-_])")
 _PREEMPTION = re.compile(r"[.,;] (?:no new claims to deallocate|still not schedulable|preemption:|not found\.?$)")
@@ -25,13 +25,13 @@ _SPACES = re.compile(r"\s+")
 
 
 def clean(text: str, limit: int = MESSAGE_LIMIT) -> str:
-    """Make foreign text one line without control characters and secrets, of at most `limit` characters."""
+    """Make untrusted text one line without control characters and secrets, of at most `limit` characters."""
     return _clean(text[: 16 * limit], limit)
 
 
 @lru_cache(maxsize=512)
 def _clean(text: str, limit: int) -> str:
-    """One object says the same at nearly every look, and looking for secrets takes time."""
+    """Cached, because most texts repeat and the search for secrets takes time."""
     text = _ESCAPES.sub("", text)
     if not text.isprintable():
         text = "".join(c if c.isprintable() else " " for c in text)
@@ -39,7 +39,7 @@ def _clean(text: str, limit: int) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Cut a text at a word so that it has at most `limit` characters, and mark the cut."""
+    """Cut a text at a word to at most `limit` characters, and mark the cut."""
     if len(text) <= limit:
         return text
     if limit < 2:
@@ -50,7 +50,7 @@ def shorten(text: str, limit: int) -> str:
 
 
 def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
-    """As many sentences of a text as fit into `limit` characters; cut at a word where that would be less than `at_least`."""
+    """Return the sentences of a text that fit into `limit` characters; cut at a word if that is less than `at_least`."""
     if len(text) <= limit:
         return text
     end = text.rfind(". ", at_least - 1, limit)
@@ -58,29 +58,29 @@ def whole_sentences(text: str, limit: int, *, at_least: int) -> str:
 
 
 def sentence(text: str) -> str:
-    """End a text with a full stop, unless it has an end already."""
+    """End a text with a full stop, unless it ends with a mark already."""
     text = text.strip()
     return text if not text or text[-1] in ".!?…" else f"{text}."
 
 
 def without_preemption(text: str) -> str:
-    """What a scheduler says without what follows why no node fits: that ending other Pods would not help either."""
+    """Remove the part of a scheduler's message that says that preemption would not help."""
     return _PREEMPTION.split(text, maxsplit=1)[0]
 
 
 def without_pod_name(text: str) -> str:
-    """Why a Pod was refused, without the name that it would have had: each try makes up another."""
+    """Remove the name of a refused Pod from a message, because each attempt has another one."""
     return _FORBIDDEN_POD.sub("", text)
 
 
 def without_pull(text: str) -> str:
-    """Why an image cannot be pulled, without the layers of what was being done, each with the image's name: the cause comes last."""
+    """Remove the nested prefixes from the error of an image pull. The cause comes last."""
     start = _PULLING.match(text)
     return text[start.end() :] if start else text
 
 
 def duration(seconds: float) -> str:
-    """Say a duration: 45 s, 2 min 30 s, 1 h 5 min."""
+    """Format a duration: 45 s, 2 min 30 s, 1 h 5 min."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole} s"
@@ -92,28 +92,28 @@ def duration(seconds: float) -> str:
 
 
 def rounded(seconds: float) -> int:
-    """Round an estimate so that it does not pretend: to 5 s below a minute, 10 s below ten, else to minutes."""
+    """Round an estimate: to 5 s below a minute, to 10 s below ten minutes, else to minutes."""
     step = 5 if seconds < 60 else 10 if seconds < 600 else 60
     return max(step, round(seconds / step) * step) if seconds > 0 else 0
 
 
 def clock(when: datetime) -> str:
-    """Say a time in UTC, with the date: an on-call may read it a day later."""
+    """Format a time in UTC with its date, because it may be read a day later."""
     return when.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def time_of_day(when: datetime) -> str:
-    """Say a time of day in UTC, where the date goes without saying."""
+    """Format a time of day in UTC."""
     return when.astimezone(UTC).strftime("%H:%M:%S UTC")
 
 
 def minute(when: datetime) -> str:
-    """Say a time of day that is only known about: whole minutes, in UTC."""
+    """Format an approximate time of day: whole minutes, in UTC."""
     return (when.astimezone(UTC) + timedelta(seconds=30)).strftime("%H:%M UTC")
 
 
 def count(number: int, noun: str) -> str:
-    """Say a number of things: 1 Pod, 2 Pods."""
+    """Format a number of things: 1 Pod, 2 Pods."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 

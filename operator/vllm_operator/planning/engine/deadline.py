@@ -12,7 +12,7 @@ import math
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import PlannedVariable
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.pods.quantities import MEBIBYTE, read_bytes
+from vllm_operator.pods.reading import MEBIBYTE, read_bytes
 
 BASE_DEADLINE_SECONDS = 3600
 """Eight times the slowest cold start that was measured (459 s), for slower disks, slower CPUs and larger models."""

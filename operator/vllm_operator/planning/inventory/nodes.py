@@ -24,8 +24,7 @@ from vllm_operator.planning.inventory.pools import (
 )
 from vllm_operator.planning.inventory.resource_slices import Device, read_slices
 from vllm_operator.planning.inventory.taints import Taint, read_taints
-from vllm_operator.pods.quantities import read_count
-from vllm_operator.pods.reading import mapping, read_integer, read_text, sequence
+from vllm_operator.pods.reading import mapping, read_count, read_integer, read_text, sequence
 
 MIG_STATE = f"{PREFIX}mig.config.state"
 UPGRADE_STATE = f"{PREFIX}gpu-driver-upgrade-state"

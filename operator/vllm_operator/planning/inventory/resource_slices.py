@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.catalog.gpus import Version, architecture_of
-from vllm_operator.pods.quantities import read_mebibytes
-from vllm_operator.pods.reading import mapping, read_text, read_version, sequence
+from vllm_operator.pods.reading import mapping, read_mebibytes, read_text, read_version, sequence
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64

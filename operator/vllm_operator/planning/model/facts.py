@@ -16,8 +16,7 @@ from vllm_operator.catalog.models import FACTS, NO_FACTS, Facts, ModelFamily, Mo
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.model.config import read_config
 from vllm_operator.planning.notes import Note
-from vllm_operator.pods.quantities import read_bytes
-from vllm_operator.pods.reading import read_integer
+from vllm_operator.pods.reading import read_bytes, read_integer
 from vllm_operator.text.wording import listed
 
 FROM_SPEC = "spec.model.facts"

@@ -30,7 +30,7 @@ from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
-from vllm_operator.pods.quantities import MEBIBYTE
+from vllm_operator.pods.reading import MEBIBYTE
 
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
