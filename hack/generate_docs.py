@@ -9,7 +9,8 @@ from typing import Any
 
 from vllm_operator import settings
 from vllm_operator.api import conditions
-from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.crd import custom_resource_definition, schema_of
+from vllm_operator.api.plan import Plan
 from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.cli.signatures import change_in_words, examples
 
@@ -29,10 +30,16 @@ def api_reference() -> str:
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`, "
         f"short name `{crd['spec']['names']['shortNames'][0]}`. {root['description']}\n",
         "`kubectl explain vllm.spec` shows the same text. If you omit a field, the operator decides, and "
-        "`status.plan` shows the decision. The API server sets a default only for `spec.replicas`.\n",
+        "`status.pinnedPlan` shows the decision. The API server sets a default only for `spec.replicas`.\n",
     ]
     for part in ("spec", "status"):
         lines += [f"## {part}\n", *_object(root["properties"][part], part)]
+    lines += [
+        "## Plan\n",
+        "The data of a ControllerRevision: what the operator decided for one generation of the spec, each decision with its reason. "
+        "`kubectl vllm plan NAME --revision N` shows it as a page.\n",
+        *_object(schema_of(Plan), "data"),
+    ]
     name_rules = "\n".join(f"- {rule['message']}" for rule in root["x-kubernetes-validations"])
     return "\n".join(lines) + f"\n## Validation errors of the name\n\n{name_rules}\n"
 

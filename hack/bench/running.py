@@ -192,7 +192,7 @@ class Bench:
 
     async def burst(self, number: int) -> None:
         deployments = Seen(self.api, "/apis/apps/v1/deployments", lambda _: True)
-        answers = Seen(self.api, f"{GROUP}/vllmdeployments", lambda r: (r.get("status") or {}).get("plan"))
+        answers = Seen(self.api, f"{GROUP}/vllmdeployments", lambda r: (r.get("status") or {}).get("pinnedPlan"))
         await asyncio.sleep(0.2)
         names = [f"burst-{index}" for index in range(number)]
         cpu, began = self.operator.cpu(), time.monotonic()

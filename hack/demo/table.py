@@ -45,12 +45,12 @@ def _model(history: History) -> RenderableType:
 
 
 def _plan(history: History) -> RenderableType:
-    plan = history.status.get("plan")
+    plan = history.status.get("pinnedPlan")
     if not plan:
         asked = ", ".join(history.spec.get("accelerator", {}).get("architectures", []))
         return Text(f"asks for {asked}" if asked else "", style="dim")
     lines = [Text(f"{plan.get('architecture', 'unknown')} {plan.get('product', '')}", style="magenta")]
-    lines += [Text(f"{choice['component']}: {choice['backend']}", style="dim") for choice in plan.get("backends", [])[:SHOWN_BACKENDS]]
+    lines += [Text(backend.partition(" (")[0], style="dim") for backend in plan.get("backends", [])[:SHOWN_BACKENDS]]
     return Group(*lines)
 
 

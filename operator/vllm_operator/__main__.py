@@ -28,6 +28,7 @@ class Command(Protocol):
 COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
+    "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment ahead of traffic, and wait until they are filled"),
     "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and rules"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
@@ -37,7 +38,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("plan", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("plan", "history", "signatures", "catalog")},
 }
 """What `kubectl vllm` knows, which is about things in a cluster: there `diagnose` names a Pod."""
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 from support.own_knowledge import ATTENTION_RULE, config_map
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 
@@ -15,8 +15,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 
 def attention(resource: Manifest) -> str:
-    backends = resource["status"]["plan"]["backends"]
-    return next(str(choice["backend"]) for choice in backends if choice["component"] == "Attention")
+    backends = [str(backend) for backend in resource["status"]["pinnedPlan"]["backends"]]
+    return next(backend.split()[1] for backend in backends if backend.startswith("Attention: "))
 
 
 async def running(cluster: Cluster) -> Manifest:
@@ -42,7 +42,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         await operator.until_ready(within=60)
         await served.create(llama(served.namespace))
         resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
-        planned_with = resource["status"]["plan"]["catalogVersion"]
+        planned_with = (await pinned_plan(served, resource))["catalogVersion"]
         assert attention(resource) == "FLASH_ATTN"
         assert await operator.stop() == 0
     before = await running(served)
@@ -56,7 +56,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert "The backend of Attention would change from FLASH_ATTN to FLASHINFER." in message
         assert REPLAN_ANNOTATION in message
         assert attention(resource) == "FLASH_ATTN"
-        assert resource["status"]["plan"]["catalogVersion"] == planned_with
+        assert (await pinned_plan(served, resource))["catalogVersion"] == planned_with
         assert condition(resource, "Ready")["status"] == "True"
         assert await running(served) == before
 
@@ -69,7 +69,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         await served.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
         resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
         assert attention(resource) == "FLASHINFER"
-        assert resource["status"]["plan"]["catalogVersion"].startswith(f"{planned_with}.")
+        assert (await pinned_plan(served, resource))["catalogVersion"].startswith(f"{planned_with}.")
 
         def changed(deployment: Manifest) -> bool:
             return "--attention-backend" in deployment["spec"]["template"]["spec"]["containers"][0]["args"]

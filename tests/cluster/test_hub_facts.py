@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from support.cluster import Cluster
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -64,7 +64,8 @@ async def test_a_plan_is_made_with_the_facts_of_a_gated_model_and_asks_once(serv
         await operator.until_ready(within=60)
         await served.create(llama(served.namespace, model=model))
         resource = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"), within=60)
-        facts = {fact["name"]: (fact["value"], fact["source"]) for fact in resource["status"]["plan"]["modelFacts"]}
+        plan = await pinned_plan(served, resource)
+        facts = {fact["name"]: (fact["value"], fact["source"]) for fact in plan["modelFacts"]}
         assert facts["attention"] == ("GQA", "config.json")
         assert facts["experts"] == ("0", "config.json")
         assert facts["quantization"] == ("BF16", "config.json")

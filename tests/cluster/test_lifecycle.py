@@ -2,10 +2,21 @@
 
 import pytest
 
-from support.cluster import Cluster, Simulator, is_ready, the_pod
+from support.cluster import Cluster, Manifest, Simulator, is_ready, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
+
+
+def is_observed(resource: Manifest) -> bool:
+    """Whether the status is about the spec as it is."""
+    return bool(resource["status"]["observedGeneration"] == resource["metadata"]["generation"])
+
+
+async def wait_until_none(cluster: Cluster, kind: str) -> None:
+    """Wait until no object of a kind is left."""
+    for item in await cluster.list_all(kind):
+        await cluster.wait_until_gone(kind, item["metadata"]["name"])
 
 
 async def test_an_object_becomes_a_deployment_that_serves(served: Cluster, operator: OperatorProcess) -> None:
@@ -15,7 +26,7 @@ async def test_an_object_becomes_a_deployment_that_serves(served: Cluster, opera
     assert [ref["uid"] for ref in deployment["metadata"]["ownerReferences"]] == [ready["metadata"]["uid"]]
     assert ready["status"]["readyReplicas"] == 1
     assert ready["status"]["observedGeneration"] == ready["metadata"]["generation"]
-    assert ready["status"]["plan"]["architecture"] == "sm_90"
+    assert ready["status"]["pinnedPlan"]["architecture"] == "sm_90"
     assert (await served.get("PersistentVolumeClaim", "llama-cache"))["status"]["phase"] == "Bound"
     assert (await served.get("Service", "llama"))["spec"]["ports"][0]["port"] == 8000
     assert "finalizers" not in ready["metadata"]
@@ -64,7 +75,33 @@ async def test_a_deleted_object_takes_its_children_along_with_the_operator_down(
     await served.delete("VLLMDeployment", "llama")
     for kind, name in (("Deployment", "llama"), ("Service", "llama"), ("PersistentVolumeClaim", "llama-cache")):
         await served.wait_until_gone(kind, name)
+    await wait_until_none(served, "ControllerRevision")
     assert not [pod for pod in await served.list_all("Pod") if not pod["metadata"].get("deletionTimestamp")]
+
+
+async def test_a_deletion_in_the_foreground_waits_for_the_children_and_ends(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    await served.delete("VLLMDeployment", "llama", propagation="Foreground")
+    await served.wait_until_gone("VLLMDeployment", "llama")
+    assert await served.list_all("ControllerRevision") == []
+    assert await served.list_all("Deployment") == []
+
+
+async def test_a_plan_is_kept_in_a_revision_that_comes_back_when_it_is_deleted(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace))
+    first = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    name = first["status"]["pinnedPlan"]["revision"]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    second = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["revision"] != name and is_observed(r))
+    revisions = sorted(await served.list_all("ControllerRevision"), key=lambda revision: int(revision["revision"]))
+    assert [revision["revision"] for revision in revisions] == [1, 2]
+    assert [revision["metadata"]["name"] for revision in revisions] == [name, second["status"]["pinnedPlan"]["revision"]]
+    assert [revision["data"]["engineVersion"] for revision in revisions] == ["0.20.1", "0.24.0"]
+    await served.delete("ControllerRevision", revisions[1]["metadata"]["name"])
+    uid = revisions[1]["metadata"]["uid"]
+    again = await served.wait_for("ControllerRevision", revisions[1]["metadata"]["name"], lambda r: r["metadata"]["uid"] != uid)
+    assert (again["revision"], again["data"]) == (2, revisions[1]["data"])
 
 
 async def test_the_caches_of_a_deleted_object_are_kept_and_found_again(served: Cluster, operator: OperatorProcess) -> None:

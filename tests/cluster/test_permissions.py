@@ -14,6 +14,8 @@ from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.rendering.revision import OLD_REVISIONS
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -46,6 +48,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     await pin_a_device(served)
     await replace_what_an_earlier_object_left(served)
     await take_a_rule_of_the_owner(served, operator)
+    await fill_the_history(served)
     # watches of before this test's own requests
     await operator.stop()
     # it was made before this test looked at the audit log
@@ -106,6 +109,20 @@ async def serve_and_put_right(cluster: Cluster, sim: Simulator) -> None:
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await cluster.patch("Service", "llama", {"spec": {"selector": {"foreign": "yes"}}})
     await cluster.wait_for("Service", "llama", lambda service: "foreign" not in service["spec"]["selector"])
+
+
+async def fill_the_history(cluster: Cluster) -> None:
+    """More plans than are kept: the oldest one goes, and one that was deleted comes back."""
+    first = (await cluster.get("VLLMDeployment", "llama"))["status"]["pinnedPlan"]["revision"]
+    for number in range(OLD_REVISIONS + 1):
+        await cluster.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: f"history-{number}"}}})
+        token = f"history-{number}"
+        await cluster.wait_for("VLLMDeployment", "llama", lambda it, token=token: it["status"]["pinnedPlan"].get("replanToken") == token)
+    await cluster.wait_until_gone("ControllerRevision", first)
+    last = (await cluster.get("VLLMDeployment", "llama"))["status"]["pinnedPlan"]["revision"]
+    uid = (await cluster.get("ControllerRevision", last))["metadata"]["uid"]
+    await cluster.delete("ControllerRevision", last)
+    await cluster.wait_for("ControllerRevision", last, lambda it: it["metadata"]["uid"] != uid)
 
 
 async def wait_for_a_volume(cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ import shutil
 import pytest
 
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 from support.stories import LOADING, RUNNING, TOO_LONG, arguments, in_order, own_events, story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -98,7 +98,8 @@ async def test_a_remedy_that_helps_is_applied_told_and_undone_with_the_spec(
     [remedy] = told["status"]["remediation"]["applied"]
     assert (remedy["signature"], remedy["attempt"]) == ("MaxModelLenExceedsKvCache", 1)
     assert "args" not in (told["spec"].get("engine") or {})
-    assert all(argument["name"] != "--max-model-len" for argument in told["status"]["plan"].get("args", []))
+    plan = await pinned_plan(served, told)
+    assert all(argument["name"] != "--max-model-len" for argument in plan.get("args", []))
     page = await story(served)
     assert in_order(
         page, "Crashed=False Recovered", "Warning MaxModelLenExceedsKvCache x1", "Normal RemedyApplied x1: Applied --max-model-len 5568"

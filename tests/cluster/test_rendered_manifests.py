@@ -9,8 +9,8 @@ import pytest
 from support.cluster import Cluster, Manifest, the_pod
 from support.manifests import CASES, read_case
 from vllm_operator.api.labels import FIELD_MANAGER
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.rendering.manifests import render
 
 pytestmark = pytest.mark.cluster

@@ -186,7 +186,7 @@ def record(story: Story) -> Recording:
     metrics, recording, status = Metrics(), Recording(o.NOW.timestamp()), VLLMDeploymentStatus(cache=story.known)
     for minute in range(story.minutes):
         observation = story.there_is(minute)
-        written = report(replace(observation, resource=observation.resource.model_copy(update={"status": status})))
+        written = report(o.following(observation, status))
         status = written.status
         metrics.reported(o.NAMESPACE, "vllm-a", status, written.start)
         recording.scrape(metrics)

@@ -15,7 +15,8 @@ from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from testenv.replay import SERVING, read_recording
 from vllm_operator.api.crd import custom_resource_definition
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.api.plan import BackendChoice, ChosenBy
+from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict, not_accepted
@@ -188,7 +189,7 @@ def told(story: tuple[Observation, ...]) -> tuple[VLLMDeploymentStatus, list[Eve
     """Report on each observation with the status of the one before; the last status, and all events."""
     status, events = story[0].resource.status, list[EventDraft]()
     for observed in story:
-        written = report(replace(observed, resource=observed.resource.model_copy(update={"status": status})))
+        written = report(o.following(observed, status))
         status = written.status
         events += written.events
     return status, events

@@ -13,8 +13,8 @@ import pytest
 
 from support.gpus import inventory_of, real_node
 from support.plans import known
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.planner import plan
 

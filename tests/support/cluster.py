@@ -21,6 +21,7 @@ Manifest = dict[str, Any]
 
 # kind: group and version, resource, whether it is in a namespace
 _KINDS: dict[str, tuple[str, str, bool]] = {
+    "ControllerRevision": ("apps/v1", "controllerrevisions", True),
     "ConfigMap": ("v1", "configmaps", True),
     "CustomResourceDefinition": ("apiextensions.k8s.io/v1", "customresourcedefinitions", False),
     "Deployment": ("apps/v1", "deployments", True),
@@ -116,17 +117,28 @@ class Cluster:
         answer: Manifest = await self.request("PATCH", path, body=manifest, content_type=_APPLY, params=params)
         return answer
 
-    async def patch(self, kind: str, name: str, patch: Manifest, *, subresource: str = "", namespace: str | None = None) -> Manifest:
+    async def patch(
+        self, kind: str, name: str, patch: Manifest, *, subresource: str = "", namespace: str | None = None, manager: str = "test"
+    ) -> Manifest:
         path = self._path(kind, name, namespace) + (f"/{subresource}" if subresource else "")
-        answer: Manifest = await self.request("PATCH", path, body=patch, content_type=_MERGE)
+        answer: Manifest = await self.request("PATCH", path, body=patch, content_type=_MERGE, params={"fieldManager": manager})
         return answer
 
     async def annotate(self, kind: str, name: str, **annotations: str | None) -> Manifest:
         """Sets the simulator's annotations, written with underscores: `crash_after="1"`."""
         return await self.patch(kind, name, {"metadata": {"annotations": simulated(**annotations)}})
 
-    async def delete(self, kind: str, name: str, *, namespace: str | None = None) -> None:
-        await self.request("DELETE", self._path(kind, name, namespace))
+    async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
+        """Server-side apply to the status."""
+        path = f"{self._path_of(manifest)}/{manifest['metadata']['name']}/status"
+        answer: Manifest = await self.request(
+            "PATCH", path, body=manifest, content_type=_APPLY, params={"fieldManager": manager, "force": "true"}
+        )
+        return answer
+
+    async def delete(self, kind: str, name: str, *, namespace: str | None = None, propagation: str | None = None) -> None:
+        params = {"propagationPolicy": propagation} if propagation else None
+        await self.request("DELETE", self._path(kind, name, namespace), params=params)
 
     async def exists(self, kind: str, name: str) -> bool:
         try:
@@ -237,8 +249,15 @@ class Cluster:
         self, method: str, path: str, *, body: object = None, content_type: str = "application/json", params: dict[str, str] | None = None
     ) -> Any:
         data = None if body is None else json.dumps(body)
-        async with self._open(method, path, data=data, content_type=content_type, params=params) as response:
-            return await response.json()
+        async with asyncio.timeout(PATIENCE):
+            while True:
+                try:
+                    async with self._open(method, path, data=data, content_type=content_type, params=params) as response:
+                        return await response.json()
+                except RefusedError as refused:
+                    if refused.status != 429:  # the storage of a CRD that was just changed begins anew
+                        raise
+                await asyncio.sleep(0.2)
 
     @asynccontextmanager
     async def _open(

@@ -11,9 +11,9 @@ CRD: Manifest = yaml.safe_load((Path(__file__).parent.parent.parent / "crds" / "
 SERVED_WITHIN = 15.0
 
 
-async def install_crd(cluster: Cluster) -> None:
-    """Apply the CRD as it is committed, and wait until the API server serves it with exactly this schema."""
-    applied = await cluster.apply(CRD)
+async def install_crd(cluster: Cluster, crd: Manifest = CRD) -> None:
+    """Apply a CRD, by default the committed one, and wait until the API server serves it with exactly this schema."""
+    applied = await cluster.apply(crd)
     async with asyncio.timeout(SERVED_WITHIN):
         while True:
             if await _is_served(cluster, applied["metadata"]["generation"]):

@@ -8,7 +8,7 @@ from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.status.events import EventDraft
 
 
-def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, without: Iterable[str] = ("plan",)) -> str:
+def describe(status: VLLMDeploymentStatus, events: Iterable[EventDraft] = (), *, without: Iterable[str] = ()) -> str:
     """The page, without the parts of the status named in `without`."""
     data = {key: value for key, value in status.to_json().items() if key not in without}
     lines = ["Status:", *_lines(data, 2), "Events:", *(_event_lines(events) or ["  <none>"])]

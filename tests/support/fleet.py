@@ -91,9 +91,7 @@ class Fleet:
         self.bench.cluster.edit(CLAIM, "default", claim, {"metadata": {"annotations": annotations}})
 
     def key(self, name: str = "llama") -> str:
-        plan = self.bench.status(name).plan
-        assert plan is not None
-        return plan.cache_key
+        return self.bench.plan(name).cache_key
 
     def pods(self) -> tuple[str, ...]:
         return tuple(str(item["metadata"]["name"]) for item in self.bench.cluster.all(POD))

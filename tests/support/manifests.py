@@ -4,9 +4,9 @@ from pathlib import Path
 
 import yaml
 
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
-from vllm_operator.api.status import Plan
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.engine.shape import ParallelShape

@@ -5,9 +5,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from vllm_operator.api.plan import BackendChoice, ChosenBy, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Distribution
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan, VLLMDeploymentStatus
+from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.startup.state import Crash, StartupState
@@ -207,6 +208,7 @@ def observe(
     values: dict[str, Any] = {
         "resource": resource(replicas=replicas, **(spec or {})),
         "outcome": outcome(),
+        "revision": "vllm-a-0123456789",
         "now": NOW,
         "deployment": deployment(replicas),
         "service": service(),
@@ -215,10 +217,16 @@ def observe(
         "pods": pods,
         "startups": {(f"uid-{name}", run): state for (name, run), state in (states or {}).items()},
     }
-    return Observation(**values | more)
+    made = Observation(**values | more)
+    return following(made, made.previous) if made.resource.pinned is None else made
+
+
+def following(observation: Observation, status: VLLMDeploymentStatus) -> Observation:
+    """The observation where this status was written before, and its plan is pinned."""
+    pinned = (observation.outcome.plan or plan()) if status.pinned_plan is not None else None
+    return replace(observation, resource=observation.resource.model_copy(update={"status": status}).with_pinned(pinned))
 
 
 def after(observation: Observation, written: Report, *, seconds: float = 0, **changes: Any) -> Observation:
     """The observation once a report was written, some seconds later, with other changes."""
-    updated = observation.resource.model_copy(update={"status": written.status})
-    return replace(observation, **{"resource": updated, "now": observation.now + timedelta(seconds=seconds), **changes})
+    return replace(following(observation, written.status), **{"now": observation.now + timedelta(seconds=seconds), **changes})

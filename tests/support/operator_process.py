@@ -13,6 +13,8 @@ from typing import Any, Self
 
 import aiohttp
 
+from support.cluster import Cluster
+
 Manifest = dict[str, Any]
 
 _PORT = re.compile(rb"probes and metrics on port (\d+)")
@@ -141,6 +143,12 @@ def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
     content = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": "0.20.1"}, "replicas": 1, **spec}
     metadata = {"name": name, "namespace": namespace}
     return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": content}
+
+
+async def pinned_plan(cluster: Cluster, resource: Manifest) -> Manifest:
+    """The whole plan in force, from the ControllerRevision that the status names."""
+    plan: Manifest = (await cluster.get("ControllerRevision", resource["status"]["pinnedPlan"]["revision"]))["data"]
+    return plan
 
 
 def condition(resource: Manifest, type: str) -> Manifest:

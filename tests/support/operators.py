@@ -9,12 +9,15 @@ from typing import Any
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from vllm_operator.api import labels
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT
+from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.rendering.revision import read_revision
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
@@ -109,6 +112,13 @@ class Bench:
 
     def status(self, name: str = "llama") -> VLLMDeploymentStatus:
         return VLLMDeploymentStatus.model_validate(self.resource(name).get("status") or {})
+
+    def plan(self, name: str = "llama") -> Plan:
+        """The pinned plan: that of the ControllerRevision which the status names."""
+        summary = self.status(name).pinned_plan
+        assert summary is not None
+        [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == summary.revision]
+        return read_revision(VLLMDeployment.parse(self.resource(name)), revision)
 
     def condition(self, type: str, name: str = "llama") -> Condition:
         return next(condition for condition in self.status(name).conditions if condition.type == type)

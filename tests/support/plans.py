@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from support.gpus import inventory_of
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan

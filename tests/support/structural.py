@@ -5,8 +5,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from support.crd import CRD
+from vllm_operator.api.crd import schema_of
+from vllm_operator.api.plan import Plan
 
 SPEC, STATUS = (CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part] for part in ("spec", "status"))
+PLAN = schema_of(Plan)
+"""Of the data of a ControllerRevision, which the API server does not validate."""
 TYPES = {"object": Mapping, "array": list, "string": str, "integer": int, "boolean": bool}
 
 

@@ -9,7 +9,7 @@ from support.gpus import real_node
 from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api import labels
-from vllm_operator.api.status import Plan
+from vllm_operator.api.plan import Plan
 from vllm_operator.caches.directories import ImageRecord, directory_of, read_records
 from vllm_operator.caches.key import key_with_image
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT

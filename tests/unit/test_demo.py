@@ -33,11 +33,11 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 
 COMPILING = {
-    "plan": {
+    "pinnedPlan": {
         "architecture": "sm_90",
         "product": "NVIDIA-H200",
         "engineVersion": "0.20.1",
-        "backends": [{"component": "MoE", "backend": "DEEPGEMM", "chosenBy": "Rule", "reason": "It is the fastest there."}],
+        "backends": ["MoE: DEEPGEMM (Rule)"],
     },
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
     "conditions": [condition("Ready", "False", "Progressing", "DeepGEMM warm-up 1436/1735, about 2 min left.")],

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from support.backends import decide, knowledge
-from vllm_operator.api.status import ChosenBy
+from vllm_operator.api.plan import ChosenBy
 from vllm_operator.catalog.backends import load_logged_names
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.startup.parser import StartupParser

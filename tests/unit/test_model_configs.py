@@ -64,8 +64,7 @@ class Operator(Bench):
         return await self.settle(key)
 
     def facts(self) -> dict[str, tuple[str, str]]:
-        plan = self.status().plan
-        assert plan is not None
+        plan = self.plan()
         return {fact.name: (fact.value, fact.source) for fact in plan.model_facts}
 
 
@@ -88,8 +87,7 @@ async def test_a_new_plan_is_made_with_what_the_hub_tells(operator: Operator) ->
         "attentionHeads": ("128", "config.json"),
         "mlaDims": ("128,64,128", "config.json"),
     }
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert "MLADecode" in {choice.component for choice in plan.backends}
 
 
@@ -118,8 +116,7 @@ async def test_a_hub_that_does_not_answer_holds_a_plan_up_only_so_long(operator:
     operator.cluster.put(unknown())
     await operator.plan_it()
     assert operator.facts() == {}
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     said = "did not answer within 0.05 s. Attention, experts and quantization of the model are unknown"
     assert any(said in note for note in plan.notes)
 
@@ -165,8 +162,7 @@ async def test_a_model_that_the_hub_refuses_is_noted_also_where_its_family_is_kn
     operator.hub.answers[name] = HubAnswer(trouble="There is no such model.", refused=refused)
     operator.cluster.put(llama(model={"uri": f"hf://{name}"}))
     await operator.plan_it()
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert ("There is no such model. The engine will probably get the same answer." in plan.notes) is refused
 
 
@@ -247,8 +243,7 @@ async def test_a_secret_that_cannot_be_used_is_said(operator: Operator, content:
         operator.cluster.put(secret(content))
     operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
     await operator.plan_it()
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert any(said in note for note in plan.notes)
     assert operator.hub.asked == []
 
@@ -257,8 +252,7 @@ async def test_a_permission_that_is_missing_is_said_and_stops_nothing(operator: 
     operator.cluster.fail("get", SECRET, Forbidden("no", verb="get", resource="secrets"))
     operator.cluster.put(unknown(tokenSecretRef={"name": "hub"}))
     await operator.plan_it()
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert any("may not get the Secret hub in default" in note for note in plan.notes)
 
 
@@ -266,8 +260,7 @@ async def test_a_bug_in_the_reader_costs_no_plan_and_is_logged(operator: Operato
     del operator.hub.answers  # it forgot to make them
     operator.cluster.put(unknown())
     await operator.plan_it()
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert any("could not be asked (AttributeError)" in note for note in plan.notes)
     assert "reading the config.json of someone/unheard-of failed" in caplog.text
     assert "Traceback" in caplog.text

@@ -12,8 +12,7 @@ AFFINITY = "0/1 nodes are available: 1 node(s) didn't match Pod's node affinity/
 
 
 def product(bench: Bench) -> str | None:
-    plan = bench.status().plan
-    assert plan is not None
+    plan = bench.plan()
     return plan.product
 
 

@@ -93,7 +93,7 @@ def test_an_object_without_a_plan_has_nothing_to_compare_with(run: Run) -> None:
     resource = live()
     del resource["status"]
     status, out = run(resource)
-    assert (status, "has no plan in its status" in out) == (2, True)
+    assert (status, "has no pinned plan" in out) == (2, True)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 
 from support.gpus import KINDS, inventory_of, real_node
 from support.plans import deployment, known, made, planned, refusal
-from vllm_operator.api.status import ChosenBy, Plan
+from vllm_operator.api.plan import ChosenBy, Plan
 from vllm_operator.cluster.hub import slim
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.planner import plan

@@ -1,4 +1,4 @@
-"""What is planned for the examples and the demo fits `status.plan`, and each example finds its GPU in a mixed fleet."""
+"""What is planned for the examples and the demo fits the schema of a plan, and each example finds its GPU in a mixed fleet."""
 
 from functools import cache
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from support.gpus import machines_of_the_examples
-from support.structural import SPEC, STATUS, violations
+from support.structural import PLAN, SPEC, violations
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.planning.inventory.nodes import read_inventory
@@ -52,7 +52,7 @@ def test_its_plan_fits_the_schema(name: str) -> None:
     if made is None:
         assert name in WITHOUT_GPU
     else:
-        assert list(violations(made.to_json(), STATUS["properties"]["plan"], "status.plan")) == []
+        assert list(violations(made.to_json(), PLAN, "data")) == []
 
 
 @pytest.mark.parametrize("name", [name for name in MANIFESTS if name not in WITHOUT_GPU])

@@ -44,6 +44,7 @@ async def test_a_new_object_becomes_a_claim_a_service_a_deployment_and_a_status(
     bench.cluster.put(llama())
     result = await bench.reconciler.reconcile(KEY)
     assert list(dict.fromkeys((write.verb, write.kind) for write in bench.cluster.writes)) == [
+        ("create", "ControllerRevision"),
         ("apply", "PersistentVolumeClaim"),
         ("apply", "Service"),
         ("apply", "Deployment"),
@@ -52,7 +53,7 @@ async def test_a_new_object_becomes_a_claim_a_service_a_deployment_and_a_status(
     ]
     assert result.name == "success"
     assert bench.condition("Planned").reason == "Resolved"
-    assert bench.status().plan is not None
+    assert bench.status().pinned_plan is not None
 
 
 async def test_a_second_look_writes_nothing(bench: Bench) -> None:

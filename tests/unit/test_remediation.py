@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import observations as o
+from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, PlannedArgument, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.signatures import load_remedies, load_signatures
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.planning.pinning import digest_of
@@ -58,7 +59,7 @@ def scaled(decided: RemediationStatus) -> VLLMDeployment:
     before = resource(decided)
     plan = o.plan().model_copy(update={"observed_generation": 3, "spec_digest": digest_of(before.spec)})
     after = resource(decided, generation=4, replicas=7)
-    return after.model_copy(update={"status": after.status.model_copy(update={"plan": plan})})
+    return after.with_pinned(plan)
 
 
 def test_scaling_undoes_no_remedy_and_starts_what_was_stopped() -> None:

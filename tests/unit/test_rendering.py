@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
-from vllm_operator.api.status import Plan, PlannedArgument
 from vllm_operator.catalog.versions import VersionTable, load_versions
 from vllm_operator.planning.engine.deadline import deadline_seconds, plan_patience
 from vllm_operator.planning.pod_template import PodTemplateError

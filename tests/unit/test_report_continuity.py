@@ -13,6 +13,7 @@ from support.own_knowledge import LICENCE_SIGNATURE
 from support.reports import report
 from support.shapes import OBJECTS
 from vllm_operator.api.conditions import find_condition
+from vllm_operator.api.plan import ObservedBackend
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
@@ -132,7 +133,7 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
         started_at=o.at(-55),
         last_line_at=o.at(-20),
         cache=CacheEvidence(hits=4),
-        observed_backends=(("MoE", "DEEPGEMM"), ("Attention", "FLASHMLA")),
+        observed_backends=(("MoE", "DEEPGEMM"), ("Attention", "TRITON_MLA")),
     )
     crash = StartupState(crash=o.DEEP_GEMM_CRASH)
     pod = o.ready_pod(since=-55, restarts=1, last=o.terminated(seconds=-60))
@@ -143,8 +144,8 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.events == ()
     assert again.status.cache is not None
     assert again.status.cache.warm_start_seconds == 35
-    assert again.status.plan is not None
-    assert [choice.observed for choice in again.status.plan.backends] == ["DEEPGEMM", "FLASHMLA"]
+    assert again.status.pinned_plan is not None
+    assert again.status.pinned_plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
 
 
 def test_a_crash_is_named_once_its_log_is_read_and_told_once() -> None:
@@ -227,7 +228,7 @@ def test_each_crash_of_a_loop_is_told_once_with_a_key_of_its_own() -> None:
     for restarts in range(3):
         crashed = o.crashed_pod(restarts=restarts, seconds=60 * restarts)
         for seconds in (20, 40):
-            seen = o.observe(crashed, now=o.at(60 * restarts + seconds), resource=o.resource(status=status))
+            seen = o.following(o.observe(crashed, now=o.at(60 * restarts + seconds)), status)
             written = report(seen)
             keys += [e.key for e in written.events]
             status = written.status

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from support import observations as o
 from support.reports import report
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus
+from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
@@ -36,7 +37,7 @@ def play(*scenes: Observation) -> list[Report]:
     written: list[Report] = []
     for observed in scenes:
         status = written[-1].status if written else observed.resource.status
-        written.append(report(replace(observed, resource=observed.resource.model_copy(update={"status": status}))))
+        written.append(report(o.following(observed, status)))
     return written
 
 
@@ -168,8 +169,8 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "BATCHED_DEEPGEMM"), ("MoE", "TRITON")))
     written = report(o.observe(o.starting_pod(), states={X1: state}))
     assert told(written.events) == [("Normal", "Planned")]
-    assert written.status.plan is not None
-    assert [c.observed for c in written.status.plan.backends if c.component == "MoE"] == ["BATCHED_DEEPGEMM"]
+    assert written.status.pinned_plan is not None
+    assert written.status.pinned_plan.observed_backends == [ObservedBackend(component="MoE", backend="BATCHED_DEEPGEMM")]
 
 
 def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_of() -> None:
@@ -191,8 +192,8 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
     written = report(replace(observed, outcome=outcome))
     assert told(written.events) == [("Normal", "Planned")]
-    assert written.status.plan is not None
-    assert written.status.plan.backends[0].observed == "PYNCCL"
+    assert written.status.pinned_plan is not None
+    assert written.status.pinned_plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
 
 
 def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_it() -> None:
@@ -261,7 +262,7 @@ def test_every_long_stage_is_told_exactly_once_whenever_one_looks_and_whatever_i
     status, keys = at_this_time(durations, 0).resource.status, list[str]()
     for seconds, is_lost in [(0, False), *sorted(looks), (1200, False)]:
         observed = at_this_time(durations, seconds)
-        written = report(replace(observed, resource=observed.resource.model_copy(update={"status": status})))
+        written = report(o.following(observed, status))
         keys += [event.key for event in written.events if event.reason == "StageCompleted"]
         status = status if is_lost else written.status  # the operator may end between the events and the status
     want = [f"stage-uid-vllm-a-x1-0-{stage}" for stage, seconds in zip(STAGES, durations, strict=True) if seconds > 60]

@@ -9,7 +9,8 @@ from support.fleet import Fleet
 from support.gpus import real_node
 from support.operators import Bench
 from support.plans import deployment, made
-from vllm_operator.api.status import CacheStatus, Plan, PlannedWeights, VLLMDeploymentStatus
+from vllm_operator.api.plan import Plan, PlannedWeights
+from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.caches.volumes import plan_weights
 from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
 
@@ -170,7 +171,8 @@ async def test_replicas_that_one_claim_binds_to_one_node(bench: Bench, fleet: Fl
 async def test_an_object_of_an_older_operator_is_left_as_it_is(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     status = bench.resource()["status"]
-    old = {**status, "plan": {name: value for name, value in status["plan"].items() if name not in ("weights", "resourcePerNode")}}
+    plan = bench.plan().model_copy(update={"weights": None, "resource_per_node": None})
+    old = {**status, "pinnedPlan": None, "plan": plan.to_json()}
     bench.cluster.remove(CLAIM, "default", "llama-weights")
     bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", old)
     bench.restart()

@@ -7,7 +7,7 @@ import pytest
 
 from support.gpus import device, real_node, resource_slice
 from support.plans import deployment, made, planned, refusal
-from vllm_operator.api.status import ChosenBy
+from vllm_operator.api.plan import ChosenBy
 
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 

@@ -45,8 +45,7 @@ class Operator(Bench):
         self.changed.set()
 
     def attention(self) -> tuple[str, str]:
-        plan = self.status().plan
-        assert plan is not None
+        plan = self.plan()
         return next((choice.backend, choice.chosen_by.value) for choice in plan.backends if choice.component == "Attention")
 
 
@@ -88,8 +87,7 @@ async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operato
     await operator.settle()
     assert operator.attention() == ("FLASHINFER", "Rule")
     assert operator.condition("Planned").reason == "Resolved"
-    plan = operator.status().plan
-    assert plan is not None
+    plan = operator.plan()
     assert plan.catalog_version == operator.catalog.current.version != known().version
 
 

@@ -49,6 +49,11 @@ def map_atomic() -> dict[str, Any]:
     return {"x-kubernetes-map-type": "atomic"}
 
 
+def open_map() -> dict[str, Any]:
+    """Schema markers of an object that is replaced as a whole and that the API server neither validates nor prunes."""
+    return {**map_atomic(), "x-kubernetes-preserve-unknown-fields": True}
+
+
 def open_objects(**fields: str) -> dict[str, Any]:
     """Schema of an object with these fields (name and description). They are objects that the API server does not validate."""
     return {
@@ -82,6 +87,8 @@ def form(words: str) -> dict[str, Any]:
     return {FORM: words}
 
 
+Text = Annotated[str, Field(max_length=1024)]
+"""A sentence or a short paragraph."""
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """The name of a Kubernetes object."""
 ModelURI = Annotated[

@@ -57,6 +57,10 @@ class Reason:
     """The node labels do not identify the GPUs. vLLM chooses the backends."""
     NOT_ACCEPTED = "NotAccepted"
     """There is no plan because the spec was not accepted."""
+    REVISION_UNUSABLE = "RevisionUnusable"
+    """The ControllerRevision that contains the pinned plan is missing, is not controlled by this object, or has another content."""
+    REVISION_REFUSED = "RevisionRefused"
+    """The ControllerRevision of a new plan cannot be created. The message says why."""
     # CacheWarm
     HIT = "Hit"
     """The engine loaded compiled artifacts from the cache."""

@@ -154,7 +154,7 @@ def _columns() -> list[dict[str, Any]]:
     """Columns of `kubectl get`. Those with priority 1 are shown only with `-o wide`."""
     return [
         _column("Model", ".spec.model.uri", "URI of the model."),
-        _column("GPU", ".status.plan.architecture", "Architecture of the chosen GPU."),
+        _column("GPU", ".status.pinnedPlan.architecture", "Architecture of the chosen GPU."),
         _column("Ready", ".status.readyReplicas", "Number of ready Pods.", type="integer"),
         _column("Desired", ".spec.replicas", "Desired number of Pods.", type="integer"),
         _column("Status", f"{READY}.reason", "Reason of the condition Ready."),
@@ -162,7 +162,7 @@ def _columns() -> list[dict[str, Any]]:
         _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
         _column("Message", f"{READY}.message", "Message of the condition Ready.", priority=1),
         _column("Cache", ".status.cache.state", "State of the caches.", priority=1),
-        _column("Version", ".status.plan.engineVersion", "vLLM version.", priority=1),
+        _column("Version", ".status.pinnedPlan.engineVersion", "vLLM version.", priority=1),
         _column("Crash", ".status.lastCrash.signature", "Name of the last crash.", priority=1),
     ]
 

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from vllm_operator.api.base import Model
 from vllm_operator.api.labels import API_VERSION, COMPONENT_LABEL, INSTANCE_LABEL, KIND, MANAGED_BY, MANAGED_BY_LABEL, NAME, NAME_LABEL
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -24,20 +25,28 @@ class Metadata(Model):
 
 
 class VLLMDeployment(Model):
-    """A VLLMDeployment as read from the API server or from a file."""
+    """A VLLMDeployment as read from the API server or from a file.
+
+    `pinned` is the plan in force. It is not a part of the object: it comes from the ControllerRevision that the status names.
+    """
 
     metadata: Metadata
     spec: VLLMDeploymentSpec
     status: VLLMDeploymentStatus = Field(default_factory=VLLMDeploymentStatus)
+    pinned: Plan | None = Field(default=None, exclude=True)
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":
-        """Parse a manifest.
+        """Parse a manifest. `pinned` is not set.
 
         Raises:
             pydantic.ValidationError: The manifest does not match the schema.
         """
-        return cls.model_validate(manifest)
+        return cls.model_validate({name: manifest[name] for name in ("metadata", "spec", "status") if name in manifest})
+
+    def with_pinned(self, plan: Plan | None) -> "VLLMDeployment":
+        """The same object with this plan in force."""
+        return self.model_copy(update={"pinned": plan})
 
 
 class Role(StrEnum):
@@ -48,6 +57,7 @@ class Role(StrEnum):
     WEIGHTS = "weights"
     PRIMER = "primer"
     CLEANING = "cleaning"
+    PLAN = "plan"
 
 
 def selector_of(resource: VLLMDeployment) -> dict[str, str]:

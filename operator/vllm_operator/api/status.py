@@ -1,18 +1,13 @@
-"""`status` of a VLLMDeployment. All of it is bounded, and it is written only when it changes.
-
-`Plan` is both `status.plan` and the result of the planner. A plan that is pinned in the status can be rendered
-without being made again, so an upgrade of the operator does not replace running Pods.
-"""
+"""`status` of a VLLMDeployment. All of it is bounded, and it is written only when it changes."""
 
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import BeforeValidator, Field, SerializerFunctionWrapHandler, model_serializer
 
-from vllm_operator.api.base import Model, list_atomic, list_map, map_atomic
-from vllm_operator.api.spec import Distribution
+from vllm_operator.api.base import Model, Text, cut_depth, list_atomic, list_map, map_atomic, open_map
+from vllm_operator.api.plan import PlanSummary
 
-Text = Annotated[str, Field(max_length=1024)]
 Timestamp = Annotated[str, Field(max_length=32, pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")]
 
 
@@ -40,154 +35,6 @@ class Condition(Model):
         description="Cause of the status, as one word in CamelCase.",
     )
     message: str = Field(max_length=32768, description="Observed state, and what the user can do about it.")
-
-
-class ChosenBy(StrEnum):
-    """Who made a choice."""
-
-    RULE = "Rule"
-    USER = "User"
-    ENGINE = "Engine"
-
-
-class BackendChoice(Model):
-    """A kernel backend and the reason for its choice."""
-
-    component: str = Field(max_length=64, description="Part of the engine that the backend implements, for example MoE or MLADecode.")
-    backend: str = Field(max_length=128, description="Name of the backend in vLLM.")
-    chosen_by: ChosenBy = Field(
-        description="Rule: chosen by a rule of the operator. User: set in the spec. Engine: the default of vLLM; the operator sets nothing."
-    )
-    reason: Text = Field(description="Reason for the choice, in one sentence.")
-    source: str | None = Field(default=None, max_length=512, description="Source of this knowledge.")
-    alternatives: list[Annotated[str, Field(max_length=128)]] | None = Field(
-        default=None,
-        max_length=4,
-        description="Backends that vLLM may select instead at run time.",
-        json_schema_extra=list_atomic(),
-    )
-    observed: str | None = Field(default=None, max_length=128, description="Backend that the log of the engine reports.")
-
-
-class PlannedVariable(Model):
-    """An environment variable that the operator sets."""
-
-    name: str = Field(max_length=256, description="Name of the variable.")
-    value: str = Field(max_length=4096, description="Value of the variable.")
-    reason: Text | None = Field(default=None, description="Reason for the value.")
-
-
-class PlannedArgument(Model):
-    """A flag that the operator passes to `vllm serve`."""
-
-    name: str = Field(max_length=128, description="Flag with its leading dashes.")
-    value: str | None = Field(default=None, max_length=4096, description="Value. Absent for a flag without a value.")
-    reason: Text | None = Field(default=None, description="Reason for the flag.")
-
-
-class NodeRequirement(Model):
-    """A requirement on the labels of a node, as in node affinity."""
-
-    key: str = Field(max_length=317, description="Key of the label.")
-    operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
-    values: list[Annotated[str, Field(max_length=63)]] | None = Field(
-        default=None, max_length=64, description="Values for In and NotIn.", json_schema_extra=list_atomic()
-    )
-
-
-class ModelFact(Model):
-    """A fact about the model that affects the choice of kernels."""
-
-    name: str = Field(max_length=64, description="Name of the fact, for example attention or experts.")
-    value: str = Field(max_length=128, description="Value of the fact.")
-    source: str = Field(max_length=64, description="Source: spec.model.facts, config.json on the hub, or the table of well-known models.")
-
-
-class WeightsPlace(StrEnum):
-    """The volume that stores downloaded weights."""
-
-    WITH_CACHES = "WithCaches"
-    OWN_VOLUME = "OwnVolume"
-
-
-class PlannedWeights(Model):
-    """Storage of downloaded weights."""
-
-    place: WeightsPlace = Field(description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.")
-    volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
-
-
-class CacheMarker(StrEnum):
-    """Writer of the marker file in a cache directory."""
-
-    INIT_CONTAINER = "InitContainer"
-
-
-class Plan(Model):
-    """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
-
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
-    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
-    catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
-    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
-    model: str = Field(max_length=1024, description="Model argument of the engine.")
-    image: str = Field(max_length=1024, description="Container image.")
-    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
-    distribution: Distribution = Field(description="Build of vLLM in the image.")
-    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
-    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
-    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or MIG slice in MiB. Absent if unknown.")
-    resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
-    count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
-    node_requirements: list[NodeRequirement] = Field(
-        default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
-    )
-    cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
-    cache_key_parts: list[PlannedVariable] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Inputs of the cache key.",
-        json_schema_extra=list_map("name"),
-    )
-    cache_marker: CacheMarker | None = Field(
-        default=None,
-        description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
-        "when it is unused. Absent in plans of earlier versions, which write no such file.",
-    )
-    weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
-    resource_per_node: int | None = Field(
-        default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
-    )
-    model_facts: list[ModelFact] = Field(
-        default_factory=list,
-        max_length=16,
-        description="Facts about the model that were known when the plan was made, each with its source.",
-        json_schema_extra=list_map("name"),
-    )
-    backends: list[BackendChoice] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Kernel backends, each with the reason for its choice.",
-        json_schema_extra=list_map("component"),
-    )
-    env: list[PlannedVariable] = Field(
-        default_factory=list,
-        max_length=128,
-        description="Variables that the operator sets.",
-        json_schema_extra=list_map("name"),
-    )
-    args: list[PlannedArgument] = Field(
-        default_factory=list,
-        max_length=64,
-        description="Flags that the operator sets.",
-        json_schema_extra=list_map("name"),
-    )
-    notes: list[Text] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Warnings and remarks, for example an approximated version or a user's value that overrides a rule.",
-        json_schema_extra=list_atomic(),
-    )
 
 
 class CacheState(StrEnum):
@@ -377,9 +224,21 @@ class VLLMDeploymentStatus(Model):
     conditions: list[Condition] = Field(
         default_factory=list, max_length=16, description="Conditions, Ready first.", json_schema_extra=list_map("type")
     )
-    # The plan is most of the status and always changes as a whole. With an owner per field, each write costs the API server 50 % more.
-    plan: Plan | None = Field(default=None, description="The pinned plan.", json_schema_extra=map_atomic())
+    # Both change as a whole. With an owner per field, each write costs the API server 50 % more.
+    pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())
+    # The CRD must not prune this field before the operator has copied the plan into a ControllerRevision.
+    plan: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(
+        default=None,
+        description="Deprecated: the pinned plan as earlier versions of the operator wrote it. The operator moves it into a "
+        "ControllerRevision and removes this field.",
+        json_schema_extra=open_map(),
+    )
     cache: CacheStatus | None = Field(default=None, description="Observed state of the caches.")
     startup: StartupStatus | None = Field(default=None, description="The start in progress.")
     last_crash: CrashStatus | None = Field(default=None, description="The last crash.")
     remediation: RemediationStatus | None = Field(default=None, description="Remedies and restarts for this spec.")
+
+    @property
+    def has_plan(self) -> bool:
+        """Whether a plan was pinned, in a ControllerRevision or in the deprecated field."""
+        return self.pinned_plan is not None or self.plan is not None

@@ -82,7 +82,9 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
     address = context.address
     if address is None:
         return frozenset()
-    keys = {reading.text(user, "status", "plan", "cacheKey") for user in users} | {address.key, WEIGHTS_SUBPATH}
+    # `plan` is in the status of objects that an earlier version of the operator wrote last
+    keys = {reading.text(user, "status", field, "cacheKey") for user in users for field in ("pinnedPlan", "plan")}
+    keys |= {address.key, WEIGHTS_SUBPATH}
     if context.live_address is not None:
         keys.add(context.live_address.key)
     for pod in pods:

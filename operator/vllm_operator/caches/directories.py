@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import IMAGE_ANNOTATION_PREFIX
-from vllm_operator.api.status import Plan
+from vllm_operator.api.plan import Plan
 from vllm_operator.caches.activity import ImageActivity
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.key import digest_of, key_with_image
@@ -66,7 +66,7 @@ def directory_of(plan: Plan, records: Mapping[str, ImageRecord]) -> str:
 
 def other_directory(context: CacheContext) -> str | None:
     """Return the directory to use instead of the one in the plan; None if the plan has the right one."""
-    address, plan, before = context.address, context.plan, context.resource.status.plan
+    address, plan, before = context.address, context.plan, context.resource.pinned
     if address is None or not plan.cache_key_parts:
         return None
     desired = directory_of(plan, read_records(context.claim))

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from vllm_operator.api.plan import Plan, PlannedVariable
 from vllm_operator.api.spec import Distribution, EnvironmentVariable
-from vllm_operator.api.status import Plan, PlannedVariable
 from vllm_operator.catalog.caches import Caches
 
 MAX_KEY_LENGTH = 63

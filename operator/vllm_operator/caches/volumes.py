@@ -18,9 +18,9 @@ from typing import Any
 
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
+from vllm_operator.api.plan import Plan, PlannedWeights, WeightsPlace
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.status import Plan, PlannedWeights, WeightsPlace
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods import reading

@@ -17,8 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, model_validator
 
+from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Distribution
-from vllm_operator.api.status import PlannedVariable
 from vllm_operator.catalog.entry import Entry, Specifiers, load_file, parse_entry
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 

@@ -66,7 +66,7 @@ Message = Annotated[str, Field(min_length=1, max_length=900)]
 class Rule(Entry):
     """One rule. Its texts go into the status, so they are bounded."""
 
-    id: RuleName = Field(description="unique name, shown in `status.plan.backends[].source`")
+    id: RuleName = Field(description="unique name, shown as the source of a backend in the plan")
     component: Component = Field(description="part of the engine")
     kind: RuleKind = Field(description="`quirk`, `choice` or `engine`")
     when: RuleMatch = Field(RuleMatch(), description="facts that must all hold; an unknown fact never does")

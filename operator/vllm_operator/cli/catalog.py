@@ -66,7 +66,7 @@ SECTIONS = {
         catalog_rules.HEADER,
         catalog_rules.row,
         catalog_rules.find,
-        "give the id of a rule, as in status.plan.backends[].source",
+        "give the id of a rule, as the source of a backend in a plan",
     ),
 }
 

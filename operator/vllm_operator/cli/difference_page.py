@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any, TextIO
 
 from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.cli.tables import wrap
 from vllm_operator.planning.differences import Difference, compare, refusal_of
 from vllm_operator.planning.outcome import Outcome

@@ -1,34 +1,46 @@
-"""Reading a VLLMDeployment and the GPUs of a cluster, with the account of the person who asks."""
+"""Reading a VLLMDeployment, its revisions and the GPUs of a cluster, with the account of the person who asks."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.cli.documents import InputError
-from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound
+from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, REVISION, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import has_gpu_sign
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.selectors import children_of
+
+Objects = list[dict[str, Any]]
 
 
-def read_live(namespace: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Read a VLLMDeployment, and the nodes with GPUs and the ResourceSlices.
+def read_live(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    """Read a VLLMDeployment, its ControllerRevisions, the nodes with GPUs and the ResourceSlices.
 
     Raises:
         InputError: It is not there, or the cluster cannot be reached or does not allow it.
     """
-    return asyncio.run(_read(namespace, name))
+    return asyncio.run(_read(namespace, name, _nodes))
 
 
-async def _read(namespace: str, name: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
+    return asyncio.run(_read(namespace, name, None))
+
+
+async def _read(namespace: str, name: str, more: Callable[[KubeClient], Awaitable[Objects]] | None) -> tuple[dict[str, Any], Objects]:
     try:
         client = KubeClient(await load_configuration())
     except MissingConnectionError as error:
         raise InputError(str(error)) from error
     try:
         resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-        nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-        return resource, [*nodes, *await _slices(client)]
+        # items of a list have no kind of their own
+        revisions = [
+            {**entry, "kind": REVISION.kind} for entry in await client.find(REVISION, namespace, labels=children_of(REVISION, name))
+        ]
+        return resource, [*revisions, *(await more(client) if more is not None else ())]
     except NotFound as error:
         raise InputError(f"there is no {KIND} {name} in the namespace {namespace}") from error
     except Forbidden as error:
@@ -39,7 +51,12 @@ async def _read(namespace: str, name: str) -> tuple[dict[str, Any], list[dict[st
         await client.close()
 
 
-async def _slices(client: KubeClient) -> list[dict[str, Any]]:
+async def _nodes(client: KubeClient) -> Objects:
+    nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+    return [*nodes, *await _slices(client)]
+
+
+async def _slices(client: KubeClient) -> Objects:
     try:
         return list(await client.find(RESOURCE_SLICE, cached=True))
     except (NotFound, Forbidden):

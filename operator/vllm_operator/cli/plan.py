@@ -1,7 +1,7 @@
 """`vllm-operator plan`: what would be planned for a VLLMDeployment, and why.
 
 The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in
-force, which is in the object's status.
+force, which is in a ControllerRevision. `--revision` shows the plan of a revision.
 
 Exit status: 0 planned, 1 refused (the reason is printed), 2 the input cannot be used. With `--diff`, as of `diff`: 0
 nothing differs, 1 something does, 2 it cannot be told.
@@ -17,13 +17,15 @@ import yaml
 
 from vllm_operator.api.conditions import ACCEPTED, PLANNED
 from vllm_operator.api.labels import KIND
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import difference_page
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, name_of, read_objects
-from vllm_operator.cli.plan_page import write_page
+from vllm_operator.cli.history import in_force, read_history
+from vllm_operator.cli.plan_page import plan_lines, write_page
+from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.cli.user_rules import HELP as RULES_HELP
 from vllm_operator.cli.user_rules import catalog_with
 from vllm_operator.planning.inventory.nodes import read_inventory
@@ -53,27 +55,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
     parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
-    parser.add_argument("--diff", action="store_true", help="show only what would differ from the plan in the object's status, and why")
+    parser.add_argument("--diff", action="store_true", help="show only what would differ from the plan in force, and why")
+    parser.add_argument(
+        "--revision", type=int, metavar="N", help="show the plan of revision N, see `history`; reads the cluster without -f"
+    )
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print plan, conditions and manifests for programs")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Plan; return the exit status."""
+    if arguments.revision is not None:
+        return _show_revision(arguments)
     name = arguments.name
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
         catalog = catalog_with(arguments.rules)
         files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
         resource = VLLMDeployment.parse(manifest)
-        pinned = resource.status.plan
-        if arguments.diff and pinned is None:
-            raise InputError(f"the VLLMDeployment {name_of(manifest)} has no plan in its status, so there is nothing to compare with")
+        if arguments.diff:
+            resource = with_pinned_plan(resource, nodes)
+            if resource.pinned is None:
+                raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan, so there is nothing to compare with")
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
-    if arguments.diff and pinned is not None:
-        return _diff(resource, pinned, inventory, catalog, files, arguments.output)
+    if resource.pinned is not None:
+        return _diff(resource, resource.pinned, inventory, catalog, files, arguments.output)
     outcome = plan(resource, inventory, catalog, files=files)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
@@ -83,6 +91,33 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         write_page(sys.stdout, resource, outcome, inventory, catalog, manifests)
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
+
+
+def _show_revision(arguments: argparse.Namespace) -> int:
+    """Print the plan of a revision."""
+    try:
+        if arguments.name is None:
+            raise InputError("name the VLLMDeployment: plan NAME --revision N")
+        resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
+        revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
+        if revision is None:
+            known = ", ".join(str(entry.number) for entry in revisions) or "none"
+            raise InputError(f"{arguments.name} has no revision {arguments.revision}; it has {known}")
+        if revision.plan is None:
+            raise InputError(revision.problem)
+        catalog = catalog_with(arguments.rules)
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return BAD_INPUT_STATUS
+    if arguments.output:
+        _print_for_programs({"plan": revision.plan.to_json()}, arguments.output)
+        return PLANNED_STATUS
+    state = "in force" if revision.name == in_force(resource) else "not in force"
+    title = (
+        f"{resource.metadata.namespace}/{resource.metadata.name}, revision {revision.number}: {revision.created or 'time unknown'}, {state}"
+    )
+    print("\n".join([title, "", *plan_lines(revision.plan, catalog)]))
+    return PLANNED_STATUS
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, files: ModelFiles, form: str | None) -> int:
@@ -115,16 +150,18 @@ def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[d
 def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if arguments.filename is None:
         raise InputError("give a file with the VLLMDeployment (-f FILE), or read it from the cluster (--live NAME)")
-    manifest = _one_deployment(arguments.filename, name)
+    objects = read_objects(arguments.filename)
+    manifest = _one_deployment(objects, arguments.filename, name)
+    revisions = _of_kind(objects, "ControllerRevision")
     if arguments.nodes == STANDARD_INPUT == arguments.filename:
         raise InputError("only one of -f and --nodes can be standard input")
     nodes = read_objects(arguments.nodes) if arguments.nodes else []
     _check(manifest, arguments.filename)
-    return manifest, nodes
+    return manifest, [*nodes, *revisions]
 
 
-def _one_deployment(path: str, name: str | None) -> dict[str, Any]:
-    objects = _of_kind(read_objects(path), KIND)
+def _one_deployment(given: Sequence[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
+    objects = _of_kind(given, KIND)
     names = [name_of(entry) for entry in objects]
     if name is not None:
         objects = [entry for entry in objects if name_of(entry) == name]

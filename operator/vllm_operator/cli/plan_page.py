@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from vllm_operator.api.plan import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChosenBy, ModelFact, NodeRequirement, Plan
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.inventory.node_labels import SLICES
@@ -30,14 +30,15 @@ def write_page(
     if outcome.refusal is not None:
         lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
     if outcome.plan is not None:
-        lines += _plan(outcome.plan, catalog)
+        lines += plan_lines(outcome.plan, catalog)
         lines += _section("Manifests", [f"{manifest['kind']} {manifest['metadata']['name']}" for manifest in manifests])
     lines += _section("Nodes", kinds_of_nodes(inventory.pools, catalog.gpus))
     lines += _section("Invalid node labels", list(inventory.notes))
     out.write("\n".join(lines).rstrip() + "\n")
 
 
-def _plan(made: Plan, catalog: Catalog) -> list[str]:
+def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
+    """The part of the page that is about the plan."""
     rows = [
         ("GPU", f"{made.count} x {catalog.gpus.title(made.product, made.architecture)}{_memory(made)} as {made.resource}"),
         ("Engine", f"{made.distribution.value} {made.engine_version or '(unknown version)'}, image {made.image}"),

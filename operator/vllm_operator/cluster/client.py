@@ -56,6 +56,7 @@ class Kind:
 
 VLLM_DEPLOYMENT = Kind(labels.API_VERSION, labels.KIND, labels.PLURAL)
 DEPLOYMENT = Kind("apps/v1", "Deployment", "deployments")
+REVISION = Kind("apps/v1", "ControllerRevision", "controllerrevisions")
 SERVICE = Kind("v1", "Service", "services")
 CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Kind("v1", "Pod", "pods")
@@ -75,6 +76,7 @@ ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "self
 KINDS = (
     VLLM_DEPLOYMENT,
     DEPLOYMENT,
+    REVISION,
     SERVICE,
     CLAIM,
     POD,

@@ -13,7 +13,8 @@ What makes this safe:
 * What cannot be watched is not kept: those kinds are read as ever.
 
 Objects are kept packed, a fraction of the memory, and every reader gets a copy of its own. Who manages which field is
-only kept of what we apply.
+only kept of what we apply. Of a ControllerRevision only the metadata and the number are kept: `find` returns these, and
+`get` asks the API server for the data, which is immutable.
 """
 
 import marshal
@@ -24,14 +25,14 @@ from typing import Any
 
 from vllm_operator.api import labels as names
 from vllm_operator.cluster import client
-from vllm_operator.cluster.client import POD, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
+from vllm_operator.cluster.client import POD, REVISION, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
 from vllm_operator.cluster.selectors import children_of, selector_of
 from vllm_operator.pods.owner import instance_of
 
 Place = tuple[str, str]
 """Namespace and name of any object."""
 
-_NOT_APPLIED = (VLLM_DEPLOYMENT, POD)
+_NOT_APPLIED = (VLLM_DEPLOYMENT, POD, REVISION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ class Mirror:
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. What is not known is asked for: it may lack our labels, and nothing is believed to be gone unseen."""
         known = self._kept.get(kind, {}).get((namespace or "", name))
-        if known is not None and known.packed is not None:
+        if known is not None and known.packed is not None and kind != REVISION:
             return _unpacked(known.packed)
         return await self._client.get(kind, name, namespace)
 
@@ -188,15 +189,17 @@ class Mirror:
     def _written(self, manifest: Manifest) -> Manifest:
         """Keep what a write has made of an object of ours.
 
-        A child that changed may allow the next step, so the watch's word of it counts. A status that we wrote does not,
-        unless the answer shows what somebody else has written before.
+        A child that changed may allow the next step, so the watch's word of it counts. For a ControllerRevision nothing waits.
+        A status that we wrote does not count, unless the answer shows what somebody else has written before.
         """
         kind, key = kind_of(manifest), key_of(kind_of(manifest), manifest)
         if kind not in self._kept or key is None or not _is_ours(kind, manifest):
             return manifest
         known = self._kept[kind].get(_place(manifest))
         if known is None or known.version < _version(manifest):
-            told = kind == VLLM_DEPLOYMENT and known is not None and known.told and _user_fields_of(known) == _user_fields(manifest)
+            told = kind == REVISION or (
+                kind == VLLM_DEPLOYMENT and known is not None and known.told and _user_fields_of(known) == _user_fields(manifest)
+            )
             self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), told))
         return manifest
 
@@ -265,6 +268,8 @@ def _packed(kind: Kind, manifest: Manifest) -> bytes:
     if kind in _NOT_APPLIED:
         metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
         manifest = {**manifest, "metadata": metadata}
+    if kind == REVISION:
+        manifest = {field: value for field, value in manifest.items() if field != "data"}
     return marshal.dumps(manifest)
 
 

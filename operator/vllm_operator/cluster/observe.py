@@ -8,7 +8,7 @@ looked for by name, and known by their owner.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,24 +20,28 @@ from vllm_operator.cluster.client import (
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     POD,
+    REVISION,
     SERVICE,
     VLLM_DEPLOYMENT,
     ClusterClient,
+    Forbidden,
     Kind,
     Manifest,
     NotFound,
 )
 from vllm_operator.cluster.selectors import children_of
+from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A VLLMDeployment as the API server has it, its children, and its Pods."""
+    """A VLLMDeployment as the API server has it, its children, its Pods, and its ControllerRevisions, which may lack their data."""
 
     resource: Manifest
     children: tuple[Manifest, ...]
     pods: tuple[Manifest, ...]
+    revisions: tuple[Manifest, ...] = ()
 
     def child(self, kind: Kind) -> Manifest | None:
         """The child of a kind; where there are several, the one that is named like the object comes first."""
@@ -59,8 +63,9 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
     if resource["metadata"].get("deletionTimestamp"):
         return None
     kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _has_device_claims(resource) else ())]
-    pods, found = await asyncio.gather(
+    pods, revisions, found = await asyncio.gather(
         find_pods(client, namespace, name),
+        _find_revisions(client, namespace, name),
         asyncio.gather(*(client.find(kind, namespace, labels=children_of(kind, name)) for kind in kinds)),
     )
     children = [child for listed in found for child in listed if not _is_of_another(child, name)]
@@ -68,7 +73,7 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
     if CLAIM_TEMPLATE not in kinds and any(_asks_for_devices(child) for child in children if child["kind"] == DEPLOYMENT.kind):
         # a rollout that was held back for longer than the plan of its claims
         children += await client.find(CLAIM_TEMPLATE, namespace, labels=children_of(CLAIM_TEMPLATE, name))
-    return Snapshot(resource, tuple(children), pods)
+    return Snapshot(resource, tuple(children), pods, tuple(item for item in revisions if is_controlled_by(item, resource)))
 
 
 async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[Manifest, ...]:
@@ -77,9 +82,17 @@ async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[M
     return tuple(pod for pod in found if instance_of(pod) == name)
 
 
+async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> Sequence[Manifest]:
+    """The ControllerRevisions with the labels of a VLLMDeployment; none where they may not be listed."""
+    try:
+        return await client.find(REVISION, namespace, labels=children_of(REVISION, name))
+    except Forbidden:
+        return ()
+
+
 async def _relabelled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
     """The Deployments and the Service that exist and do not have our labels any more."""
-    if not (resource.get("status") or {}).get("plan"):
+    if not _plan_of(resource):
         return []  # nothing was applied yet
     metadata = resource["metadata"]
     wanted = [(DEPLOYMENT, metadata["name"]), (SERVICE, metadata["name"])]
@@ -104,8 +117,13 @@ def _has_device_claims(resource: Manifest) -> bool:
     A plan names what is asked for: an extended resource has a domain before a slash, a class of devices has none.
     """
     wanted = ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA"
-    planned = ((resource.get("status") or {}).get("plan") or {}).get("resource") or "/"
-    return wanted or "/" not in planned
+    planned = _plan_of(resource).get("resource") or "/"
+    return wanted or "/" not in str(planned)
+
+
+def _plan_of(resource: Manifest) -> Mapping[str, Any]:
+    """The plan in the status: its summary, or what an earlier version of the operator wrote; empty if there is none."""
+    return reading.mapping(resource, "status", "pinnedPlan") or reading.mapping(resource, "status", "plan")
 
 
 def _asks_for_devices(deployment: Manifest) -> bool:

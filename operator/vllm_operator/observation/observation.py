@@ -40,6 +40,7 @@ class Observation:
     Attributes:
         resource: The object as read, with the status that was last written.
         outcome: The outcome of planning its current generation.
+        revision: The ControllerRevision that contains the plan of the outcome; None without a plan, or if it cannot be written.
         now: The current time, UTC.
         deployment: The live Deployment; None without one.
         service: The live Service; None without one.
@@ -64,6 +65,7 @@ class Observation:
     resource: VLLMDeployment
     outcome: Outcome
     now: datetime
+    revision: str | None = None
     deployment: Manifest | None = None
     service: Manifest | None = None
     claim: Manifest | None = None

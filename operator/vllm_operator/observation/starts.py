@@ -6,7 +6,8 @@ from datetime import datetime
 from itertools import pairwise
 
 from vllm_operator.api import labels
-from vllm_operator.api.status import CacheState, Plan, StageDuration
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import CacheState, StageDuration
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.rollout import is_rolled_out
 from vllm_operator.pods import reading

@@ -6,7 +6,7 @@ Compared are the GPU and the resource, the image, backends, variables and flags.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from vllm_operator.api.status import BackendChoice, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.plan import BackendChoice, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.planning.outcome import Outcome
 
 Setting = tuple[str | None, str | None]

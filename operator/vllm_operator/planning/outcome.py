@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.status import ChosenBy, ConditionStatus, Plan
+from vllm_operator.api.plan import ChosenBy, Plan
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.text.wording import count
 
@@ -58,7 +59,7 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
-            sentences.append(f"({count(more, 'more note')} in status.plan.notes.)")
+            sentences.append(f"({count(more, 'more note')} in status.pinnedPlan.notes.)")
     chosen = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is not ChosenBy.ENGINE]
     defaults = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is ChosenBy.ENGINE]
     if chosen:

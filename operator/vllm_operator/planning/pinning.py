@@ -12,9 +12,10 @@ from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.plan import CacheMarker, Plan, SpecIdentity
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
@@ -32,7 +33,7 @@ PENDING_SECONDS = 5.0
 """Maximum age of the inventory while no GPU matches or a Pod waits for a node."""
 
 
-def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
+def is_in_force(pinned: SpecIdentity, resource: VLLMDeployment) -> bool:
     """Whether the plan was made for the present spec, replicas aside, and no new plan was requested since."""
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
@@ -42,7 +43,7 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
 
 def planned_generation(resource: VLLMDeployment) -> int:
     """The generation that the plan in force was made for. Scaling raises the generation of the object, not this one."""
-    plan = resource.status.plan
+    plan: SpecIdentity | None = resource.pinned or resource.status.pinned_plan
     if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
         return resource.metadata.generation
     return plan.observed_generation
@@ -63,7 +64,7 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
     """
     planned = find_condition(resource.status.conditions, PLANNED)
     done = planned is not None and planned.status is ConditionStatus.TRUE
-    if resource.status.plan is not None and is_in_force(resource.status.plan, resource):
+    if resource.pinned is not None and is_in_force(resource.pinned, resource):
         return PENDING_SECONDS if not done or any(map(waits_for_node, pods)) else None
     tried = planned is not None and not done and planned.observed_generation == resource.metadata.generation
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS

@@ -11,9 +11,10 @@ from typing import TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
+from vllm_operator.api.plan import CacheMarker, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
-from vllm_operator.api.status import CacheMarker, ConditionStatus, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog

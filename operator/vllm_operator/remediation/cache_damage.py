@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from vllm_operator.api import labels
-from vllm_operator.api.status import Plan, QuarantinedCache
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import QuarantinedCache
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading

@@ -17,9 +17,10 @@ from typing import Any
 from packaging.specifiers import SpecifierSet
 
 from vllm_operator.api.labels import SHORT_NAME
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
-from vllm_operator.api.status import ChangeAction, ChangeKind, Plan, RemedyChange
+from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
 from vllm_operator.catalog.signatures import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vllm_operator.api.operation import OnHopelessCrash, OnStall, RemediationMode, RemediationSpec, StartupSpec
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import AppliedRemedy, Plan, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.catalog.signatures import Remedy, Severity, Signature, load_remedies
 from vllm_operator.catalog.versions import Versions, load_versions
 from vllm_operator.observation import rollout

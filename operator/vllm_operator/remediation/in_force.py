@@ -5,17 +5,9 @@ Applied remedies change the pinned plan until the next generation of the spec.
 
 from collections.abc import Iterable
 
+from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import (
-    ChangeAction,
-    ChangeKind,
-    Plan,
-    PlannedArgument,
-    PlannedVariable,
-    RemediationState,
-    RemediationStatus,
-    RemedyChange,
-)
+from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.planning.pinning import planned_generation
 
 

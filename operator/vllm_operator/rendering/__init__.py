@@ -3,4 +3,5 @@
 manifests       all children in the order in which they are applied: PVCs, Service, ResourceClaimTemplate, Deployment
 pod             Pod template: container, volumes, and the user's `spec.podTemplate` merged over it (pod_template)
 resource_claim  ResourceClaimTemplate for DRA
+revision        ControllerRevision that contains the plan
 """

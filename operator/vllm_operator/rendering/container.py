@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
-from vllm_operator.api.status import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.overrides import subject_of, subjects_of

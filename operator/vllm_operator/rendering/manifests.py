@@ -7,9 +7,9 @@ field that the API server fills in, so applying it twice changes nothing and kee
 from typing import Any
 
 from vllm_operator.api.operation import RolloutSpec, RolloutStrategy, ServiceSpec, ServiceType
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.status import Plan
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.placement.visible_devices import translate

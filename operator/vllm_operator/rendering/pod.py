@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
-from vllm_operator.api.status import NodeRequirement, Plan
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container

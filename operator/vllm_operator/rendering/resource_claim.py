@@ -9,9 +9,9 @@ import json
 import re
 from typing import Any
 
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
-from vllm_operator.api.status import Plan
 from vllm_operator.catalog.gpus import capability_of
 
 DRIVER = "gpu.nvidia.com"

@@ -7,9 +7,9 @@ with a size limit. So it runs with a read-only root file system and with any use
 from typing import Any
 
 from vllm_operator.api.operation import AccessMode, ClaimVolume, OnDelete, Storage, StorageSpec
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
 from vllm_operator.api.rules import DEFAULT_CACHE_SIZE
-from vllm_operator.api.status import Plan
 from vllm_operator.caches.volumes import (
     CACHE_VOLUME,
     DEFAULT_HOST_PATH,

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
-from vllm_operator.api.status import Plan
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim

@@ -142,7 +142,7 @@ class ModelConfigs:
 
 def _question(resource: VLLMDeployment) -> Question | None:
     """What is to be asked for a new plan; None where nothing is."""
-    model, plan = resource.spec.model, resource.status.plan
+    model, plan = resource.spec.model, resource.pinned
     scheme, _, repository = model.uri.partition("://")
     if scheme != "hf" or (plan is not None and is_in_force(plan, resource)):
         return None

@@ -7,8 +7,8 @@ from datetime import datetime, timedelta
 from typing import Protocol
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import Plan
 from vllm_operator.caches.activity import CacheActivity
 from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, is_terminating
 from vllm_operator.caches.context import is_primer, is_replica
@@ -78,9 +78,11 @@ class ObservationReader:
         self._cpu_usage = CpuUsage(client)
 
     async def read(
-        self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied
+        self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied, *, revision: str | None
     ) -> tuple[Observation, float | None]:
         """Read an observation. Also return after how many seconds to read it again; None if watch events tell when.
+
+        `revision` is the ControllerRevision that contains the plan.
 
         Raises:
             ClusterError: The API server cannot be read.
@@ -99,6 +101,7 @@ class ObservationReader:
         observation = Observation(
             resource=resource,
             outcome=cache_outcome.outcome,
+            revision=revision,
             now=now,
             deployment=_child(applied, DEPLOYMENT, resource) or (None if of_earlier else deployment),
             service=_child(applied, SERVICE, resource) or snapshot.child(SERVICE),

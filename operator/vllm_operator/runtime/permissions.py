@@ -17,6 +17,7 @@ from vllm_operator.cluster.client import (
     POD,
     POD_METRICS,
     RESOURCE_SLICE,
+    REVISION,
     SERVICE,
     VLLM_DEPLOYMENT,
     Kind,
@@ -50,6 +51,8 @@ REQUIRED: tuple[Permission, ...] = (
     Permission("patch", VLLM_DEPLOYMENT, "status", "no status can be written"),
     *_all(DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
     *_all(DEPLOYMENT, "watch", _SEES_LATE),
+    *_all(REVISION, "get list create", "no plan can be recorded, so new plans are not applied"),
+    *_all(REVISION, "watch", _SEES_LATE),
     *_all(SERVICE, "get list create patch", _CANNOT_BUILD),
     *_all(SERVICE, "watch", _SEES_LATE),
     *_all(CLAIM, "get list create patch", _CANNOT_BUILD),
@@ -71,6 +74,7 @@ OPTIONAL: tuple[Permission, ...] = (
     ),
     *_all(DEPLOYMENT, "delete", "what is not wanted any more stays"),
     *_all(SERVICE, "delete", "what is not wanted any more stays"),
+    *_all(REVISION, "delete", "old plans stay"),
     *_all(POD, "delete", "stalled starts are reported and not restarted"),
     *_all(EVENT, "list", "messages say less"),
     *_all(EVENT, "get patch", "an event that repeats itself is not counted"),
@@ -83,7 +87,7 @@ OPTIONAL: tuple[Permission, ...] = (
 )
 """Without these something is missing that few need."""
 
-WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, SERVICE, CLAIM, POD)
+WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 
 
 def watched_kinds(denied: Collection[Permission]) -> tuple[Kind, ...]:

@@ -37,7 +37,7 @@ class PlanCache:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
 
     def plan(self, resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, files: ModelFiles) -> Outcome:
-        """Plan one VLLMDeployment for these GPUs, with the pinned plan and the cache generation of its status.
+        """Plan one VLLMDeployment for these GPUs, with its pinned plan and the cache generation of its status.
 
         Args:
             resource: The VLLMDeployment.
@@ -50,7 +50,7 @@ class PlanCache:
         if entry is not None and entry.answers(resource, inventory, catalog, files):
             return entry.outcome
         generation = _cache_generation(resource)
-        outcome = plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation, files=files)
+        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
         if uid:
             self._entries[uid] = _Entry(resource, inventory, catalog, files, outcome)
             self._entries.move_to_end(uid)
@@ -62,7 +62,7 @@ class PlanCache:
 def _plans_alike(old: VLLMDeployment, new: VLLMDeployment) -> bool:
     if old.metadata.generation != new.metadata.generation or old.metadata.annotations != new.metadata.annotations:
         return False
-    return _cache_generation(old) == _cache_generation(new) and old.status.plan == new.status.plan and old.spec == new.spec
+    return _cache_generation(old) == _cache_generation(new) and old.pinned == new.pinned and old.spec == new.spec
 
 
 def _cache_generation(resource: VLLMDeployment) -> int:

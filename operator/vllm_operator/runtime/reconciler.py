@@ -2,7 +2,7 @@
 
 The steps are always the same:
 
-    observe -> plan -> caches -> apply -> logs -> decide -> status
+    observe -> plan -> caches -> pin -> apply -> logs -> decide -> status
 
 If `apply` fails, the later steps still run: the status is written, then the error is raised. Each reconciliation reads everything
 again and depends on nothing that an earlier one kept in memory. Events are written before the status of the same report. An operator
@@ -51,6 +51,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import ObservationReader
 from vllm_operator.runtime.plan_cache import PlanCache
+from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.startup.state import StartupState
 from vllm_operator.status.conditions import describe_invalid_spec, status_with_failure
@@ -136,6 +137,7 @@ class Reconciler:
         self._configs = configs
         self._now = now
         self._plans = PlanCache()
+        self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
         self._recorder = EventRecorder(client)
@@ -156,16 +158,22 @@ class Reconciler:
         except ValidationError as error:
             await self._write_failure(snapshot.resource, Reason.INVALID_SPEC, describe_invalid_spec(error))
             return Result("refused")
-        files = self._configs.ask(resource) if self._configs is not None else HubAnswer()
-        if files is None:
-            return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
-        outcome, replan = await self._plan(resource, snapshot, files)
+        pinned = await self._revisions.read(resource, snapshot)
+        if isinstance(pinned, Verdict):
+            outcome, replan = _without_plan(pinned)
+        else:
+            resource = pinned
+            files = self._configs.ask(resource) if self._configs is not None else HubAnswer()
+            if files is None:
+                return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
+            outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
+        cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
         applied = await self._apply(snapshot, cache_outcome)
         if applied.failure is not None and not _is_reported(applied.failure, resource):
             raise applied.failure
         try:
-            result = await self._report(key, resource, snapshot, cache_outcome, applied)
+            result = await self._report(key, resource, snapshot, cache_outcome, revision, applied)
         except ClusterError as error:
             if applied.failure is None:
                 raise
@@ -175,15 +183,17 @@ class Reconciler:
         return result
 
     async def _report(
-        self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied
+        self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
         """Run the steps after `apply`, also if that failed."""
         if not self._follow_logs(key, resource, snapshot):
             return Result("waiting", CATCH_UP_SECONDS)
-        observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied)
+        observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
         decision, reported = self._decide(observation)
         await self._write_events(resource, snapshot, reported)
         await self._write_status(resource, snapshot, reported)
+        if revision is not None:
+            await self._revisions.prune(resource, snapshot, revision)
         await self._restart_stalled(resource, decision)
         if reported.status.remediation != resource.status.remediation:
             return Result("waiting", ACT_SECONDS)
@@ -217,14 +227,22 @@ class Reconciler:
             message = (
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
-            blind = Outcome(ACCEPTED, Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message), None)
-            return blind, lambda generation: blind
+            return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
         catalog = self._catalog.current
 
         def replan(generation: int) -> Outcome:
-            return plan(resource, inventory, catalog, pinned=resource.status.plan, cache_generation=generation, files=files)
+            return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
 
         return self._plans.plan(resource, inventory, catalog, files), replan
+
+    async def _pin(self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
+        """Write the plan into a ControllerRevision, and return its name; a plan that cannot be written is not applied."""
+        if cache_outcome.outcome.plan is None:
+            return cache_outcome, None
+        revision = await self._revisions.pin(resource, snapshot, cache_outcome.outcome.plan)
+        if isinstance(revision, Verdict):
+            return await self._caches.reconcile(resource, snapshot, *_without_plan(revision)), None
+        return cache_outcome, revision
 
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
@@ -264,7 +282,10 @@ class Reconciler:
     async def _write_status(self, resource: VLLMDeployment, snapshot: Snapshot, reported: Report) -> None:
         """Write the status if it changed."""
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
-        if reported.status != resource.status:
+        written = resource.status
+        if written.pinned_plan is not None and reported.status.plan is None:
+            written = written.model_copy(update={"plan": None})  # one that is still there belongs to somebody else: apply cannot remove it
+        if reported.status != written:
             await self._apply_status(snapshot.resource, reported.status)
 
     async def _restart_stalled(self, resource: VLLMDeployment, decision: Decision) -> None:
@@ -303,13 +324,19 @@ class Reconciler:
         self._metrics.wrote("status", labels.KIND)
 
 
+def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:
+    """An outcome without a plan, whatever the generation of the caches: what runs stays as it is."""
+    outcome = Outcome(ACCEPTED, verdict, None)
+    return outcome, lambda generation: outcome
+
+
 def _is_reported(failure: ClusterError, resource: VLLMDeployment) -> bool:
     """Whether to write a status after this failure of `apply`.
 
     An unavailable API server accepts no status either. A conflict is usually gone at the next attempt, so it is not worth a first
     status, which would describe children that do not exist yet.
     """
-    return not isinstance(failure, Unavailable) and (resource.status.plan is not None or not isinstance(failure, Conflict))
+    return not isinstance(failure, Unavailable) and (resource.status.has_plan or not isinstance(failure, Conflict))
 
 
 def _result(reported: Report, applied: Applied, look_again: float | None) -> Result:

@@ -11,7 +11,8 @@ from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
 from vllm_operator.api.operation import StorageSpec
-from vllm_operator.api.status import CacheState, CacheStatus, Plan, StartupStatus
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.claim_holders import is_terminating

@@ -21,7 +21,7 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.in_force import current, in_words
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.caches import CLAIM_PROBLEMS
-from vllm_operator.status.planned import mismatches
+from vllm_operator.status.planned import mismatches, observed_plan, previous_plan
 
 NORMAL = "Normal"
 WARNING = "Warning"
@@ -62,7 +62,7 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
 
 
 def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    previous, generation = observed.observation.previous, observed.observation.resource.metadata.generation
+    generation = observed.observation.resource.metadata.generation
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
         follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
@@ -70,8 +70,8 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
             continue
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
-    plan, before_plan = status.plan if observed.observation.outcome.plan else None, previous.plan
-    if plan is None:
+    plan, before_plan = observed_plan(observed), previous_plan(observed)
+    if observed.observation.outcome.plan is None or plan is None:
         return
     identity = (plan.observed_generation, plan.replan_token, plan.cache_key)
     if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):

@@ -1,10 +1,12 @@
-"""Accepted and Planned, and the plan with what the engine's log says about it."""
+"""Accepted and Planned, the plan with what the engine's log says about it, and its summary in the status."""
 
 from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 from vllm_operator.api.conditions import Reason
+from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, Plan
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
@@ -14,6 +16,11 @@ from vllm_operator.text import wording
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
+NOTES = 4
+"""Notes of the plan in the status. All are in the ControllerRevision."""
+NOTE_LIMIT = 320
+"""Characters of a note in the status."""
+_CHOSEN_BY = {ChosenBy.RULE: "Rule", ChosenBy.USER: "User", ChosenBy.ENGINE: "vLLM default"}
 _WORTH_READING = 60
 """A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
 
@@ -47,7 +54,7 @@ def observed_plan(observed: ObservedState) -> Plan | None:
     Without a plan the previous one stays as long as its Deployment does: it is what still runs.
     """
     observation = observed.observation
-    previous = observation.previous.plan
+    previous = previous_plan(observed)
     if observation.outcome.plan is None:
         return previous if observation.deployment is not None else None
     plan = observation.outcome.plan
@@ -58,6 +65,52 @@ def observed_plan(observed: ObservedState) -> Plan | None:
         for choice in plan.backends
     ]
     return plan.model_copy(update={"backends": backends})
+
+
+def previous_plan(observed: ObservedState) -> Plan | None:
+    """The plan that was pinned before, with the backends that the logs had named."""
+    plan, summary = observed.observation.resource.pinned, observed.observation.previous.pinned_plan
+    if plan is None or summary is None:
+        return plan
+    seen = {entry.component: entry.backend for entry in summary.observed_backends or ()}
+    return plan.model_copy(update={"backends": [c.model_copy(update={"observed": seen.get(c.component)}) for c in plan.backends]})
+
+
+def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
+    """`status.pinnedPlan`. Without a plan the previous one stays as long as its Deployment does."""
+    observation = observed.observation
+    if observation.outcome.plan is None or plan is None:
+        return observation.previous.pinned_plan if observation.deployment is not None else None
+    if observation.revision is None:
+        return None
+    return PlanSummary(
+        revision=observation.revision,
+        observed_generation=plan.observed_generation,
+        spec_digest=plan.spec_digest,
+        replan_token=plan.replan_token,
+        architecture=plan.architecture,
+        product=plan.product,
+        resource=plan.resource,
+        count=plan.count,
+        image=plan.image,
+        engine_version=plan.engine_version,
+        cache_key=plan.cache_key,
+        backends=[f"{choice.component}: {choice.backend} ({_CHOSEN_BY[choice.chosen_by]})" for choice in plan.backends],
+        observed_backends=[
+            ObservedBackend(component=choice.component, backend=choice.observed)
+            for choice in plan.backends
+            if choice.observed and choice.observed != choice.backend
+        ]
+        or None,
+        notes=[wording.clean(note, NOTE_LIMIT) for note in plan.notes[:NOTES]] or None,
+    )
+
+
+def deprecated_plan(observed: ObservedState, written: PlanSummary | None) -> dict[str, Any] | None:
+    """`status.plan`: what an earlier version of the operator wrote there, until a ControllerRevision contains it."""
+    observation = observed.observation
+    needed = observation.outcome.plan is not None or observation.deployment is not None
+    return observation.previous.plan if written is None and needed else None
 
 
 def mismatches(plan: Plan | None, names: LoggedNames) -> tuple[str, ...]:

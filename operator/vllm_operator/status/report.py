@@ -24,6 +24,8 @@ _SOON = 1.0
 """Minimum seconds until the next look."""
 NODES_SECONDS = 30
 """Interval between looks at the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
+_RETRIED = (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
+"""Reasons of Planned that may end without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""
 
@@ -62,7 +64,10 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
     observation = observed.observation
     plan = planned.observed_plan(observed)
     damage = decision.cache_damage
+    summary_of_plan = planned.summary(observed, plan)
     cached = caches.cache_status(observed, plan, damage)
+    if plan is None and summary_of_plan is not None:
+        cached = observation.previous.cache  # the plan cannot be read at the moment: what is known of its caches stays
     remediation = decision.remediation
     judged = {
         ACCEPTED: planned.accepted(observed),
@@ -82,7 +87,8 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
         conditions=set_conditions(observation.previous.conditions, judged, generation=generation, now=reading.stamp(observation.now) or ""),
-        plan=plan,
+        pinned_plan=summary_of_plan,
+        plan=planned.deprecated_plan(observed, summary_of_plan),
         cache=cached,
         startup=block,
         last_crash=crashes.last,
@@ -99,7 +105,7 @@ def _requeue_after(observed: ObservedState, crashes: Crashes, block: StartupStat
 def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
     """Times at which the report may change without a change in the cluster."""
     outcome = observed.observation.outcome
-    if outcome.plan is None and outcome.planned.reason in (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING):
+    if outcome.plan is None and outcome.planned.reason in _RETRIED:
         yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
     if observed.observation.apply_error:
         yield _next_try(observed.observation)

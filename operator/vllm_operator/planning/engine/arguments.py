@@ -1,7 +1,7 @@
 """Flags of `vllm serve` that follow from the spec alone."""
 
+from vllm_operator.api.plan import PlannedArgument
 from vllm_operator.api.spec import ModelSpec
-from vllm_operator.api.status import PlannedArgument
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.engine.version import ResolvedVersion
 

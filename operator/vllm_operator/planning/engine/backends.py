@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
+from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Attention, BackendsSpec
-from vllm_operator.api.status import BackendChoice, ChosenBy, ConditionStatus, PlannedArgument, PlannedVariable
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity

@@ -9,8 +9,8 @@ longer while another one waits. It also ends collectives that hang while serving
 
 import math
 
+from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import VLLMDeploymentSpec
-from vllm_operator.api.status import PlannedVariable
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.pods.reading import MEBIBYTE, read_bytes
 

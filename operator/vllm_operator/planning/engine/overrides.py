@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.plan import PlannedArgument, PlannedVariable
 from vllm_operator.api.spec import Distribution, VLLMDeploymentSpec
-from vllm_operator.api.status import PlannedArgument, PlannedVariable
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag

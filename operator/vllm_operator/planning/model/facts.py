@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
+from vllm_operator.api.plan import ModelFact, Plan
 from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantization
-from vllm_operator.api.status import ModelFact, Plan
 from vllm_operator.catalog.models import FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.model.config import read_config

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
+from vllm_operator.api.plan import NodeRequirement
 from vllm_operator.api.spec import AcceleratorSpec, Allocation
-from vllm_operator.api.status import ConditionStatus, NodeRequirement
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.gpus import GPUs, product_key
 from vllm_operator.catalog.images import Images
 from vllm_operator.catalog.rules import Severity

@@ -1,0 +1,220 @@
+"""The plan, which a ControllerRevision contains, and its summary in the status.
+
+`Plan` is the result of the planner. A pinned plan can be rendered without being made again, so an upgrade of the operator does not
+replace running Pods.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Protocol
+
+from pydantic import Field
+
+from vllm_operator.api.base import Model, Text, list_atomic, list_map
+from vllm_operator.api.spec import Distribution
+
+
+class ChosenBy(StrEnum):
+    """Who made a choice."""
+
+    RULE = "Rule"
+    USER = "User"
+    ENGINE = "Engine"
+
+
+class BackendChoice(Model):
+    """A kernel backend and the reason for its choice."""
+
+    component: str = Field(max_length=64, description="Part of the engine that the backend implements, for example MoE or MLADecode.")
+    backend: str = Field(max_length=128, description="Name of the backend in vLLM.")
+    chosen_by: ChosenBy = Field(
+        description="Rule: chosen by a rule of the operator. User: set in the spec. Engine: the default of vLLM; the operator sets nothing."
+    )
+    reason: Text = Field(description="Reason for the choice, in one sentence.")
+    source: str | None = Field(default=None, max_length=512, description="Source of this knowledge.")
+    alternatives: list[Annotated[str, Field(max_length=128)]] | None = Field(
+        default=None,
+        max_length=4,
+        description="Backends that vLLM may select instead at run time.",
+        json_schema_extra=list_atomic(),
+    )
+    observed: str | None = Field(
+        default=None, max_length=128, description="Backend that the log of the engine reports. Not in a ControllerRevision."
+    )
+
+
+class PlannedVariable(Model):
+    """An environment variable that the operator sets."""
+
+    name: str = Field(max_length=256, description="Name of the variable.")
+    value: str = Field(max_length=4096, description="Value of the variable.")
+    reason: Text | None = Field(default=None, description="Reason for the value.")
+
+
+class PlannedArgument(Model):
+    """A flag that the operator passes to `vllm serve`."""
+
+    name: str = Field(max_length=128, description="Flag with its leading dashes.")
+    value: str | None = Field(default=None, max_length=4096, description="Value. Absent for a flag without a value.")
+    reason: Text | None = Field(default=None, description="Reason for the flag.")
+
+
+class NodeRequirement(Model):
+    """A requirement on the labels of a node, as in node affinity."""
+
+    key: str = Field(max_length=317, description="Key of the label.")
+    operator: str = Field(max_length=16, description="In, NotIn, Exists or DoesNotExist.")
+    values: list[Annotated[str, Field(max_length=63)]] | None = Field(
+        default=None, max_length=64, description="Values for In and NotIn.", json_schema_extra=list_atomic()
+    )
+
+
+class ModelFact(Model):
+    """A fact about the model that affects the choice of kernels."""
+
+    name: str = Field(max_length=64, description="Name of the fact, for example attention or experts.")
+    value: str = Field(max_length=128, description="Value of the fact.")
+    source: str = Field(max_length=64, description="Source: spec.model.facts, config.json on the hub, or the table of well-known models.")
+
+
+class WeightsPlace(StrEnum):
+    """The volume that stores downloaded weights."""
+
+    WITH_CACHES = "WithCaches"
+    OWN_VOLUME = "OwnVolume"
+
+
+class PlannedWeights(Model):
+    """Storage of downloaded weights."""
+
+    place: WeightsPlace = Field(description="OwnVolume: a separate volume. WithCaches: the directory `models` on the volume of the caches.")
+    volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
+
+
+class CacheMarker(StrEnum):
+    """Writer of the marker file in a cache directory."""
+
+    INIT_CONTAINER = "InitContainer"
+
+
+class Plan(Model):
+    """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
+
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
+    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
+    catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
+    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
+    model: str = Field(max_length=1024, description="Model argument of the engine.")
+    image: str = Field(max_length=1024, description="Container image.")
+    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
+    distribution: Distribution = Field(description="Build of vLLM in the image.")
+    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
+    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
+    memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or MIG slice in MiB. Absent if unknown.")
+    resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
+    count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
+    node_requirements: list[NodeRequirement] = Field(
+        default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
+    )
+    cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
+    cache_key_parts: list[PlannedVariable] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Inputs of the cache key.",
+        json_schema_extra=list_map("name"),
+    )
+    cache_marker: CacheMarker | None = Field(
+        default=None,
+        description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
+        "when it is unused. Absent in plans of earlier versions, which write no such file.",
+    )
+    weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
+    resource_per_node: int | None = Field(
+        default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
+    )
+    model_facts: list[ModelFact] = Field(
+        default_factory=list,
+        max_length=16,
+        description="Facts about the model that were known when the plan was made, each with its source.",
+        json_schema_extra=list_map("name"),
+    )
+    backends: list[BackendChoice] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Kernel backends, each with the reason for its choice.",
+        json_schema_extra=list_map("component"),
+    )
+    env: list[PlannedVariable] = Field(
+        default_factory=list,
+        max_length=128,
+        description="Variables that the operator sets.",
+        json_schema_extra=list_map("name"),
+    )
+    args: list[PlannedArgument] = Field(
+        default_factory=list,
+        max_length=64,
+        description="Flags that the operator sets.",
+        json_schema_extra=list_map("name"),
+    )
+    notes: list[Text] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Warnings and remarks, for example an approximated version or a user's value that overrides a rule.",
+        json_schema_extra=list_atomic(),
+    )
+
+
+class SpecIdentity(Protocol):
+    """What identifies the spec that a plan was made for: a `Plan` and a `PlanSummary` have it."""
+
+    @property
+    def observed_generation(self) -> int | None:
+        """Generation of the spec."""
+
+    @property
+    def spec_digest(self) -> str | None:
+        """Digest of the spec without replicas."""
+
+    @property
+    def replan_token(self) -> str | None:
+        """Value of the replan annotation."""
+
+
+class ObservedBackend(Model):
+    """A kernel backend that the log of the engine reports."""
+
+    component: str = Field(max_length=64, description="Part of the engine that the backend implements.")
+    backend: str = Field(max_length=128, description="Name of the backend in the log.")
+
+
+class PlanSummary(Model):
+    """The pinned plan in short. The ControllerRevision has all of it, with the reason for each choice."""
+
+    revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
+    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
+    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
+    replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
+    architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
+    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
+    resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
+    count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
+    image: str = Field(max_length=1024, description="Container image.")
+    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
+    cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
+    backends: list[Annotated[str, Field(max_length=256)]] = Field(
+        default_factory=list,
+        max_length=32,
+        description="Component and kernel backend, with who chose it: Rule, User, or vLLM default.",
+        json_schema_extra=list_atomic(),
+    )
+    observed_backends: list[ObservedBackend] | None = Field(
+        default=None,
+        max_length=32,
+        description="Backends that the log of the engine reports under another name than the plan.",
+        json_schema_extra=list_map("component"),
+    )
+    notes: list[Text] | None = Field(
+        default=None,
+        max_length=4,
+        description="The most important notes of the plan.",
+        json_schema_extra=list_atomic(),
+    )

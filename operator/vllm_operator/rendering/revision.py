@@ -1,0 +1,102 @@
+"""The ControllerRevision that contains a plan: its name, its manifest, and how it is read.
+
+A ControllerRevision is immutable, and its name contains a digest of the object's UID and of the plan. So the same plan has the same
+revision however often it is written, and a revision whose content does not fit its name is not used.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from vllm_operator.api.base import cut_depth
+from vllm_operator.api.labels import KIND
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import Role, VLLMDeployment, metadata_of
+from vllm_operator.pods import reading
+
+DIGEST_LENGTH = 10
+OLD_REVISIONS = 10
+"""Revisions that are kept beside the one in force. As many as a Deployment keeps by default."""
+MAX_NUMBER = 2**53
+"""Higher numbers are not written by the operator. They are ignored, because no number could follow the highest one."""
+
+
+class RevisionError(Exception):
+    """A ControllerRevision cannot be used. `str()` says why, without a full stop."""
+
+
+def without_observed(plan: Plan) -> Plan:
+    """What a revision contains of a plan: all but what the log of the engine reported, which changes."""
+    if all(choice.observed is None for choice in plan.backends):
+        return plan
+    return plan.model_copy(update={"backends": [choice.model_copy(update={"observed": None}) for choice in plan.backends]})
+
+
+def revision_name(resource: VLLMDeployment, plan: Plan) -> str:
+    """The name of the revision of a plan."""
+    return _name(resource, without_observed(plan).to_json())
+
+
+def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[str, Any]:
+    """The manifest of the revision with this number."""
+    content = without_observed(plan).to_json()
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ControllerRevision",
+        "metadata": metadata_of(resource, _name(resource, content), Role.PLAN),
+        "revision": number,
+        "data": content,
+    }
+
+
+def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan:
+    """The plan that a revision contains.
+
+    Raises:
+        RevisionError: The object does not control it, or its content is not what the operator wrote.
+    """
+    name = reading.text(manifest, "metadata", "name")
+    if not is_revision_of(resource, manifest):
+        raise RevisionError(f"ControllerRevision {name} is not controlled by this {KIND}")
+    content = cut_depth(manifest.get("data"))
+    if not isinstance(content, dict) or _name(resource, content) != name:
+        raise RevisionError(f"ControllerRevision {name} has another content than its name says")
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        raise RevisionError(f"ControllerRevision {name} does not contain a plan that this version of the operator can read") from error
+
+
+def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
+    """Whether the object controls a revision, by its UID, and its name is one that the operator gives."""
+    owners = reading.objects(manifest, "metadata", "ownerReferences")
+    controlled = any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
+    pattern = rf"{re.escape(resource.metadata.name)}-[0-9a-f]{{{DIGEST_LENGTH}}}"
+    return controlled and re.fullmatch(pattern, reading.text(manifest, "metadata", "name")) is not None
+
+
+def number_of(manifest: Mapping[str, Any]) -> int:
+    """The number of a revision; 0 if it has none that the operator could have written."""
+    number = reading.integer(manifest, "revision") or 0
+    return number if 0 < number < MAX_NUMBER else 0
+
+
+def next_number(revisions: Sequence[Mapping[str, Any]]) -> int:
+    """The number of the revision after these."""
+    return 1 + max(map(number_of, revisions), default=0)
+
+
+def surplus(revisions: Sequence[Mapping[str, Any]], in_force: str) -> list[Mapping[str, Any]]:
+    """The revisions that are beyond the history, oldest first."""
+    old = [revision for revision in revisions if reading.text(revision, "metadata", "name") != in_force]
+    old.sort(key=lambda revision: (number_of(revision), reading.text(revision, "metadata", "creationTimestamp")))
+    return old[: max(0, len(old) - OLD_REVISIONS)]
+
+
+def _name(resource: VLLMDeployment, content: Mapping[str, Any]) -> str:
+    text = json.dumps([resource.metadata.uid, content], sort_keys=True, ensure_ascii=True)
+    return f"{resource.metadata.name}-{hashlib.sha256(text.encode()).hexdigest()[:DIGEST_LENGTH]}"

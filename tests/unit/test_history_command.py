@@ -1,0 +1,108 @@
+"""`kubectl vllm history` and `plan --revision`: which plans were in force, and what changed between them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.operators import Bench, llama
+from vllm_operator.__main__ import kubectl_plugin, main
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT
+
+Run = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+async def objects() -> list[dict[str, Any]]:
+    """An object whose image was changed, for which then a new plan was requested, and its revisions."""
+    bench = Bench()
+    bench.cluster.put(llama())
+    await bench.settle()
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    await bench.settle()
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
+    await bench.settle()
+    return [bench.resource(), *bench.cluster.all(REVISION)]
+
+
+@pytest.fixture
+def run(objects: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: str, without: str = "") -> tuple[int, str]:
+        given = [item for item in objects if item["metadata"]["name"] != without]
+        (tmp_path / "objects.yaml").write_text(yaml.safe_dump({"kind": "List", "items": given}), "utf-8")
+        status = kubectl_plugin([*arguments, "-f", str(tmp_path / "objects.yaml")])
+        captured = capsys.readouterr()
+        return status, captured.out + captured.err
+
+    return call
+
+
+def test_the_history_says_what_changed_and_why(run: Run) -> None:
+    status, page = run("history", "llama")
+    assert status == 0
+    first, second, third = page.index("\n1 "), page.index("\n2 "), page.index("\n3*")
+    assert "1x NVIDIA-H100-80GB-HBM3 (sm_90), image vllm/vllm-openai:v0.20.1" in page[first:second]
+    assert "The spec changed (generation 1 to 2)." in page[second:third]
+    assert "The cache directory changed because of: image, version." in page[second:third]
+    assert "image: vllm/vllm-openai:v0.20.1" in page[second:third]
+    assert "A new plan was requested." in page[third:]
+    assert "stay the same" in page[third:]
+
+
+def test_the_history_for_programs(run: Run) -> None:
+    entries = json.loads(run("history", "llama", "-o", "json")[1])
+    assert [(entry["revision"], entry["inForce"]) for entry in entries] == [(1, False), (2, False), (3, True)]
+    assert entries[0]["causes"] == entries[0]["differences"] == []
+    assert "The image" in {difference["subject"] for difference in entries[1]["differences"]}
+    assert yaml.safe_load(run("history", "llama", "-o", "yaml")[1]) == entries
+
+
+def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
+    status, page = run("plan", "llama", "--revision", "1")
+    assert status == 0
+    assert page.startswith("default/llama, revision 1: ")
+    assert "not in force" in page.splitlines()[0]
+    assert "vLLM 0.20.1" in page
+    assert "in force" in run("plan", "llama", "--revision", "3")[1].splitlines()[0]
+    assert json.loads(run("plan", "llama", "--revision", "2", "-o", "json")[1])["plan"]["engineVersion"] == "0.24.0"
+
+
+def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[str, Any]]) -> None:
+    status, page = run("plan", "llama", "--diff")
+    assert status == 1  # there are no nodes in the file
+    assert "what runs keeps running" in page
+    named = objects[0]["status"]["pinnedPlan"]["revision"]
+    status, page = run("plan", "llama", "--diff", without=named)
+    assert (status, f"ControllerRevision {named}" in page) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan", "llama", "--revision", "9"), "has no revision 9; it has 1, 2, 3"),
+        (("plan", "--revision", "1"), "name the VLLMDeployment"),
+        (("history", "other"), "no object of kind VLLMDeployment with the name other"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], said: str, run: Run) -> None:
+    status, page = run(*arguments)
+    assert (status, said in page) == (2, True), page
+
+
+def test_a_revision_that_somebody_has_changed_is_named_and_not_shown(run: Run, objects: list[dict[str, Any]]) -> None:
+    objects[2]["data"]["image"] = "evil/miner:latest"
+    status, page = run("history", "llama")
+    assert status == 0
+    assert "has another content than its name says" in page
+    assert "evil" not in page
+    assert run("plan", "llama", "--revision", str(objects[2]["revision"]))[0] == 2
+
+
+def test_an_object_without_revisions_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "one.yaml").write_text(yaml.safe_dump(llama()), "utf-8")
+    assert main(["history", "llama", "-f", str(tmp_path / "one.yaml")]) == 0
+    assert "has no revisions" in capsys.readouterr().out
