@@ -115,14 +115,19 @@ async def fill_the_history(cluster: Cluster) -> None:
     """More plans than are kept: the oldest one goes, and one that was deleted comes back."""
     first = (await cluster.get("VLLMDeployment", "llama"))["status"]["pinnedPlan"]["revision"]
     for number in range(OLD_REVISIONS + 1):
-        await cluster.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: f"history-{number}"}}})
         token = f"history-{number}"
-        await cluster.wait_for("VLLMDeployment", "llama", lambda it, token=token: it["status"]["pinnedPlan"].get("replanToken") == token)
+        await cluster.patch("VLLMDeployment", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: token}}})
+        await cluster.wait_for("VLLMDeployment", "llama", planned_with(token))
     await cluster.wait_until_gone("ControllerRevision", first)
     last = (await cluster.get("VLLMDeployment", "llama"))["status"]["pinnedPlan"]["revision"]
     uid = (await cluster.get("ControllerRevision", last))["metadata"]["uid"]
     await cluster.delete("ControllerRevision", last)
     await cluster.wait_for("ControllerRevision", last, lambda it: it["metadata"]["uid"] != uid)
+
+
+def planned_with(token: str) -> Callable[[Manifest], bool]:
+    """Whether the pinned plan was made for this value of the annotation."""
+    return lambda it: bool(it["status"]["pinnedPlan"].get("replanToken") == token)
 
 
 async def wait_for_a_volume(cluster: Cluster) -> None:
