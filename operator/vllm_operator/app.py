@@ -105,13 +105,13 @@ async def serve(settings: Settings) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    fence = Fence() if settings.lease else None
     try:
         configuration = await load_configuration()
+        client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration, fence=fence)
     except MissingConnectionError as error:
         log.error("%s", error)
         return 2
-    fence = Fence() if settings.lease else None
-    client = KubeClient(configuration, timeout_seconds=settings.request_timeout_seconds, reload=load_configuration, fence=fence)
     log.info("vllm-operator %s, API server %s", __version__, configuration.host)
     operator = Operator(settings, client)
     try:

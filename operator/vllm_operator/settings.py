@@ -29,6 +29,9 @@ MAY_BE_ZERO = frozenset(
 """Settings for which zero is valid: it means "immediately" or "any". All other numbers must be greater than zero."""
 
 
+MAX_PORT = 65535
+
+
 class LogFormat(StrEnum):
     """Format of the operator's log."""
 
@@ -146,6 +149,8 @@ def _read(variable: str, text: str, default: object) -> Any:
             may_be_zero = variable.removeprefix(PREFIX).lower() in MAY_BE_ZERO
             if not (number > 0 or (number == 0 and may_be_zero)) or number == math.inf:
                 raise SettingsError(f"{variable} is {text}; it must be {'0 or more' if may_be_zero else 'more than 0'}, such as {default}.")
+            if variable == f"{PREFIX}HTTP_PORT" and number > MAX_PORT:
+                raise SettingsError(f"{variable} is {text}; it must be at most {MAX_PORT}, such as {default}.")
             return number
         case _:
             if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):

@@ -95,7 +95,7 @@ async def test_it_starts_without_the_crd_and_serves_when_it_is_there(served: Clu
         await operator.until_says("kubectl apply -f crds/")
         status, text = await operator.fetch("/readyz")
         assert status == 503
-        assert "The CRD vllmdeployments.vllm-operator.dev is not in the cluster" in text
+        assert "The CRD vllmdeployments.vllm-operator.dev does not exist" in text
         await install_crd(served)
         await operator.until_ready()
         await served.create(llama(served.namespace))

@@ -33,7 +33,7 @@ ENDS = ("leadership", "stop", "supervisor", "user data", "worker", "workers")
 RESTARTED = ("log", "mirror", "piece of a log", "watches")
 """They are started again, and that is counted. The log's task owns the one that waits for its next piece."""
 COUNTED_AS = {"piece of a log": "log"}
-WAITS = ("access in doubt", "end of a start")
+WAITS = ("refusal", "end of a start")
 """Short helpers of a task above that only wait: their end makes it look, once more or a little later."""
 OF_LIBRARIES = ("RequestHandler.start",)
 """One for each connection to the port of the probes; aiohttp opens another for the next."""

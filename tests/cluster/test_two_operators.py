@@ -135,7 +135,7 @@ async def test_an_outage_closes_the_fence_before_the_lease_expires_and_ends_noth
             while await leads(operator):  # noqa: ASYNC110 - a metric is asked for
                 await asyncio.sleep(0.2)
         assert time.monotonic() - stopped < 10.5  # and the Lease lasts for 15
-        await operator.until_says("nothing is written", within=20)
+        await operator.until_says("the operator writes nothing", within=20)
     finally:
         environment.control_plane.start_component("kube-apiserver")
     await served.create(llama(served.namespace))

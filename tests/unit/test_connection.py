@@ -1,5 +1,6 @@
 """How the API server is found, and the settings are read."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,20 @@ from vllm_operator.settings import LogFormat, Settings, SettingsError
 )
 def test_a_proxy_is_used_as_kubectl_uses_it(host: str, no_proxy: str, want: str | None) -> None:
     assert proxy_for(host, {"HTTPS_PROXY": "http://proxy", "NO_PROXY": no_proxy}) == want
+
+
+async def test_a_certificate_authority_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "ca.crt").write_text("no certificate")
+    cluster = {"server": "https://api.example.com", "certificate-authority": str(tmp_path / "ca.crt")}
+    content = {
+        "current-context": "a",
+        "contexts": [{"name": "a", "context": {"cluster": "b", "user": "c"}}],
+        "clusters": [{"name": "b", "cluster": cluster}],
+        "users": [{"name": "c", "user": {"token": "t"}}],
+    }
+    (tmp_path / "config").write_text(json.dumps(content))
+    with pytest.raises(MissingConnectionError, match=r"The kubeconfig .* cannot be used: .* no certificate"):
+        await load_configuration({"KUBECONFIG": str(tmp_path / "config")})
 
 
 async def test_without_any_configuration_the_message_says_what_was_tried(tmp_path: Path) -> None:
@@ -74,6 +89,7 @@ def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_settin
         ("HUB_WAIT_SECONDS", "-0.5", "must be 0 or more"),
         ("LOG_LEVEL", "LOUD", "DEBUG, INFO"),
         ("LOG_FORMAT", "xml", "text or json"),
+        ("HTTP_PORT", "70000", "must be at most 65535"),
         ("WOKERS", "1", "is not a setting"),
     ],
 )

@@ -217,7 +217,7 @@ async def test_a_holder_that_cannot_renew_stops_writing_before_another_may_take_
     async with asyncio.timeout(5):
         while "lease" not in readiness.missing:  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
-    assert "nothing is written: connection refused" in readiness.missing["lease"]
+    assert "the operator writes nothing: connection refused" in readiness.missing["lease"]
     assert not task.done()
     world.cluster.heal()
     async with asyncio.timeout(5):

@@ -262,7 +262,7 @@ async def test_a_bug_in_the_reader_costs_no_plan_and_is_logged(operator: Operato
     await operator.plan_it()
     plan = operator.plan()
     assert any("could not be asked (AttributeError)" in note for note in plan.notes)
-    assert "reading the config.json of someone/unheard-of failed" in caplog.text
+    assert "cannot read the config.json of someone/unheard-of" in caplog.text
     assert "Traceback" in caplog.text
 
 

@@ -121,7 +121,7 @@ async def test_a_missing_permission_is_named_and_the_rest_is_watched(world: Worl
     assert DEPLOYMENT in world.watched[0]
     said = "\n".join(world.readiness.missing.values())
     assert "may not watch pods" in said
-    assert "may not get pods/log: stages, progress and causes of crashes cannot be told" in said
+    assert "may not get pods/log, so stages, progress and causes of crashes are unknown" in said
     assert "may not watch pods" in caplog.text
     world.cluster.denied = set()
     await world.until(lambda: len(world.watches) == 2)

@@ -6,6 +6,7 @@ service account's file is read again every minute, and everything is read again 
 
 import asyncio
 import os
+import ssl
 from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
@@ -47,6 +48,7 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
             raise MissingConnectionError(
                 f"There is no kubeconfig: KUBECONFIG is not set, {home} does not exist, and this is not a Pod. {ADVICE}"
             )
+        _check_certificates(configuration)
     except (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
         # the loader fails in all these ways on a file that is YAML but no kubeconfig
         raise MissingConnectionError(
@@ -102,6 +104,13 @@ def _covers(entry: str, name: str) -> bool:
         return ip_address(name) in ip_network(entry, strict=False)
     except ValueError:  # one of them is a name
         return False
+
+
+def _check_certificates(configuration: Configuration) -> None:
+    """Raise OSError or ValueError for certificates that no connection can use."""
+    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert, cadata=configuration.ca_cert_data)
+    if configuration.cert_file:
+        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
 
 
 def _check_files(paths: str) -> None:

@@ -1,7 +1,7 @@
-"""The probes and the metrics over HTTP: `/healthz`, `/readyz`, `/metrics`.
+"""Probes and metrics over HTTP: `/healthz`, `/readyz`, `/metrics`.
 
-Alive means that the event loop turns, that keys are handed out, and that no reconciliation hangs. Ready means that
-everything is there that the operator needs to serve; `/readyz` names what is missing, one per line.
+The operator is alive if its event loop runs, workers take keys, and no reconciliation hangs. It is ready if nothing is missing that it
+needs; `/readyz` names what is missing, one per line.
 """
 
 import logging
@@ -17,22 +17,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Readiness:
-    """What is still missing, by the name of what is waited for; ready when nothing is."""
+    """What is missing, as messages by name. The operator is ready if nothing is missing."""
 
     missing: dict[str, str] = field(default_factory=dict)
     standby: str = ""
-    """Who leads instead, where this process stands by for it: then nothing more is needed, and it is ready."""
+    """A message about the leader if this process is a standby. A standby is ready."""
 
     def set_missing(self, name: str, message: str) -> None:
-        """Something is missing. Said in the log when it is new."""
+        """Set what is missing. A new message is logged."""
         if self.missing.get(name) != message:
             log.warning("%s", message)
         self.missing[name] = message
 
     def clear_missing(self, name: str) -> None:
-        """Something is there. Said in the log when it was missing."""
+        """Set that something is not missing. A change is logged."""
         if self.missing.pop(name, None) is not None:
-            log.info("%s: there now", name)
+            log.info("%s: not missing any more", name)
 
     def __bool__(self) -> bool:
         return not self.missing
@@ -42,7 +42,7 @@ class HealthServer:
     """Serves the probes and the metrics."""
 
     def __init__(self, metrics: Metrics, readiness: Readiness, *, stuck: Callable[[], str | None]) -> None:
-        """`stuck` returns why the operator should be started again, or None."""
+        """`stuck` returns why the operator should be restarted, or None."""
         self._metrics = metrics
         self._readiness = readiness
         self._stuck = stuck
@@ -50,7 +50,7 @@ class HealthServer:
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
-        """Begin to listen; port 0 lets the system choose (see `port`).
+        """Begin to listen. With port 0, the system chooses a port (see `port`).
 
         Raises:
             OSError: The port is taken.

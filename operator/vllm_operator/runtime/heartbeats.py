@@ -1,7 +1,7 @@
-"""Lines that are no sign of progress, kept from moving the clock of a start.
+"""Heartbeats: log lines that show no progress.
 
-While an engine waits for one of its processes, it says so every ten or sixty seconds, for ever. Such a line is read as
-any other, but its time is not taken for the time of the last sign of life: a start that only repeats it stalls.
+While an engine waits for one of its processes, it repeats a line every 10 or 60 s without end. Such a line is parsed like any other, but
+does not count as a sign of progress. A start that only repeats it stalls.
 """
 
 from collections.abc import Iterable
@@ -12,15 +12,15 @@ from vllm_operator.startup.state import StartupState
 
 
 class ProgressClock:
-    """A parser that lets only lines which tell something new move the time of the last line."""
+    """A parser that ignores the times of heartbeats."""
 
     def __init__(self, parser: Parser, heartbeats: Iterable[str]) -> None:
-        """`heartbeats` are parts of lines that are repeated by the clock."""
+        """`heartbeats` are substrings of such lines."""
         self._parser = parser
         self._heartbeats = tuple(text.encode() for text in heartbeats)
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Take lines of one time."""
+        """Take lines that were written at the same time."""
         found = [text for text in self._heartbeats if text in data]
         is_heartbeat = bool(found) and all(any(text in line for text in found) for line in data.splitlines())
         self._parser.feed(data, None if is_heartbeat else timestamp)
@@ -31,10 +31,10 @@ class ProgressClock:
 
     @property
     def state(self) -> StartupState:
-        """What has been told so far."""
+        """What the log says so far."""
         return self._parser.state
 
     @property
     def final_state(self) -> StartupState:
-        """What has been told, once the process has ended."""
+        """What the log says after the end of the process."""
         return self._parser.final_state

@@ -1,9 +1,9 @@
-"""Holding the Lease: at most one operator writes at a time, and another takes over within 15 s.
+"""Leader election with a Lease: at most one operator writes at a time, and another takes over within 15 s.
 
-The holder renews every two seconds and may write for ten seconds after its last renewal, counted from before it was sent; whoever
-stands by takes over when it has seen no change for fifteen. So the holder has stopped before another begins, also where
-the API server answers neither of them. A holder that could not renew in time begins no write until it has read that the Lease is still
-its own and renewed it: the resourceVersion proves that nobody held it meanwhile. If somebody did, its process ends.
+The leader renews the Lease every 2 s. It may write for 10 s after its last renewal, counted from before the renewal was sent. A standby
+takes over when it has seen no change for 15 s. So the leader stops before another begins, also if the API server answers neither. A leader
+that could not renew in time reads the Lease before it writes again. If the Lease is still its own, the resourceVersion of the renewal
+proves that nobody else held it meanwhile. Otherwise the process exits.
 """
 
 import asyncio
@@ -45,19 +45,19 @@ log = logging.getLogger(__name__)
 
 MANAGER = "vllm-operator-lease"
 ATTEMPT_SECONDS = 5.0
-"""A write of the Lease that takes longer has failed: there is time for another before the holder must stop."""
+"""Timeout of a write of the Lease. It leaves time for another attempt before the leader must stop."""
 WATCH_SECONDS = 300.0
 PAUSE_SECONDS = 0.2
-"""Between two watches, so that one that ends at once costs little."""
+"""Delay between two watches, so that a watch that ends at once costs little."""
 MISSING = "lease"
 
 
 class LeadershipLost(Exception):  # noqa: N818 - named for what has happened
-    """Another operator holds the Lease, or somebody has deleted it. This process must end: it may be behind."""
+    """Another operator holds the Lease, or somebody deleted it. This process must exit, because its knowledge may be outdated."""
 
 
 class Leadership:
-    """The Lease, as one process wants it and holds it."""
+    """Acquires, renews and releases the Lease."""
 
     def __init__(
         self,
@@ -70,7 +70,17 @@ class Leadership:
         host: str = "",
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`lease` is `namespace/name`; `fence` is that of the client; `host` is the address of the API server, for messages."""
+        """Prepare to acquire the Lease.
+
+        Args:
+            client: The client for the API server.
+            fence: The fence of this client.
+            readiness: Shows what keeps this process from leading.
+            lease: `namespace/name`.
+            identity: The name of this process in the Lease.
+            host: The address of the API server, for messages.
+            now: The clock.
+        """
         self._client = client
         self._fence = fence
         self._readiness = readiness
@@ -83,10 +93,10 @@ class Leadership:
         self._term: Record | None = None
         self._renewed_at = 0.0
         self.begun = asyncio.Event()
-        """Set when this process leads for the first time. It never leads a second time."""
+        """Set when this process becomes the leader, which it does at most once."""
 
     async def run(self) -> None:
-        """Stand by, then lead, until cancelled.
+        """Wait for the Lease, then hold it, until cancelled.
 
         Raises:
             LeadershipLost: Another operator leads.
@@ -105,15 +115,15 @@ class Leadership:
             raise
 
     async def release(self) -> None:
-        """Give the Lease back: the next takes over at once. Nothing is written afterwards."""
+        """Release the Lease, so that a standby takes over at once. Nothing is written afterwards."""
         self._fence.close()
         if self._term is None or self._fence.clock() - self._renewed_at >= RENEW_SECONDS:
-            return  # it is not held, or may be another's by now
+            return  # it is not held, or another operator may hold it by now
         self._begin_attempt()
         try:
             await self._replace_own(released(self._term, self._now()))
         except (ClusterError, LeadershipLost) as error:
-            log.warning("the Lease cannot be released, so the next operator waits until it expires: %s", error)
+            log.warning("cannot release the Lease, so the next operator waits until it expires: %s", error)
         finally:
             self._term = None
             self._fence.close()
@@ -129,13 +139,13 @@ class Leadership:
                     return
                 await asyncio.sleep(PAUSE_SECONDS)
             except Conflict:
-                await asyncio.sleep(PAUSE_SECONDS)  # somebody was faster: look again
+                await asyncio.sleep(PAUSE_SECONDS)  # another operator was faster
             except ClusterError as error:
-                self._lack(error)
+                self._report(error)
                 await asyncio.sleep(RETRY_SECONDS)
 
     async def _stand_by(self) -> None:
-        """Watch the Lease until it is held, or the watch ends."""
+        """Watch the Lease until this process holds it, or the watch ends."""
         async with self._client.watch(LEASE, self._name, self._namespace, seconds=WATCH_SECONDS) as happenings:
             while not await self._try():
                 assert self._sighting is not None
@@ -144,22 +154,22 @@ class Leadership:
                         await anext(happenings)
                 except StopAsyncIteration:
                     return
-                except TimeoutError:  # it has expired, unless the watch has missed something
+                except TimeoutError:  # it has expired, unless the watch has missed an event
                     await self._try()
                     return
 
     async def _try(self) -> bool:
-        """Take the Lease if it is free; whether it is held now.
+        """Take the Lease if it is free. Return whether this process holds it.
 
         Raises:
-            Conflict: Somebody else was faster.
+            Conflict: Another operator was faster.
         """
         if self._term is not None:
             return True
         try:
             manifest = await self._client.get(LEASE, self._name, self._namespace)
         except NotFound:
-            # one that was deleted a moment ago may have a holder who does not know it yet
+            # If it was deleted a moment ago, its holder may not know it yet.
             if self._sighting is not None and self._fence.clock() < self._sighting.seen_at + LEASE_SECONDS:
                 return False
             started = self._begin_attempt()
@@ -169,34 +179,34 @@ class Leadership:
         record = read_lease(manifest)
         self._sighting = sight(self._sighting, record, self._fence.clock())
         if not may_take(self._sighting, self._identity, self._fence.clock()):
-            self._say_standby(record.holder)
+            self._report_standby(record.holder)
             return False
         self._version = manifest["metadata"]["resourceVersion"]
         started = self._begin_attempt()
         return self._hold(await self._replace(held(self._identity, record, self._now())), started)
 
     async def _renew(self) -> None:
-        """Renew once. What cannot be renewed in time closes the fence by itself.
+        """Renew the Lease once. If that fails for too long, the fence closes by itself.
 
         Raises:
             LeadershipLost: Another operator leads.
         """
         assert self._term is not None
         try:
-            if not self._fence.is_open():  # maybe for a long time: look before anything is written
-                await self._look()
+            if not self._fence.is_open():  # maybe for a long time
+                await self._check_holder()
             started = self._begin_attempt()
             answer = await self._replace_own(self._renewal())
         except NotFound as error:
             raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was deleted") from error
         except ClusterError as error:
             if not self._fence.is_open():
-                self._lack(error)
+                self._report(error)
             return
         self._hold(answer, started)
 
-    async def _look(self) -> None:
-        """Read whether the Lease is still that of this process's term. Raises LeadershipLost."""
+    async def _check_holder(self) -> None:
+        """Read the Lease, and check that this process has held it without interruption. Raises LeadershipLost."""
         manifest = await self._client.get(LEASE, self._name, self._namespace)
         record = read_lease(manifest)
         assert self._term is not None
@@ -224,7 +234,7 @@ class Leadership:
         try:
             return await self._replace(spec)
         except Conflict:
-            await self._look()  # somebody has touched the Lease, and maybe taken it
+            await self._check_holder()  # somebody changed the Lease, and maybe took it
             self._begin_attempt()
             return await self._replace(spec)
 
@@ -239,21 +249,22 @@ class Leadership:
         self._readiness.clear_missing(MISSING)
         return True
 
-    def _say_standby(self, holder: str) -> None:
+    def _report_standby(self, holder: str) -> None:
         words = f"standing by: {holder} holds the Lease {self._namespace}/{self._name}"
         if self._readiness.standby != words:
             log.info("%s", words)
         self._readiness.standby = words
 
-    def _lack(self, error: ClusterError) -> None:
+    def _report(self, error: ClusterError) -> None:
+        """Report why the Lease is not held."""
         self._readiness.standby = ""
-        place = f"the Lease {self._namespace}/{self._name}"
+        lease = f"Lease {self._namespace}/{self._name}"
         if isinstance(error, Forbidden):
-            words = f"The operator may not {error.verb} {place}, so it writes nothing: allow it in a Role there, as the chart does"
+            words = f"The operator may not {error.verb} the {lease}, so it writes nothing. Allow it in a Role there, as the chart does."
         elif isinstance(error, NotFound):
-            words = f"{place[0].upper()}{place[1:]} cannot be created, so nothing is written: {error}"
+            words = f"The {lease} cannot be created, so the operator writes nothing: {error}"
         elif isinstance(error, Unavailable) and not isinstance(error, Unauthorized | NotLeading):
-            words = f"The API server {self._host} cannot be reached, so {place} is not held and nothing is written: {error}"
+            words = f"The API server {self._host} cannot be reached, so the {lease} is not held and the operator writes nothing: {error}"
         else:
-            words = f"{place[0].upper()}{place[1:]} cannot be held now, so nothing is written: {error}"
+            words = f"The {lease} cannot be held now, so the operator writes nothing: {error}"
         self._readiness.set_missing(MISSING, words)

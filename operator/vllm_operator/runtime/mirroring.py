@@ -1,7 +1,7 @@
-"""Keeping the mirror true: what the watches tell goes into it, and from time to time everything is listed anew.
+"""Keep the mirror up to date: put watch events into it, and list everything again from time to time.
 
-A watch that has to begin again lists what there is, but says nothing of what has gone meanwhile. It can be told by
-its events, which are those of a list; then we list as well, and compare.
+A watch of kopf that was interrupted lists the objects again, and says nothing about those that were deleted meanwhile. Such a list shows
+in events without a type. Then the mirror lists as well, and compares.
 """
 
 import asyncio
@@ -14,11 +14,11 @@ from vllm_operator.cluster.mirror import Mirror
 log = logging.getLogger(__name__)
 
 SETTLE_SECONDS = 2.0
-"""A list of the watches is answered by one of ours after this: time enough for most lists to be over."""
+"""Delay between the first event of a list and the list of the mirror, so that most lists of the watches are complete by then."""
 
 
 class Mirroring:
-    """Takes what the watches tell, and adds the keys of what has changed."""
+    """Puts watch events into the mirror, and adds the keys of changed objects to the queue."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Mirroring:
         seconds: float = 600.0,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
-        """`add` is called with each key to look at; everything is listed anew every `seconds`."""
+        """`add` is called with each key to reconcile. Everything is listed again every `seconds`."""
         self._mirror = mirror
         self._add = add
         self._namespaces = tuple(namespaces)
@@ -38,7 +38,7 @@ class Mirroring:
         self._recheck = asyncio.Event()
 
     async def load(self, kinds: Sequence[Kind]) -> None:
-        """List all objects of these kinds, and add all keys. Raises ClusterError."""
+        """List all objects of these kinds, and add the keys of all VLLMDeployments. Raises ClusterError."""
         await self._mirror.load(kinds, self._namespaces, changed=lambda key: None)
         await self.add_all()
 
@@ -48,14 +48,14 @@ class Mirroring:
             self._add(key)
 
     def notice(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
-        """Take an event of a watch: ADDED, MODIFIED, DELETED, or None where it comes from a list."""
+        """Take a watch event. The type is ADDED, MODIFIED or DELETED, or None for an object of a list."""
         if type is None:
             self._recheck.set()
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             self._add(key)
 
     async def run(self, kinds: Sequence[Kind]) -> None:
-        """Keep the mirror true until cancelled: then nothing tells of changes any more, and it is not asked."""
+        """Keep the mirror up to date until cancelled. Then it is emptied, because no watch event corrects it any more."""
         try:
             while True:
                 try:
@@ -73,5 +73,5 @@ class Mirroring:
         try:
             await self._mirror.load(kinds, self._namespaces, changed=self._add)
         except ClusterError as error:
-            log.debug("not all could be listed anew: %s", error)
+            log.debug("cannot list all objects again: %s", error)
             self._recheck.set()

@@ -1,8 +1,8 @@
-"""The config.json of models, read beside the reconciliations and never in their way.
+"""Read the config.json of models from the hub, in tasks of their own.
 
-A new plan waits for it, but only so long, and no worker waits: a reconciliation that lacks the file ends, and its key
-comes back when the file is there or the time is over. What could be read is kept for an hour, what could not for a
-minute; a hub that does not answer is left alone for a minute.
+A new plan waits for the file, up to a time limit, but no worker does: the reconciliation ends, and the key is added to the queue when
+there is an answer or the time is over. An answer is cached for an hour, a failure for a minute. A hub that does not answer gets no
+request for a minute.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ from vllm_operator.planning.pinning import is_in_force
 log = logging.getLogger(__name__)
 
 Question = tuple[str, str, str | None, str | None, str | None]
-"""Repository and revision; for a gated model also namespace, Secret and its key: nobody reads what another's token opened."""
+"""Repository and revision; for a gated model also namespace, Secret and key, so that a token never opens a model for another namespace."""
 
 KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
 ANSWERS_LIMIT = 256
 READERS = 8
-"""Files read at the same time."""
+"""Number of files that are read concurrently."""
 DEFAULT_REVISION = "main"
 
 
@@ -40,7 +40,7 @@ class _Kept:
 
 
 class ModelConfigs:
-    """Asks the hub for one model at most once at a time."""
+    """Reads model files, each at most once at a time."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class ModelConfigs:
         changed: Callable[[Key], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is called with a key that waits, when there is an answer or the time is over."""
+        """`changed` is called with each key that waits, when there is an answer or the time is over."""
         self._client = client
         self._hub = hub
         self._wait = wait_seconds
@@ -64,9 +64,9 @@ class ModelConfigs:
         self._down_until = 0.0
 
     def ask(self, resource: VLLMDeployment) -> HubAnswer | None:
-        """What the hub tells about the model of this object; None while it is being asked.
+        """Return what the hub says about the model of this object; None if the answer is not there yet.
 
-        Nothing is asked where no new plan is due: the plan in force knows what it was made from.
+        The hub is asked only for new plans, not for a plan in force.
         """
         question = _question(resource)
         if question is None:
@@ -82,7 +82,7 @@ class ModelConfigs:
         return None
 
     async def close(self) -> None:
-        """Stop asking and close all connections."""
+        """Cancel all requests and close all connections."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -94,7 +94,7 @@ class ModelConfigs:
             self._keep(question, await self._bounded(question))
         finally:
             self._tasks.pop(question, None)
-            for key in self._waiting.pop(question, set()):  # also after an end that nobody wanted: they ask again
+            for key in self._waiting.pop(question, set()):  # also after a cancellation: they ask again
                 self._changed(key)
 
     def _keep(self, question: Question, answer: HubAnswer) -> None:
@@ -118,7 +118,7 @@ class ModelConfigs:
         except TimeoutError:
             return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=is_asked)
         except Exception as error:  # a plan without these facts is better than none
-            log.exception("reading the config.json of %s failed", question[0])
+            log.exception("cannot read the config.json of %s", question[0])
             return HubAnswer(trouble=f"The model hub could not be asked ({type(error).__name__}).")
 
     async def _token_of(self, question: Question) -> str | HubAnswer | None:
@@ -141,14 +141,14 @@ class ModelConfigs:
 
 
 def _question(resource: VLLMDeployment) -> Question | None:
-    """What is to be asked for a new plan; None where nothing is."""
+    """Return what to ask the hub for a new plan; None if no plan is due, or the model is not on the hub."""
     model, plan = resource.spec.model, resource.pinned
     scheme, _, repository = model.uri.partition("://")
     if scheme != "hf" or (plan is not None and is_in_force(plan, resource)):
         return None
     reference: SecretKeyReference | None = model.token_secret_ref
-    place = (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
-    return (repository.rstrip("/"), model.revision or DEFAULT_REVISION, *place)
+    secret = (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
+    return (repository.rstrip("/"), model.revision or DEFAULT_REVISION, *secret)
 
 
 def _about_secret(error: ClusterError, namespace: str, secret: str) -> str:

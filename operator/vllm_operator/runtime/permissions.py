@@ -1,7 +1,4 @@
-"""What the operator must be allowed to do, and what does not work without it.
-
-The ClusterRole of the chart grants exactly this.
-"""
+"""The permissions of the operator, and what does not work without each. The ClusterRole of the chart grants exactly these."""
 
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -26,7 +23,7 @@ from vllm_operator.cluster.client import (
 
 @dataclass(frozen=True, slots=True)
 class Permission:
-    """A verb on a resource, and what does not work without it."""
+    """A verb on a resource. `effect` says what happens without it."""
 
     verb: str
     kind: Kind
@@ -42,7 +39,7 @@ def _all(kind: Kind, verbs: str, effect: str) -> tuple[Permission, ...]:
     return tuple(Permission(verb, kind, "", effect) for verb in verbs.split())
 
 
-_SEES_LATE = "changes are noticed late, at the next regular look"
+_SEES_LATE = "changes are noticed late, at the next resync"
 _CANNOT_BUILD = f"no {VLLM_DEPLOYMENT.kind} can be served"
 
 REQUIRED: tuple[Permission, ...] = (
@@ -59,38 +56,38 @@ REQUIRED: tuple[Permission, ...] = (
     *_all(CLAIM, "watch", _SEES_LATE),
     *_all(POD, "get list", "no start can be reported"),
     *_all(POD, "watch", _SEES_LATE),
-    Permission("get", POD, "log", "stages, progress and causes of crashes cannot be told"),
+    Permission("get", POD, "log", "stages, progress and causes of crashes are unknown"),
     *_all(EVENT, "create", "no events are written"),
     *_all(NODE, "list", "no GPU can be chosen"),
 )
-"""Without these the operator is not ready, and does what it can."""
+"""Without one of these the operator is not ready, and does what it can."""
 
 OPTIONAL: tuple[Permission, ...] = (
     Permission(
         "update",
         VLLM_DEPLOYMENT,
         "finalizers",
-        "on API servers that enforce the permissions of owner references, such as those of OpenShift, nothing can be created",
+        "nothing can be created on API servers that check the permission to set owners, such as those of OpenShift",
     ),
-    *_all(DEPLOYMENT, "delete", "what is not wanted any more stays"),
-    *_all(SERVICE, "delete", "what is not wanted any more stays"),
+    *_all(DEPLOYMENT, "delete", "Deployments that are no longer desired stay"),
+    *_all(SERVICE, "delete", "Services that are no longer desired stay"),
     *_all(REVISION, "delete", "old plans stay"),
     *_all(POD, "delete", "stalled starts are reported and not restarted"),
-    *_all(EVENT, "list", "messages say less"),
-    *_all(EVENT, "get patch", "an event that repeats itself is not counted"),
+    *_all(EVENT, "list", "messages have fewer details"),
+    *_all(EVENT, "get patch", "repeated events are not counted"),
     *_all(RESOURCE_SLICE, "list", "dynamic resource allocation cannot be planned"),
     *_all(CLAIM_TEMPLATE, "get list create patch delete", "dynamic resource allocation cannot be used"),
-    *_all(POD_METRICS, "get", "whether a silent start uses CPU is not known, so it gets the time that its stage may need"),
-    *_all(JOB, "create", "no room is made on a full volume of caches"),
+    *_all(POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
+    *_all(JOB, "create", "a full cache volume is not cleaned"),
     *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
-    *_all(AUTOSCALER, "list", "an autoscaler of a Deployment is believed unseen"),
+    *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
 )
-"""Without these something is missing that few need."""
+"""Without one of these the operator is ready, but a feature does not work."""
 
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 
 
 def watched_kinds(denied: Collection[Permission]) -> tuple[Kind, ...]:
-    """The kinds that may be listed and watched. A watch that is not allowed would end all of them."""
+    """The kinds that the operator may list and watch. A single forbidden watch would end all of them."""
     missing = {permission.kind for permission in denied if permission.verb in ("list", "watch") and not permission.subresource}
     return tuple(kind for kind in WATCHED if kind not in missing)

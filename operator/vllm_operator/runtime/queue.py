@@ -1,8 +1,7 @@
-"""The queue of keys to reconcile: each key at most once, one worker per key, failures with growing waits.
+"""The queue of keys to reconcile, with the contract of client-go's workqueue.
 
-The contract of client-go's workqueue. A key is *dirty* from `add` until a worker takes it, and *processing*
-until the worker says `done`. A key that is added while it is processed becomes dirty, and is handed out again
-after `done`: so no change is lost, and no two workers ever hold the same key.
+A key is *dirty* from `add` until a worker takes it, and *processing* until the worker calls `done`. A key that is added while it is
+processed becomes dirty, and is handed out again after `done`. So no change is lost, and no two workers ever have the same key.
 """
 
 import asyncio
@@ -17,19 +16,17 @@ from typing import Generic, TypeVar
 Key = TypeVar("Key", bound=Hashable)
 
 JITTER = 0.2
-"""Waits vary by this fraction, so that what failed together does not come back together."""
-
-
+"""Fraction by which delays vary, so that keys that failed together are not retried together."""
 REST_LIMIT_SECONDS = 2.0
-"""Longest rest of a key: a slow API server must not keep a change from being looked at."""
+"""Maximum rest of a key, so that a slow API server does not delay a change for long."""
 
 
 class QueueClosed(Exception):  # noqa: N818 - it is a signal, not an error
-    """The queue was closed: there is nothing more to do."""
+    """The queue is closed."""
 
 
 class WorkQueue(Generic[Key]):
-    """A de-duplicating queue with delays and rate-limited retries. Not thread-safe: it belongs to one event loop."""
+    """A deduplicating queue with delays and rate-limited retries, for use in one event loop."""
 
     def __init__(
         self,
@@ -40,11 +37,16 @@ class WorkQueue(Generic[Key]):
         clock: Callable[[], float] | None = None,
         jitter: Callable[[], float] = lambda: random.uniform(1 - JITTER, 1 + JITTER),
     ) -> None:
-        """`base_seconds` is the wait after a first failure; it doubles up to `limit_seconds`.
+        """Create an empty queue.
 
-        `rest_seconds` is how long a key rests after it was processed, or as long as that took, where it took longer: what
-        happens to it meanwhile, often as the echo of our own writes, is looked at once. So under load keys are processed
-        less often, not later and later.
+        Args:
+            base_seconds: Delay after a first failure. It doubles with each further failure.
+            limit_seconds: Maximum delay after a failure.
+            rest_seconds: Minimum pause between two times that a key is processed. If processing took longer, the pause is as long as that.
+                Changes during the pause, often the operator's own writes, are handled together. Under load, keys are
+                therefore processed less often instead of later and later.
+            clock: Returns seconds; by default the event loop's clock.
+            jitter: Returns the factor of a delay.
         """
         self._base = base_seconds
         self._limit = limit_seconds
@@ -66,11 +68,11 @@ class WorkQueue(Generic[Key]):
         self._closed = False
 
     def __len__(self) -> int:
-        """How many keys wait to be taken now, delayed ones left out."""
+        """Number of keys that wait for a worker, without delayed keys."""
         return len(self._dirty)
 
     def add(self, key: Key) -> None:
-        """Add a key, unless it waits already; after its rest, if it was processed a moment ago."""
+        """Add a key, unless it waits already. A key that rests is added after its rest."""
         if self._closed or key in self._dirty:
             return
         until = self._rested.get(key)
@@ -84,7 +86,7 @@ class WorkQueue(Generic[Key]):
             self._wake_one()
 
     def add_after(self, key: Key, seconds: float) -> None:
-        """Add a key later. Of several times for one key the earliest counts."""
+        """Add a key later. Of several times for one key, the earliest counts."""
         if seconds <= 0:
             self.add(key)
             return
@@ -98,7 +100,7 @@ class WorkQueue(Generic[Key]):
         self._arm()
 
     def add_rate_limited(self, key: Key, *, at_least: float = 0.0, at_most: float | None = None) -> float:
-        """Add a key after a failure; return the wait in seconds, twice as long with each failure in a row."""
+        """Add a key after a failure. Return the delay in seconds, which doubles with each consecutive failure."""
         failures = self._failures.get(key, 0)
         self._failures[key] = failures + 1
         # the exponent is bounded: a key may fail for days
@@ -108,18 +110,18 @@ class WorkQueue(Generic[Key]):
         return seconds
 
     def forget(self, key: Key) -> None:
-        """A key has succeeded: its next failure is the first again."""
+        """Reset the number of failures of a key, after a success."""
         self._failures.pop(key, None)
 
     def failures(self, key: Key) -> int:
-        """How often in a row a key has failed."""
+        """Number of consecutive failures of a key."""
         return self._failures.get(key, 0)
 
     async def get(self) -> Key:
-        """Wait for a key and take it. Call `done` afterwards, always.
+        """Wait for a key and take it. The caller must call `done` afterwards.
 
         Raises:
-            QueueClosed: The queue was closed.
+            QueueClosed: The queue is closed.
         """
         while True:
             self._promote()
@@ -133,7 +135,7 @@ class WorkQueue(Generic[Key]):
             await self._wait()
 
     async def _wait(self) -> None:
-        """Wait until there may be a key. One waiter is woken for each: not all of them, to find nothing."""
+        """Wait until there may be a key. Only one waiter is woken for each key."""
         waiter = asyncio.get_running_loop().create_future()
         self._waiters.append(waiter)
         self._arm()
@@ -143,7 +145,7 @@ class WorkQueue(Generic[Key]):
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
             elif not waiter.cancelled():
-                self._wake_one()  # it was this one's turn
+                self._wake_one()  # this one was woken for a key that it does not take
             raise
 
     def _wake_one(self) -> None:
@@ -154,7 +156,7 @@ class WorkQueue(Generic[Key]):
                 return
 
     def _arm(self) -> None:
-        """Set the timer for the next delayed key, if somebody waits for it."""
+        """Set the timer for the next delayed key, if a worker waits."""
         due = self._next_due()
         if not self._waiters or due is None or (self._timer is not None and self._timer_due <= due):
             return
@@ -169,7 +171,7 @@ class WorkQueue(Generic[Key]):
         self._arm()
 
     def done(self, key: Key) -> None:
-        """A worker has finished with a key; it is handed out again if it was added meanwhile."""
+        """End the processing of a key. It is handed out again if it was added meanwhile."""
         took = self._clock() - self._processing.pop(key)
         if self._rest:
             self._begin_rest(key, max(self._rest, min(took, REST_LIMIT_SECONDS)))
@@ -183,42 +185,42 @@ class WorkQueue(Generic[Key]):
         now = self._clock()
         self._rested.pop(key, None)
         self._rested[key] = now + seconds
-        while self._rested and next(iter(self._rested.values())) <= now:  # roughly in the order of time
+        while self._rested and next(iter(self._rested.values())) <= now:  # roughly in order of time
             del self._rested[next(iter(self._rested))]
 
     def close(self) -> None:
-        """Hand out nothing more."""
+        """Hand out no more keys."""
         self._closed = True
         while self._waiters:
             self._wake_one()
 
     def oldest_seconds(self) -> float:
-        """For how long the oldest key has waited or been worked on."""
+        """Seconds since the oldest key was added that waits or is processed."""
         times = (*self._dirty.values(), *self._processing.values())
         return max(0.0, self._clock() - min(times)) if times else 0.0
 
     def longest_processing_seconds(self) -> float:
-        """For how long the longest reconciliation has been going on."""
+        """Duration of the longest reconciliation in progress."""
         return max(0.0, self._clock() - min(self._processing.values())) if self._processing else 0.0
 
     def stalled_seconds(self) -> float:
-        """For how long a key could have been handed out while none was. Keys that wait for their time do not count.
+        """Seconds since when a key is due and no key has been handed out. Delayed keys do not count.
 
-        That a key waits alone means nothing: many keys take their time, and each that is handed out is progress.
+        A key may wait for long while workers process others. That is progress.
         """
         due = self._next_due()
         since = min(next(iter(self._ready.values()), math.inf), math.inf if due is None else due)
         return max(0.0, self._clock() - max(since, self._handed_out_at))
 
     def delayed(self) -> int:
-        """How many keys wait for their time."""
+        """Number of delayed keys."""
         return len(self._due)
 
     def _promote(self) -> None:
         now = self._clock()
         while self._delayed and self._delayed[0][0] <= now:
             due, _, key = heapq.heappop(self._delayed)
-            if self._due.get(key) == due:  # else it was added, or an earlier time was set
+            if self._due.get(key) == due:  # otherwise it was added meanwhile, or an earlier time was set
                 self._rested.pop(key, None)
                 self.add(key)
 

@@ -1,7 +1,7 @@
-"""Bring the operator to work and keep it there: API server, permissions, CRD, first list, watches.
+"""Start the watches as soon as everything that they need exists, and restart them: API server, permissions, CRD, first list.
 
-Whatever is missing is waited for and said, in the log and under /readyz; nothing of it ends the process. Watches and
-mirror are started again when one of them ends, and when a permission came or went.
+What is missing is reported in the log and under /readyz, and waited for. Watches and mirror are restarted if one of them ends, or if the
+permissions to watch change.
 """
 
 import asyncio
@@ -30,36 +30,37 @@ from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, wa
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 2.0
-"""Between two looks at something that is missing."""
+"""Interval of checks while something is missing."""
 Answer = TypeVar("Answer")
 
 PERMISSION = "permission"
 CHECK_SECONDS = 30.0
-"""Between two looks at permissions and the CRD while everything works."""
+"""Interval of checks of the CRD while nothing is missing."""
 
 
 class RunsWatches(Protocol):
-    """Watches that can be run until they are cancelled or give up."""
+    """Watches on some kinds."""
 
     async def run(self) -> None:
-        """Watch."""
+        """Watch until cancelled, or until the watches give up."""
 
 
 class Mirrors(Protocol):
-    """Knows what there is."""
+    """The mirror of the objects in the cluster."""
 
     async def load(self, kinds: Sequence[Kind]) -> None:
-        """List all there is of these kinds. Raises ClusterError."""
+        """List all objects of these kinds. Raises ClusterError."""
 
     async def run(self, kinds: Sequence[Kind]) -> None:
-        """Keep what was listed true, for as long as the watches run."""
+        """Keep the mirror up to date until cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the supervisor puts together.
+    """What the supervisor needs.
 
-    `make_watches` is called with the kinds that may be watched. `prepare` is awaited before anything is listed.
+    `make_watches` is called with the kinds that the operator may watch. `prepare` is awaited before the first list. `host` is the address
+    of the API server, for messages.
     """
 
     client: ClusterClient
@@ -73,7 +74,7 @@ class Parts:
 
 
 class Supervisor:
-    """Runs until cancelled."""
+    """Starts and restarts the watches and the mirror."""
 
     def __init__(self, parts: Parts, *, retry_seconds: float = RETRY_SECONDS, check_seconds: float = CHECK_SECONDS) -> None:
         self._parts = parts
@@ -82,10 +83,10 @@ class Supervisor:
         self._denied: frozenset[Permission] = frozenset()
         self._recheck_due = asyncio.Event()
         for name in ("API server", "CRD", "first list"):
-            parts.readiness.missing[name] = f"{name}: not looked at yet"
+            parts.readiness.missing[name] = f"{name}: not checked yet"
 
     async def run(self) -> None:
-        """Bring everything up, watch, and begin again whenever the watches end."""
+        """Wait for what is missing, watch, and begin again whenever the watches end. Runs until cancelled."""
         while True:
             await self._until("permissions", self._check_permissions)
             await self._until("CRD", self._check_crd)
@@ -95,7 +96,7 @@ class Supervisor:
             await self._watch()
 
     def recheck_access(self) -> None:
-        """The API server has refused something: look at the credentials and the permissions again, now."""
+        """Check the credentials and permissions now, because the API server refused a request."""
         self._recheck_due.set()
 
     async def _watch(self) -> None:
@@ -112,7 +113,7 @@ class Supervisor:
                     return
             for task in tasks:
                 if task.done():
-                    self._tell_end(task)
+                    self._log_end(task)
             await asyncio.sleep(self._retry / 2)
         finally:
             for task in tasks:
@@ -120,42 +121,43 @@ class Supervisor:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _pause(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        """Wait until it is time to look again: a task has ended, the API server has refused something, or time has passed."""
-        await asyncio.wait(tasks, timeout=self._retry, return_when=asyncio.FIRST_COMPLETED)  # it may refuse again and again
-        doubt = asyncio.create_task(self._recheck_due.wait(), name="access in doubt")
+        """Wait until the next check: after an interval, or at once if a task has ended or the API server has refused a request."""
+        # at least this long, because the API server may refuse many requests
+        await asyncio.wait(tasks, timeout=self._retry, return_when=asyncio.FIRST_COMPLETED)
+        refusal = asyncio.create_task(self._recheck_due.wait(), name="refusal")
         seconds = self._retry if self._parts.readiness.missing else self._check
         try:
-            await asyncio.wait({*tasks, doubt}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({*tasks, refusal}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            doubt.cancel()
+            refusal.cancel()
 
-    def _tell_end(self, task: asyncio.Task[None]) -> None:
+    def _log_end(self, task: asyncio.Task[None]) -> None:
         self._parts.metrics.restarted(task.get_name())
         error = None if task.cancelled() else task.exception()
         bug = error is not None and not isinstance(error, ClusterError)
-        log.warning("the task %r %s; it is started again", task.get_name(), describe_end(task), exc_info=error if bug else None)
+        log.warning("the task %r %s and is restarted", task.get_name(), describe_end(task), exc_info=error if bug else None)
 
     async def _has_changed(self, kinds: Sequence[Kind]) -> bool:
-        """Whether the watches must be started again; keeps readiness up to date.
+        """Update the readiness. Return whether the watches must be restarted.
 
-        Asking for permissions is a POST each: it is done only where one is missing or in doubt.
+        Each permission costs a request, so permissions are checked only if one is missing or a request was refused.
         """
         try:
             await self._check_crd()
             if self._recheck_due.is_set() or any(name.startswith(PERMISSION) for name in self._parts.readiness.missing):
                 await self._check_permissions()
         except (ClusterError, _Missing):
-            # Watches survive an outage. That the CRD is gone they do not notice by themselves.
+            # Watches survive an outage, but do not notice that the CRD was deleted.
             return "CRD" in self._parts.readiness.missing
         return tuple(watched_kinds(self._denied)) != tuple(kinds)
 
     async def _until(self, name: str, check: Callable[[], Awaitable[None]]) -> None:
-        """Do it until it succeeds."""
+        """Repeat a check until it succeeds."""
         while True:
             try:
                 await check()
             except Unavailable:
-                pass  # said by the check
+                pass  # the check has reported it
             except _Missing:
                 pass
             except ClusterError as error:
@@ -173,12 +175,13 @@ class Supervisor:
         for permission in REQUIRED:
             name = f"{PERMISSION} {permission}"
             if permission in self._denied:
-                self._parts.readiness.set_missing(name, f"The operator's account may not {permission}: {permission.effect}")
+                message = f"The operator may not {permission}, so {permission.effect}. Allow it in its ClusterRole, as the chart does."
+                self._parts.readiness.set_missing(name, message)
             else:
                 self._parts.readiness.clear_missing(name)
 
     async def _reach(self, call: Awaitable[Answer]) -> Answer:
-        """Ask the API server, and keep in mind whether it answers and whether it accepts the credentials."""
+        """Make a request, and update the readiness: whether the API server answers, and whether it accepts the credentials."""
         readiness = self._parts.readiness
         try:
             answer = await call
@@ -198,9 +201,9 @@ class Supervisor:
         return answer
 
     async def _may(self, permission: Permission) -> bool:
-        """Ask for the permission in all namespaces, or in each of those that are served."""
-        places: tuple[str | None, ...] = self._parts.namespaces or (None,)
-        for namespace in places if permission.kind.namespaced else (None,):
+        """Whether the operator has a permission, cluster-wide or in each of the namespaces that it serves."""
+        namespaces: tuple[str | None, ...] = self._parts.namespaces or (None,)
+        for namespace in namespaces if permission.kind.namespaced else (None,):
             attributes = {
                 "verb": permission.verb,
                 "group": permission.kind.group,
@@ -217,7 +220,7 @@ class Supervisor:
             try:
                 answer = await self._parts.client.create(review)
             except Forbidden:
-                return True  # may not ask: find out by doing
+                return True  # unknown: a request will show it
             if not (answer.get("status") or {}).get("allowed"):
                 return False
         return True
@@ -229,11 +232,11 @@ class Supervisor:
         except NotFound:
             name = f"{labels.PLURAL}.{labels.GROUP}"
             self._parts.readiness.set_missing(
-                "CRD", f"The CRD {name} is not in the cluster: kubectl apply -f crds/ (or install the Helm chart)"
+                "CRD", f"The CRD {name} does not exist. Install it with kubectl apply -f crds/, or install the Helm chart."
             )
             raise _Missing from None
         except Forbidden:
-            pass  # named as a permission
+            pass  # reported as a missing permission
         self._parts.readiness.clear_missing("CRD")
 
     async def _prepare(self) -> None:
@@ -245,4 +248,4 @@ class Supervisor:
 
 
 class _Missing(Exception):  # noqa: N818 - a signal
-    """Something is not there yet, and that was said."""
+    """Something does not exist yet. The readiness says so."""

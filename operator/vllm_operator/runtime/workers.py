@@ -1,4 +1,4 @@
-"""The workers: take a key, reconcile it, decide when to look at it again. Nothing that fails stops them."""
+"""The workers: take a key from the queue, reconcile it, and decide when to reconcile it again. No error of a reconciliation stops them."""
 
 import asyncio
 import logging
@@ -16,27 +16,27 @@ log = logging.getLogger(__name__)
 
 
 OUTAGE_SECONDS = 3.0
-"""Longest wait while the API server cannot be reached: how late we are when it is back."""
+"""Maximum delay between two attempts while the API server is unavailable. It is how late the operator may be when it is back."""
 REFUSED_SECONDS = 5.0
-"""Shortest wait after something that time alone hardly cures: a missing permission, a bug."""
+"""Minimum delay after an error that time alone does not fix: a missing permission, a bug."""
 
 
 class WorkerEnded(Exception):  # noqa: N818 - named for what has happened
-    """A worker has ended although nobody stopped it."""
+    """A worker ended although nobody stopped it."""
 
 
 class Reconciles(Protocol):
-    """What a worker asks of the reconciler."""
+    """The reconciler, as the workers use it."""
 
     async def reconcile(self, key: Key) -> Result:
-        """Bring one object up to date."""
+        """Reconcile one object. Raises ClusterError."""
 
     async def report_bug(self, key: Key, error: Exception) -> None:
-        """Say in the status that the operator itself has failed."""
+        """Report in the status that the operator itself failed. Raises ClusterError."""
 
 
 class Workers:
-    """So many workers on one queue."""
+    """A number of workers on one queue."""
 
     def __init__(self, queue: WorkQueue[Key], reconciler: Reconciles, metrics: Metrics, *, number: int, resync_seconds: float) -> None:
         self._queue = queue
@@ -46,10 +46,10 @@ class Workers:
         self._resync = resync_seconds
 
     async def run(self) -> None:
-        """Work until cancelled: what is under way then is broken off, and done again after the next start.
+        """Work until cancelled. Reconciliations in progress are cancelled too; the next operator completes them.
 
         Raises:
-            WorkerEnded: A worker has ended although nothing that fails should end it.
+            WorkerEnded: A worker ended, which no error of a reconciliation causes.
         """
         tasks = [asyncio.create_task(self._work(), name=f"worker {number}") for number in range(self._number)]
         try:
@@ -81,27 +81,27 @@ class Workers:
             result = await self._reconciler.reconcile(key)
         except Conflict as error:
             name = "retry"
-            log.debug("somebody else was faster: %s", error)
+            log.debug("conflict: %s", error)
             self._queue.add_rate_limited(key)
         except Unavailable as error:
             name = "retry"
-            log.log(logging.DEBUG if self._queue.failures(key) else logging.WARNING, "the API server is not available: %s", error)
+            log.log(logging.DEBUG if self._queue.failures(key) else logging.WARNING, "the API server is unavailable: %s", error)
             self._queue.add_rate_limited(key, at_least=error.retry_after or 0.0, at_most=OUTAGE_SECONDS)
         except ClusterError as error:
             name = "refused"
-            log.warning("the API server refused: %s", error)
+            log.warning("the API server refused a request: %s", error)
             self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
         except Exception as error:
-            log.exception("the operator failed on this object")
+            log.exception("the operator failed on this object; please report this")
             self._queue.add_rate_limited(key, at_least=REFUSED_SECONDS)
             await self._report_bug(key, error)
         else:
             name = result.name
             self._queue.forget(key)
-            self._look_again(key, result)
+            self._requeue(key, result)
         self._metrics.reconciled(name, time.perf_counter() - started)
 
-    def _look_again(self, key: Key, result: Result) -> None:
+    def _requeue(self, key: Key, result: Result) -> None:
         if result.name == "gone":
             return
         resync = self._resync * random.uniform(0.9, 1.0)
@@ -111,6 +111,6 @@ class Workers:
         try:
             await self._reconciler.report_bug(key, error)
         except ClusterError as second:
-            log.warning("the failure cannot be written to the status: %s", second)
+            log.warning("cannot write the failure to the status: %s", second)
         except Exception:
-            log.exception("the failure cannot be written to the status")
+            log.exception("cannot write the failure to the status")
