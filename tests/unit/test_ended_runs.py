@@ -118,3 +118,33 @@ async def test_a_crash_after_the_pod_has_served_is_read(world: World, monkeypatc
     for _ in range(3):
         world.show(pod(state=ENDED))
     assert len(world.cluster.log_requests) == 2
+
+
+async def test_a_crash_just_after_the_pod_has_become_ready_is_read(world: World) -> None:
+    log: list[Any] = [line(1, "stage Ready"), line(2, "crash Boom")]
+    world.cluster.script_log("default", "p", [*log[:1], FOREVER], log)
+    world.show(pod(state=RUNNING))
+    await world.until(world.texts)
+    world.show(pod(state=RUNNING, ready=True))
+    world.show(pod(state=ENDED))
+    await world.until(lambda: crashed_with(world) == "Boom")
+
+
+async def test_what_was_read_of_a_run_of_less_than_a_second_counts_where_nothing_can_be_read_again(world: World) -> None:
+    world.cluster.script_log("default", "p", [line(10, "crash Boom"), FOREVER], NEXT)
+    world.cluster.script_log("default", "p", *[[Invalid("not found")]] * 99, previous=True)
+    world.show(pod(state=RUNNING))
+    await world.until(world.texts)
+    world.show(pod(state=RUNNING, restarts=1, last=ENDED))
+    await world.until(lambda: sum(request.previous for request in world.cluster.log_requests) == 8)
+    assert crashed_with(world) == "Boom"
+    assert world.parsers[0].ended
+
+
+async def test_the_silent_log_of_the_next_run_does_not_hold_up_that_of_the_run_before(world: World) -> None:
+    world.cluster.script_log("default", "p", [FOREVER], NEXT)
+    world.cluster.script_log("default", "p", WHOLE, previous=True)
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.cluster.log_requests)
+    world.show(pod(state=RUNNING, restarts=1, last=ENDED))
+    await world.until(lambda: crashed_with(world) == "Boom")

@@ -125,7 +125,7 @@ class Follower:
         self._latest = parser.state
         self._read_bytes = 0
         self._stop_at: float | None = None
-        self._serves = asyncio.Event()
+        self._wake = asyncio.Event()
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
@@ -146,13 +146,20 @@ class Follower:
         """The Pod serves: take the lines that are on their way, then stop."""
         if self._stop_at is None:
             self._stop_at = self._clock() + LINGER_SECONDS
-            self._serves.set()
+            self._wake.set()
+
+    def note_end(self, run: Run) -> None:
+        """The run has ended, as its Pod shows in `run`: read its log to the end, although the Pod served before."""
+        if not self._dead:
+            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may be that of the next run, and so have no end
+            self._wake.set()
+        self.run, self._dead = run, True
 
     async def follow(self) -> None:
         """Follow until the run is over or `finish_soon` has come true. Raises nothing but CancelledError."""
         tries = apologies = misses = 0
         try:
-            while not self._stopping():
+            while self._dead or not self._is_due():
                 before, dead = self._latest.lines, self._dead
                 wait = 0.0
                 has_missed = False
@@ -202,11 +209,16 @@ class Follower:
             return is_unread or self._is_unsure or (self._begins_at is not None and self._begins_at >= run.ended_at)
         return self.finished and not self._has_read_end
 
+    def is_credible(self, run: Run) -> bool:
+        """Whether what was read is very likely the log of this run, although not all of it."""
+        return run.ended_at is None or self._begins_at is None or self._begins_at < run.ended_at + timedelta(seconds=1)
+
     def _backoff(self, tries: int) -> float:
         waits = self._settings.retry_seconds
         return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)
 
-    def _stopping(self) -> bool:
+    def _is_due(self) -> bool:
+        """Whether it is time to end a stream that goes on."""
         return self._stop_at is not None and self._clock() >= self._stop_at
 
     async def _read(self) -> None:
@@ -228,9 +240,9 @@ class Follower:
         async with self._client.stream_log(request) as stream:
             pieces = aiter(stream)
             pending: asyncio.Task[bytes] | None = None
-            serves: asyncio.Task[object] = asyncio.create_task(self._serves.wait(), name="end of a start")
+            serves: asyncio.Task[object] = asyncio.create_task(self._wake.wait(), name="end of a start")
             try:
-                while not self._stopping():
+                while not (request.follow and self._is_due()):
                     pending = pending or asyncio.create_task(_next(pieces), name="piece of a log")
                     news: set[asyncio.Task[Any]] = {pending} if serves.done() else {pending, serves}
                     done, _ = await asyncio.wait(news, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
@@ -264,7 +276,7 @@ class Follower:
         self._catch_up()
         self._publish()
         if self._stop_at is not None:
-            self._stop_at = self._clock()  # it serves
+            self._stop_at = self._clock()  # it serves, or has ended
 
     async def _take(self, piece: bytes) -> None:
         started = time.perf_counter()

@@ -35,6 +35,13 @@ class _Entry:
     follower: Follower
     since: float
     task: asyncio.Task[None] | None = None
+    former: Follower | None = None
+    """What it replaces, whose state counts until it has one of its own."""
+
+    @property
+    def state(self) -> StartupState | None:
+        state = self.follower.state
+        return state if state is not None or self.former is None else self.former.state
 
     def stop(self) -> None:
         if self.task is not None:
@@ -120,7 +127,7 @@ class Followers:
         deployment = self._deployments.get(key)
         if deployment is None:
             return {}
-        found = ((run_key, entry.follower.state) for run_key, entry in deployment.runs.items())
+        found = ((run_key, entry.state) for run_key, entry in deployment.runs.items())
         return {run_key: state for run_key, state in found if state is not None}
 
     def caught_up(self, key: Key) -> bool:
@@ -152,9 +159,14 @@ class Followers:
             if run_key[0] != pod["metadata"]["uid"]:
                 continue
             run = ended_run(pod, entry.follower.run.container, run_key[1])
-            if run is not None and entry.follower.missed(run):
+            if run is None:
+                continue
+            is_missed = entry.follower.missed(run)
+            entry.follower.note_end(run)
+            if is_missed:
                 deployment.runs.pop(run_key).stop()
                 self._start(key, deployment, run)
+                deployment.runs[run_key].former = entry.follower if entry.follower.is_credible(run) else None
 
     def _start(self, key: Key, deployment: _Deployment, run: Run) -> None:
         run_key = run.key
