@@ -143,6 +143,7 @@ async def test_a_finished_cleaning_job_does_not_keep_a_claim_that_is_deleted(
     first_line = b"INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n"
     sim.log(engine).write(first_line + b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
     await sim.change(engine, path="crash", crash_phase="ready", crash_after="0", load="hold")
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "DiskFull"))
     [cleaner] = await served.wait_for_pods(selector="app.kubernetes.io/component=cleaning")
     await served.wait_for("Pod", cleaner, lambda p: p.get("status", {}).get("phase") == "Succeeded")
     await operator.kill()

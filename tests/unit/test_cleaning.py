@@ -9,7 +9,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.full_volumes import crash, finish, full, jobs
-from support.operators import Bench
+from support.operators import KEY, Bench
 from support.volumes import GENERATION, OLD, age, clean
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, VLLM_DEPLOYMENT, Forbidden
@@ -28,6 +28,18 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
     assert "is removing unused caches" in bench.condition("CacheWarm").message
+
+
+async def test_a_full_volume_is_cleaned_although_nothing_else_happens(bench: Bench, fleet: Fleet) -> None:
+    """The crash is read from the status: what was written there must bring the object back."""
+    await fleet.serve()
+    pod = fleet.start()
+    await fleet.settle()
+    crash(fleet, pod, 0)
+    seconds: float | None = 0.0
+    while seconds is not None and seconds <= 1 and not jobs(bench):
+        seconds = (await bench.reconciler.reconcile(KEY)).requeue_seconds
+    assert len(jobs(bench)) == 1
 
 
 async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> None:

@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 CATCH_UP_SECONDS = 0.5
 """Delay until the next reconciliation while the followers still read what a log already contains."""
 ACT_SECONDS = 0.1
-"""Delay until a remedy is carried out. The next reconciliation does it, because it reads the decision from the status."""
+"""Delay until a remedy is carried out, or room is made after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 HUB_SECONDS = 30.0
@@ -195,7 +195,8 @@ class Reconciler:
         if revision is not None:
             await self._revisions.prune(resource, snapshot, revision)
         await self._restart_stalled(resource, decision)
-        if reported.status.remediation != resource.status.remediation:
+        before = resource.status
+        if (reported.status.remediation, reported.status.last_crash) != (before.remediation, before.last_crash):
             return Result("waiting", ACT_SECONDS)
         return _result(reported, applied, look_again)
 
