@@ -1,4 +1,4 @@
-"""How fast logs are parsed and how much a parser keeps, on the recorded starts.
+"""Measure the speed and the memory of the log parser on the recorded starts.
 
 python hack/bench/parser.py [LOG...]
 """
@@ -19,7 +19,7 @@ CHUNK = 64 * 1024
 
 
 def measure(parser_of: Callable[[], StartupParser], data: bytes, *, by_line: bool) -> float:
-    """Seconds of CPU time for a whole log: the best of many runs, as other work on the machine only ever slows one down."""
+    """Return the CPU time for a log in seconds: the minimum of many runs, because other work of the machine only slows a run down."""
     parts = data.splitlines(keepends=True) if by_line else [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
     best, begun = float("inf"), time.perf_counter()
     while time.perf_counter() - begun < SECONDS:
@@ -49,7 +49,7 @@ def main(paths: list[Path]) -> None:
 
 
 def fourfold(knowledge: StartupKnowledge) -> StartupKnowledge:
-    """What is known, and three times as many signatures of crashes that do not happen: their anchors are ours, written in other ways."""
+    """Return the knowledge with three more variants of each signature, whose anchors match no line."""
     ways: tuple[Callable[[str], str], ...] = (lambda text: text[::-1], str.swapcase, lambda text: " ".join(reversed(text.split(" "))) + "~")
     others = (
         replace(
@@ -62,7 +62,7 @@ def fourfold(knowledge: StartupKnowledge) -> StartupKnowledge:
 
 
 def row(name: str, knowledge: StartupKnowledge, data: bytes) -> tuple[float, float]:
-    """Print one log's figures; return the seconds that it took in chunks and line by line."""
+    """Print the figures of a log; return its seconds in chunks and line by line."""
 
     def parser_of() -> StartupParser:
         return StartupParser(knowledge)

@@ -1,7 +1,9 @@
-"""How fast and how quiet the operator is, on a real API server: `python hack/bench/running.py [--burst 100] [--idle 60]`.
+"""Measure the speed and the idle load of the operator on a real API server.
 
-Prints a table. Every number is taken from outside: by watching the API server, and from /proc. The machine's other work
-counts in, so compare only numbers of the same machine.
+    python hack/bench/running.py [--burst 100] [--starts 100] [--idle 60] [--outage 40]
+
+Prints a table. All numbers are measured from outside, with watches on the API server and from /proc. Other work of the machine
+affects them, so compare only numbers of one machine.
 """
 
 import argparse
@@ -13,8 +15,9 @@ import re
 import ssl
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +37,7 @@ ANNOTATION = "sim.vllm-operator.dev/"
 
 
 class Api:
-    """A thin client."""
+    """A client for the API server."""
 
     def __init__(self, environment: Environment, session: aiohttp.ClientSession) -> None:
         self._plane = environment.control_plane
@@ -68,7 +71,7 @@ class Api:
 
 
 class Seen:
-    """When a watch first showed what was waited for, by name."""
+    """When a watch first showed each object as wanted, by name."""
 
     def __init__(self, api: Api, path: str, wanted: Any) -> None:
         self.at: dict[str, float] = {}
@@ -130,12 +133,12 @@ class Operator:
         return time.monotonic() - started
 
     def rss(self, peak: bool = False) -> float:
-        """MiB."""
+        """Return the resident memory in MiB."""
         text = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(rf"Vm{'HWM' if peak else 'RSS'}:\s+(\d+)", text)[1]) / 1024  # type: ignore[index]  # Linux always tells it
 
     def cpu(self) -> float:
-        """Seconds."""
+        """Return the CPU time in seconds."""
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -160,8 +163,15 @@ def spread(values: Sequence[float]) -> str:
     return f"p50 {quantile(values, 0.5):.2f} s, p95 {quantile(values, 0.95):.2f} s, max {max(values):.2f} s"
 
 
+def flood_log(log: LogWriter, stop: threading.Event) -> None:
+    """Write 10 MB/s until stopped."""
+    line = b"INFO 11-21 12:00:05 [loggers.py:1] " + b"x" * 200 + b"\n"
+    while not stop.wait(0.05):
+        log.write(line * (500_000 // len(line)))
+
+
 class Bench:
-    """The measurements, one after the other, and the table."""
+    """The measurements and their table."""
 
     def __init__(self, environment: Environment, api: Api, operator: Operator) -> None:
         self.environment = environment
@@ -216,8 +226,8 @@ class Bench:
             while before != (before := await self.operator.writes()):  # noqa: ASYNC110 - a counter has no event
                 await asyncio.sleep(3)
 
-    async def logs(self, starts: int, lines: int) -> None:
-        """From a line in a container's log to the status that says so, with so many Pods starting at once."""
+    async def logs(self, starts: int) -> None:
+        """Measure from a line in a log to the status, with many Pods that start at once; then also with one that floods its log."""
         script = {f"{ANNOTATION}path": "ok", f"{ANNOTATION}pull": "0", f"{ANNOTATION}load": "hold"}
         await self.api.call(
             "PATCH", f"/api/v1/namespaces/{NAMESPACE}", {"metadata": {"annotations": script}}, "application/merge-patch+json"
@@ -241,19 +251,29 @@ class Bench:
             (f"{head}[gpu_model_runner.py:3000] Starting to load model m...\n", "WeightLoad"),
             (f"{head}[backends.py:643] Using cache directory: /cache/vllm/a/rank_0_0/backbone for vLLM's torch.compile\n", "TorchCompile"),
         ]
-        for text, stage in stages[:lines]:
-            seen = Seen(
-                self.api, f"{GROUP}/vllmdeployments", lambda r, s=stage: ((r.get("status") or {}).get("startup") or {}).get("stage") == s
-            )
-            await asyncio.sleep(0.3)
-            wrote = {}
-            for name in names:
-                writers[name].write(text.encode())
-                wrote[name] = time.monotonic()
-            await seen.until(names, 60)
-            delays += [seen.at[name] - wrote[name] for name in names]
-            seen.stop()
+        for text, stage in stages:
+            delays += await self._stage(stage, text, {name: writers[name] for name in names})
         self.row(f"log line -> status, {starts} Pods starting, all at once", spread(delays))
+        stop, (flooded, *others) = threading.Event(), names
+        flood = asyncio.create_task(asyncio.to_thread(flood_log, writers[flooded], stop))
+        await asyncio.sleep(3)
+        text = f"{head}[gpu_worker.py:1] Available KV cache memory: 10.0 GiB\n"
+        delays = await self._stage("MemoryProfiling", text, {name: writers[name] for name in others})
+        stop.set()
+        await flood
+        self.row("the same, while another Pod writes 10 MB/s", spread(delays))
+
+    async def _stage(self, stage: str, text: str, writers: Mapping[str, LogWriter]) -> list[float]:
+        """Write a line to logs at once; return the seconds until the status of each shows the stage."""
+        seen = Seen(self.api, f"{GROUP}/vllmdeployments", lambda r: ((r.get("status") or {}).get("startup") or {}).get("stage") == stage)
+        await asyncio.sleep(0.3)
+        wrote = {}
+        for name, writer in writers.items():
+            writer.write(text.encode())
+            wrote[name] = time.monotonic()
+        await seen.until(list(writers), 60)
+        seen.stop()
+        return [seen.at[name] - wrote[name] for name in writers]
 
     async def idle(self, seconds: float) -> None:
         await self.settle()
@@ -317,8 +337,12 @@ async def measure(bench: Bench, options: argparse.Namespace, ready: float) -> No
     await bench.burst(options.burst)
     bench.row("RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB")
     if options.starts:
-        await bench.logs(options.starts, 2)
-        bench.row("RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB")
+        before = operator.rss()
+        await bench.logs(options.starts)
+        kibibytes = (operator.rss() - before) * 1024 / options.starts
+        bench.row(
+            "RSS of the operator after that", f"{operator.rss():.0f} MiB, peak {operator.rss(peak=True):.0f} MiB, {kibibytes:.0f} KiB a Pod"
+        )
     await bench.idle(options.idle)
     await bench.restart()
     if options.outage:

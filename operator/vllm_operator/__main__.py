@@ -1,7 +1,7 @@
-"""The command line: `vllm-operator run` in the cluster, `prime` on one that can be reached, `plan`, `catalog` and `diagnose` anywhere.
+"""The command line. `run` is the operator, `prime` and `diagnose-pod` need a cluster, and the other commands run anywhere.
 
-Each command is a module of `vllm_operator.cli` (or `app` for `run`) that is imported only when it is used:
-`diagnose` must not pay for the Kubernetes client.
+Each command is a module of `vllm_operator.cli` (`app` for `run`). It is imported only when it is used, because the Kubernetes client takes
+longer to import than `diagnose` needs.
 """
 
 import argparse
@@ -22,28 +22,28 @@ class Command(Protocol):
         """Declare the command's arguments."""
 
     def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; return the exit status."""
+        """Run the command; return the exit status."""
 
 
 COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
-    "plan": ("vllm_operator.cli.plan", "show what would be planned for a VLLMDeployment, and why"),
+    "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
-    "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment ahead of traffic, and wait until they are filled"),
-    "catalog": ("vllm_operator.cli.catalog", "list what is known of vLLM versions, GPUs, models and rules"),
-    "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: how far it came, why it crashed, what to do"),
-    "diagnose-pod": ("vllm_operator.cli.diagnose_pod", "the same for a Pod of the cluster: read its log and its status"),
-    "signatures": ("vllm_operator.cli.signatures", "list the crashes that are known by name, or show one"),
+    "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
+    "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
+    "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: its progress, the cause of a crash, the remedy"),
+    "diagnose-pod": ("vllm_operator.cli.diagnose_pod", "diagnose a Pod of the cluster by its log and status"),
+    "signatures": ("vllm_operator.cli.signatures", "list the known crashes, or show one"),
 }
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
     **{name: COMMANDS[name] for name in ("plan", "history", "signatures", "catalog")},
 }
-"""What `kubectl vllm` knows, which is about things in a cluster: there `diagnose` names a Pod."""
+"""The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 
 PIPE_CLOSED_STATUS = 141
-"""As of a process that SIGPIPE has ended."""
+"""Exit status of a process that SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,15 +69,15 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
             command = cast(Command, importlib.import_module(module))
             command.add_arguments(subparser)
     parsed = parser.parse_args(arguments)
-    assert command is not None  # argparse has refused anything else
+    assert command is not None  # argparse refuses anything else
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal may not know all characters of a log or of a file
+            stream.reconfigure(errors="backslashreplace")  # a terminal may not have all characters of a log or file
     try:
         status = command.run(parsed)
         sys.stdout.flush()
     except BrokenPipeError:
-        # The reader has seen enough (`... | head`). What is left goes nowhere, without another error at exit.
+        # The reader has closed the pipe, as `head` does. Discard the rest, without another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = PIPE_CLOSED_STATUS
     return status

@@ -48,7 +48,6 @@ NOT_RUN = {
     "make golden": "writes into the source tree",
     "python hack/bench/plan_product.py": "takes minutes; tests/unit/test_backend_product.py goes the same way through a part of it",
     "python hack/bench/running.py --burst 100": "measures for minutes, on a machine that should be quiet",
-    "python hack/bench/log_latency.py 100": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/parser.py": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/plans.py": "measures for minutes, on a machine that should be quiet",
     "pip download vllm==0.34.0 --no-deps --dest /tmp/wheels": "hundreds of megabytes, and the version is made up",

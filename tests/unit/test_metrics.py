@@ -71,7 +71,7 @@ def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() 
 def test_a_count_begins_with_nothing_so_that_its_first_increase_is_seen() -> None:
     metrics = Metrics()
     metrics.reported("a", "b", status(cache=CacheStatus(key="k")))
-    assert series(metrics, "caches_left_behind") == ['vllm_operator_caches_left_behind{name="b",namespace="a"} 0.0']
+    assert series(metrics, "quarantined_caches") == ['vllm_operator_quarantined_caches{name="b",namespace="a"} 0.0']
     assert len(series(metrics, "reconcile_total")) == len(RESULTS)
 
 
@@ -92,7 +92,7 @@ def test_a_scrape_does_not_block_the_event_loop() -> None:
 def test_label_values_are_escaped() -> None:
     metrics = Metrics()
     metrics.reported("a", 'b"\n\\', status(cache=CacheStatus(key="k")))
-    assert series(metrics, "caches_left_behind") == ['vllm_operator_caches_left_behind{name="b\\"\\n\\\\",namespace="a"} 0.0']
+    assert series(metrics, "quarantined_caches") == ['vllm_operator_quarantined_caches{name="b\\"\\n\\\\",namespace="a"} 0.0']
 
 
 async def test_what_the_operator_says_of_an_object_on_which_it_failed_is_in_the_metrics(bench: Bench) -> None:

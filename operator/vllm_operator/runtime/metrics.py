@@ -188,7 +188,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
     "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
-    "caches_left_behind": ("Number of damaged cache generations that were quarantined.", ()),
+    "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
 }
 """Help text and labels of each metric of a VLLMDeployment, beside those of the object."""
 
@@ -221,6 +221,6 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
         ("start_seconds", ("warm",), cache.warm_start_seconds),
         ("start_saved_seconds", (), cache.saved_seconds),
         # also 0, because `increase` needs an earlier sample
-        ("caches_left_behind", (), cache.generation or 0),
+        ("quarantined_caches", (), cache.generation or 0),
     )
     yield from ((name, labels, value) for name, labels, value in shown if value is not None)
