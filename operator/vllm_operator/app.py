@@ -30,13 +30,13 @@ import uvloop
 from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.cluster import deep_json
+from vllm_operator.cluster import responses
 from vllm_operator.cluster.client import Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
-from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return 2
     configure(as_json=settings.log_format is LogFormat.JSON, level=settings.log_level)
-    deep_json.install()
+    responses.install_decoder()
     try:
         return uvloop.run(serve(settings))
     except KeyboardInterrupt:

@@ -1,13 +1,14 @@
 """That the last update of each spec is applied: the Deployment is what a fresh plan of this spec asks for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from support.cluster import Manifest
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.ownership import differs
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
+from vllm_operator.pods.reading import read_quantity
 from vllm_operator.remediation.in_force import carried_out
 from vllm_operator.rendering.manifests import render
 
@@ -36,7 +37,27 @@ def lost_updates(manifest: Manifest, nodes: Sequence[Manifest], live: Sequence[M
         if wanted["kind"] not in COMPARED:
             continue
         child = found.get((wanted["kind"], wanted["metadata"]["name"]))
-        where = differs(wanted["spec"], child["spec"]) if child else ()
+        where = _difference(wanted["spec"], child["spec"]) if child else ()
         if where is not None:
             lost.append(f"{wanted['kind']} {wanted['metadata']['name']} is not as the spec asks for: {'.'.join(where) or 'it is missing'}")
     return lost
+
+
+def _difference(wanted: Any, live: Any, path: tuple[str, ...] = ()) -> tuple[str, ...] | None:
+    """Where a value is not as wanted; None if it is, but for what the API server and others have added."""
+    parts: list[tuple[str, Any, Any]]
+    if isinstance(wanted, dict):
+        live = live if isinstance(live, dict) else {}
+        parts = [(key, value, live.get(key)) for key, value in wanted.items()]
+    elif isinstance(wanted, list) and wanted and all(isinstance(item, dict) and "name" in item for item in wanted):
+        by_name = {item.get("name"): item for item in live or ()}
+        parts = [(item["name"], item, by_name.get(item["name"])) for item in wanted]
+    elif isinstance(wanted, list):
+        if len(wanted) != len(live or ()):
+            return path
+        parts = [(str(index), a, b) for index, (a, b) in enumerate(zip(wanted, live or (), strict=True))]
+    else:
+        quantity = read_quantity(wanted)
+        return None if wanted == live or not (wanted or live) or (quantity is not None and quantity == read_quantity(live)) else path
+    found = (_difference(value, present, (*path, name)) for name, value, present in parts)
+    return next((where for where in found if where is not None), None)

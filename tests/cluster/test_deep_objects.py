@@ -8,7 +8,7 @@ import pytest
 
 from support.cluster import Cluster, Simulator
 from support.operator_process import OperatorProcess, has, llama
-from vllm_operator.cluster.deep_json import DeepDecoder
+from vllm_operator.cluster.responses import DeepDecoder
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 

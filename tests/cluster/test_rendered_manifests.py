@@ -11,6 +11,7 @@ from support.manifests import CASES, read_case
 from vllm_operator.api.labels import FIELD_MANAGER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.managed_fields import needs_apply, with_digest
 from vllm_operator.rendering.manifests import render
 
 pytestmark = pytest.mark.cluster
@@ -26,7 +27,9 @@ async def apply_all(cluster: Cluster, resource: VLLMDeployment, plan: Plan) -> d
     for manifest in render(resource, plan):
         manifest["metadata"].pop("ownerReferences", None)
         manifest["metadata"]["namespace"] = cluster.namespace
+        manifest = with_digest(manifest)
         live = await cluster.apply(manifest, manager=FIELD_MANAGER)
+        assert not needs_apply(manifest, live), manifest["kind"]
         assert missing(manifest, live) == []
         applied[manifest["kind"]] = live
     return applied

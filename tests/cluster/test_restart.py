@@ -9,6 +9,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
+from vllm_operator.cluster.events import COMPONENT
 
 pytestmark = pytest.mark.cluster
 
@@ -19,6 +20,7 @@ async def versions(cluster: Cluster) -> dict[str, str]:
     """The resourceVersion of everything that the operator writes to."""
     kinds = ("VLLMDeployment", "Deployment", "Service", "PersistentVolumeClaim", "Event", "ReplicaSet")
     found = [item for kind in kinds for item in await cluster.list_all(kind)]
+    found = [item for item in found if item.get("reportingComponent", COMPONENT) == COMPONENT]  # no events of the scheduler
     return {f"{item['metadata']['name']} {item['metadata']['uid']}": item["metadata"]["resourceVersion"] for item in found}
 
 

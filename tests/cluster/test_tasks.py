@@ -17,8 +17,8 @@ from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import RUNNING
 from vllm_operator.app import Operator
 from vllm_operator.cluster.connection import load_configuration
-from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.lease import Fence
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.settings import Settings
 

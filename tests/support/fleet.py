@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from support.operators import Bench, controlled_by_deployment, llama
+from vllm_operator.api.labels import APPLIED_ANNOTATION
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT
 from vllm_operator.pods import reading
 
@@ -84,7 +85,9 @@ class Fleet:
         return next(item for item in self.bench.cluster.all(CLAIM) if item["metadata"]["name"] == name)
 
     def annotations(self, claim: str = "llama-cache") -> dict[str, str]:
-        return dict(self.claim(claim)["metadata"].get("annotations") or {})
+        """The records on a claim; not the digest of its manifest."""
+        annotations = self.claim(claim)["metadata"].get("annotations") or {}
+        return {name: value for name, value in annotations.items() if name != APPLIED_ANNOTATION}
 
     def annotate(self, annotations: dict[str, str], claim: str = "llama-cache") -> None:
         """Somebody sets annotations of a PVC."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.cluster.deep_json import DEPTH_LIMIT, DeepDecoder, cut
+from vllm_operator.cluster.responses import DEPTH_LIMIT, DeepDecoder, cut
 
 
 def nested(depth: int, opening: str = '{"a":', closing: str = "}") -> str:

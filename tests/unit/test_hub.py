@@ -151,9 +151,9 @@ async def test_a_redirection_within_the_hub_keeps_the_token(server: Server, hub:
         (b"\xff\xfe", "is not JSON", False),
         (b"[1]", "is not a JSON object", False),
         (b" " * (SIZE_LIMIT + 1), "is larger than 2 MiB", False),
-        ("ftp://127.0.0.1/x", "redirects to an address that is not followed", False),
-        ("/org/model/resolve/main/config.json", "too many redirections", False),
-        ("", "redirects to an address", False),
+        ("ftp://127.0.0.1/x", "redirects to a URL that is not followed", False),
+        ("/org/model/resolve/main/config.json", "too many redirects", False),
+        ("", "redirects to a URL", False),
     ],
 )
 async def test_what_cannot_be_used_is_said_without_the_token(

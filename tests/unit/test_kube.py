@@ -23,8 +23,8 @@ from vllm_operator.cluster.client import (
     Unavailable,
 )
 from vllm_operator.cluster.connection import MissingConnectionError
-from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.lease import Fence
 
 GOOD, OLD = "bearer good", "bearer old"
 REFUSED = {"kind": "Status", "message": "Unauthorized"}
@@ -99,7 +99,7 @@ async def read_log(client: KubeClient) -> object:
 
 
 @pytest.mark.parametrize("ask", [read, read_log], ids=["an object", "a log"])
-async def test_a_token_that_has_rotated_is_read_anew_and_the_request_repeated(
+async def test_a_token_that_has_rotated_is_read_again_and_the_request_repeated(
     server: Server, connect: Connect, ask: Callable[[KubeClient], Awaitable[object]]
 ) -> None:
     async def reload() -> Configuration:
@@ -146,13 +146,13 @@ def missing() -> Exception:
 
 
 @pytest.mark.parametrize("failure", [missing, TimeoutError], ids=["they are gone", "a program that prints them hangs"])
-async def test_credentials_that_cannot_be_read_anew_are_an_error_of_the_cluster(
+async def test_credentials_that_cannot_be_read_again_are_an_error_of_the_cluster(
     server: Server, connect: Connect, failure: Callable[[], Exception]
 ) -> None:
     async def reload() -> Configuration:
         raise failure()
 
-    with pytest.raises(Unauthorized, match="cannot be read anew"):
+    with pytest.raises(Unauthorized, match="cannot be read again"):
         await read(connect(reload))
 
 
@@ -163,7 +163,7 @@ async def test_a_token_file_that_cannot_be_read_is_an_error_of_the_cluster(serve
 
     client = connect(None)
     client.configuration.refresh_api_key_hook = refresh
-    with pytest.raises(Unauthorized, match="token of the service account cannot be read"):
+    with pytest.raises(Unauthorized, match="token of the ServiceAccount cannot be read"):
         await read(client)
     assert server.seen == []
 

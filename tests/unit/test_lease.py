@@ -9,8 +9,7 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.cluster.client import CONFIG_MAP, LEASE, Forbidden, NotLeading, Unavailable
-from vllm_operator.cluster.fence import Fence
-from vllm_operator.cluster.lease import Record, Sighting, held, may_take, new_lease, read_lease, sight
+from vllm_operator.cluster.lease import Fence, Record, Sighting, held, may_take, new_lease, read_lease, sight
 from vllm_operator.runtime import leadership
 from vllm_operator.runtime.health import Readiness
 from vllm_operator.runtime.leadership import Leadership, LeadershipLost

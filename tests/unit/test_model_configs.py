@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from support.operators import KEY, Bench, llama
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
-from vllm_operator.cluster.hub import FakeHub, HubAnswer
+from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.runtime.model_configs import TROUBLE_SECONDS, ModelConfigs
 from vllm_operator.runtime.reconciler import Result
 
@@ -29,6 +30,26 @@ MLA = {
 
 def unknown(name: str = "llama", **model: Any) -> dict[str, Any]:
     return llama(name, model={"uri": "hf://someone/unheard-of", **model})
+
+
+class FakeHub:
+    """A hub in memory: `answers` by repository. `asked` are all calls of `read`; `wait` delays them."""
+
+    def __init__(self, **configs: Mapping[str, Any]) -> None:
+        """`configs` by the name of the repository, with two underscores for `/`."""
+        self.answers = {name.replace("__", "/"): HubAnswer(config) for name, config in configs.items()}
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.wait: asyncio.Event | None = None
+
+    async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Return what `answers` has."""
+        self.asked.append((repository, revision, token))
+        if self.wait is not None:
+            await self.wait.wait()
+        return self.answers.get(repository, HubAnswer(trouble=f"The hub has no {repository}."))
+
+    async def close(self) -> None:
+        """Nothing to close."""
 
 
 class Operator(Bench):

@@ -227,7 +227,7 @@ class Forgetful(FakeCluster):
 
 
 async def test_what_is_remembered_of_children_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vllm_operator.cluster.apply.MAX_REMEMBERED", 8)
+    monkeypatch.setattr("vllm_operator.cluster.apply.MAX_CHECKED", 8)
     applier = Applier(Forgetful())
     for number in range(50):
         metadata = {"name": f"llama-{number}", "namespace": "default", "labels": {}}

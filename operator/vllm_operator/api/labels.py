@@ -33,6 +33,9 @@ REPLAN_ANNOTATION = f"{GROUP}/replan"
 PRIME_ANNOTATION = f"{GROUP}/prime"
 """On a VLLMDeployment: prime the caches of this cache key, or of any key if `"true"`, before the rollout."""
 
+APPLIED_ANNOTATION = f"{GROUP}/applied-digest"
+"""On a child: digest of the manifest that the operator last applied."""
+
 CLAIM_FIELD_MANAGER = "vllm-operator-cache"
 """Field manager of the records on a PersistentVolumeClaim, including one that the user created."""
 USED_ANNOTATION_PREFIX = f"used.{GROUP}/"

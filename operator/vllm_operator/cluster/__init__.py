@@ -1,8 +1,8 @@
-"""Every call to the Kubernetes API and to the model hub, behind small Protocols .
+"""The Kubernetes API and the model hub: the only package that sends requests.
 
-the client    client (the Protocol), kube (a real API server), answers, connection, deep_json, mirror (from memory)
-reading       observe, selectors (by which labels), inventory, explanations, schema (which fields there are)
-writing       apply, ownership (what is to be written), recent (what it remembers), events, records
-one writer    lease, fence
-the hub       hub
+interface   client (Protocol, kinds, selectors, errors)
+transport   kube (a real API server), connection (how to connect), responses (parsing), mirror (reads from memory)
+reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
+writing     apply (children), managed_fields (whether they are up to date), events, lease (leader election)
+hub         hub
 """

@@ -1,24 +1,29 @@
-"""Make the children what they should be: write only what differs, only what is ours.
+"""Apply the desired children of a VLLMDeployment: write only what differs, and only what the operator owns.
 
-A child is read as part of the observation; the wish is compared with it (`ownership`), and the API server is
-called only where something is to do. So a restart of the operator writes nothing, drift in a field of ours is
-undone, and what others own stays.
+A child is up to date if both hold:
 
-A child of the same name that is not ours is never taken over: the first apply is without force, and says so. A
-PersistentVolumeClaim holds data, so for a claim more is asked: the operator must have created it (`cache_actions.claims`).
+* its annotation `vllm-operator.dev/applied-digest` is the digest of the desired manifest;
+* `metadata.managedFields` says that the operator still owns exactly the desired fields (`managed_fields`).
+
+The API server stores both, so a restart of the operator writes nothing. Otherwise the child is applied (server-side apply),
+which corrects drift and keeps the fields of others. A child that was found up to date is checked again only after it or its
+desired manifest has changed.
+
+An object of the same name that the operator did not create is never taken over.
 """
 
 import asyncio
 import hashlib
 import logging
 import marshal
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api import labels
 from vllm_operator.caches.volumes import is_created_by_operator
-from vllm_operator.cluster import ownership
+from vllm_operator.cluster import managed_fields
 from vllm_operator.cluster.client import (
     AUTOSCALER,
     CLAIM,
@@ -35,25 +40,21 @@ from vllm_operator.cluster.client import (
     kind_of,
 )
 from vllm_operator.cluster.observe import is_controlled_by, is_of_earlier
-from vllm_operator.cluster.recent import Recent
 
 log = logging.getLogger(__name__)
 
 PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE)
-"""Kinds that are deleted when they are not wished any more. Never a claim: it holds what took hours to build."""
+"""Kinds whose children are deleted when they are no longer desired. Never a PersistentVolumeClaim: it holds data."""
 CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
-"""Where additions by others are removed. Elsewhere they are somebody's wish: a paused rollout, an address of a load balancer."""
-TEMPLATE = "spec/template/"
+"""Where additions of others are removed. Elsewhere they stay, such as a paused rollout or the address of a load balancer."""
+MAX_CHECKED = 20_000
+"""Children whose last check is remembered. The one that was looked at longest ago is forgotten first."""
 _FINAL = (Invalid, Forbidden, NotFound)
-"""Errors of which the user, not time, is rid: the wish must change, or a permission, or a namespace is gone."""
-MAX_REMEMBERED = 20_000
-"""Children of which something is remembered; the one that was looked at longest ago is forgotten first."""
+"""Errors that no retry resolves: the desired state, a permission or the namespace must change."""
 _ONLY_IF_ABSENT = {"resourceVersion": "1"}
-"""With this in its metadata an apply creates an object and fails on one that exists: no object has this version."""
-_WITHOUT_REFERENCES = 2
-"""The last version of marshal's format whose bytes depend on nothing but the value."""
-SCALER = "kube-controller-manager"
-"""Writes `replicas` through the scale subresource on behalf of a HorizontalPodAutoscaler."""
+"""Metadata with which an apply creates an object, and fails if it exists: no object has this version."""
+_MARSHAL_VERSION = 2
+"""The last version without references to earlier objects: equal values have equal bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,44 +71,51 @@ class Refusal:
 
 @dataclass(slots=True)
 class Applied:
-    """What applying did: the children as they are now, what was refused, and whether something is on its way out.
+    """The result of applying.
 
-    `waiting` is why a child has to be applied later; None if nothing is open.
+    Attributes:
+        children: The children as they are now.
+        refusals: Children that could not be applied, and why.
+        not_kept: For each Deployment, the first applied field of its Pod template that it lacks or has with another value.
+        written: Number of writes.
+        waiting: Why a child has to be applied later; None if none has.
+        failure: The error that ended applying, worth a retry. What was written before stays.
     """
 
     children: list[Manifest] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
     not_kept: list[str] = field(default_factory=list)
-    """Fields of Pod templates that were applied and that the object does not have so: the first one of each Deployment."""
     written: int = 0
     waiting: str | None = None
     failure: ClusterError | None = None
-    """What stopped it: worth another try, and not the fault of one child. What was written so far stays."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """A child that is up to date: what it and the desired manifest were like, and which field of the template it lacks."""
+
+    mark: str
+    not_kept: str | None
 
 
 class Applier:
-    """Applies the children of one VLLMDeployment after the other."""
+    """Applies the children of VLLMDeployments."""
 
     def __init__(self, client: ClusterClient, *, count: Callable[[str, str], None] = lambda verb, kind: None) -> None:
         """`count` is called with the verb and the kind of each write."""
         self._client = client
         self._count = count
-        # What an apply did not change: fields that this API server does not know. By uid of the child.
-        self._accepted: Recent[tuple[str, str]] = Recent(MAX_REMEMBERED)
-        # What others insist on adding to a child. By uid.
-        self._tolerated: Recent[tuple[str, ...]] = Recent(MAX_REMEMBERED)
-        # Children that were found to be as wished, by uid: what the wish and the child were like then.
-        self._settled: Recent[str] = Recent(MAX_REMEMBERED)
+        self._checked: OrderedDict[str, _Check] = OrderedDict()  # by uid of the child
 
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
-        """Make the children so, as far as it goes: an error that is worth another try ends it, and is in `failure`.
+        """Apply the desired objects, and prune children that are not desired.
 
-        `live` are the children found by label.
+        An error that is worth a retry ends it, and is in `failure`. `live` are the children that were found by label.
         """
         result = Applied()
         found = {_identity(child): child for child in live}
         for group in _in_order(desired_objects):
-            calls = [self._bring(owner, desired, found.get(_identity(desired)), result) for desired in group]
+            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in group]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
                 if isinstance(outcome, ClusterError):
                     result.failure = result.failure or outcome
@@ -115,7 +123,7 @@ class Applier:
                     raise outcome
             if result.failure is not None:
                 break
-        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # not by whose answer came first
+        result.refusals.sort(key=lambda refusal: (refusal.kind, refusal.name))  # not by the order of the answers
         if not result.refusals and result.failure is None:
             try:
                 await self._prune(owner, desired_objects, live, result)
@@ -123,58 +131,104 @@ class Applier:
                 result.failure = error
         return result
 
-    async def _bring(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
-        """Make one child so, and note in the result what became of it."""
+    async def scale(self, child: Manifest, replicas: int) -> Manifest:
+        """Set the replicas of a Deployment and nothing else, unless a HorizontalPodAutoscaler scales it.
+
+        Raises:
+            ClusterError: It could not be written.
+        """
+        desired = await self._without_scaled_replicas({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
+        if not desired["spec"] or child["spec"].get("replicas") == replicas:
+            return child
+        now = await _patch(self._client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
+        self._count("patch", child["kind"])
+        return now
+
+    async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
+        """Apply one child, and add the outcome to the result."""
         if child is None and desired["kind"] == CLAIM.kind:
-            child = await self._find(desired)  # it may be there without our labels
-        if child is not None and await self._leaving(child, owner):
+            child = await self._find(desired)  # it may exist without the operator's labels
+        if child is not None and await self._is_leaving(child, owner):
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
             if child is not None and child["kind"] == CLAIM.kind and not is_created_by_operator(child):
-                raise Conflict("not ours")
-            result.children.append(await self._apply_ours(owner, desired, child, result))
+                raise Conflict("not created by the operator")
+            result.children.append(await self._apply_relabeled(owner, desired, child, result))
         except (Conflict, *_FINAL) as error:
-            if isinstance(error, Conflict) and not await self._is_foreign(desired):
+            if isinstance(error, Conflict) and not await self._is_of_others(desired):
                 raise
             result.refusals.append(Refusal(desired["kind"], desired["metadata"]["name"], _explain_conflict(desired, error)))
             if child is not None:
-                result.children.append(await self._without_owner(desired, child, error, result))
+                result.children.append(await self._apply_without_owner(desired, child, error, result))
 
-    async def _apply_ours(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
-        """Apply one child, also where somebody has changed the labels by which it is found."""
+    async def _apply_relabeled(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        """Apply one child, also if somebody has changed the labels by which it is found."""
         try:
-            now = await self._apply_one(desired, child, result)
+            return await self._apply_one(desired, child, result)
         except Conflict:
             live = await self._find(desired) if child is None else None
             if live is None or not is_controlled_by(live, owner):
                 raise
-            now = await self._apply_one(desired, live, result)
-        digest, place = self._accepted.get(now["metadata"].get("uid", "")) or ("", "")
-        if digest and place.startswith(TEMPLATE) and kind_of(now) == DEPLOYMENT:
-            result.not_kept.append(place.replace("/", "."))
-        return now
+            return await self._apply_one(desired, live, result)
 
     async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
-        if child is None:
-            # no force: what exists under this name without our labels is not ours
-            fresh = {**desired, "metadata": {**desired["metadata"], **_ONLY_IF_ABSENT}} if desired["kind"] == CLAIM.kind else desired
-            created = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
-            return self._written("apply", created, desired, result)
-        desired = await self._without_scaled(desired, child)
-        mark = _mark(desired, child)
+        if child is not None:
+            desired = await self._without_scaled_replicas(desired, child)
+        check = None if child is None else self._checked.get(child["metadata"].get("uid", ""))
+        if child is None or check is None or check.mark != _mark(desired, child):
+            child = await self._bring_up_to_date(desired, child, result)
+            check = _Check(_mark(desired, child), _find_unkept(desired, child))
         uid = child["metadata"].get("uid", "")
-        if self._settled.get(uid) == mark:
-            return child
-        if self._needs_apply(desired, child):
-            child = self._written("apply", await self._apply_over(desired, child, result), desired, result)
-        if kind_of(desired) in CLEANED:
-            child = await self._clean(desired, child, result)
-        self._settle(uid, desired, child)
+        self._checked[uid] = check
+        self._checked.move_to_end(uid)
+        if len(self._checked) > MAX_CHECKED:
+            self._checked.popitem(last=False)
+        if check.not_kept is not None:
+            result.not_kept.append(check.not_kept)
         return child
 
-    async def _without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
-        """Apply the rest of a claim where the API server refuses its new owner; return the claim as it is then.
+    async def _bring_up_to_date(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
+        digested = managed_fields.with_digest(desired)
+        if child is None:
+            # without force: an object of this name without the operator's labels belongs to others
+            fresh = {**digested, "metadata": digested["metadata"] | (_ONLY_IF_ABSENT if desired["kind"] == CLAIM.kind else {})}
+            child = await self._client.apply(fresh, manager=labels.FIELD_MANAGER, force=False)
+            self._wrote("apply", child, result)
+        elif managed_fields.needs_apply(digested, child):
+            child = await self._apply_over(digested, child, result)
+            self._wrote("apply", child, result)
+        return await self._clean(desired, child, result) if kind_of(desired) in CLEANED else child
+
+    async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Apply a child that exists, also if the result of merging with the fields of others is invalid.
+
+        Such fields are a port with the name of a desired one, or the parameters of another strategy. The parts of the spec that
+        differ are then replaced first.
+        """
+        try:
+            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+        except Invalid as refused:
+            operations = _replacements(desired, child)
+            if not operations:
+                raise
+            try:
+                self._wrote("patch", await _patch(self._client, child, operations), result)
+            except Invalid:
+                raise refused from None
+            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
+
+    async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
+        """Remove what others have added where the operator allows no additions."""
+        if not (pointers := _additions(child, desired)):
+            return child
+        log.info("removing %s from %s %s: added by others", ", ".join(pointers), child["kind"], child["metadata"]["name"])
+        now = await _patch(self._client, child, [{"op": "remove", "path": pointer} for pointer in pointers])
+        self._wrote("patch", now, result)
+        return now
+
+    async def _apply_without_owner(self, desired: Manifest, child: Manifest, error: ClusterError, result: Applied) -> Manifest:
+        """Apply the rest of a PersistentVolumeClaim if the API server refuses its new owner; return it as it is then.
 
         The admission plugin OwnerReferencesPermissionEnforcement lets only those add an owner who may delete the object.
         """
@@ -184,113 +238,30 @@ class Applier:
         try:
             return await self._apply_one({**desired, "metadata": metadata}, child, result)
         except (Conflict, *_FINAL):
-            return child  # what is wrong was said
+            return child  # the first error is reported
 
-    def _settle(self, uid: str, desired: Manifest, child: Manifest) -> None:
-        """Remember that a child is as wished, or as near to it as can be: comparing costs more than all else here."""
-        self._settled.put(uid, _mark(desired, child))
-
-    async def scale(self, child: Manifest, replicas: int) -> Manifest:
-        """Give a Deployment this many replicas and change nothing else; one that an autoscaler scales is left alone.
-
-        Raises:
-            ClusterError: It could not be written.
-        """
-        desired = await self._without_scaled({"kind": child["kind"], "spec": {"replicas": replicas}}, child)
-        if not desired["spec"] or child["spec"].get("replicas") == replicas:
-            return child
-        metadata = child["metadata"]
-        operations: list[Manifest] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
-            {"op": "add", "path": "/spec/replicas", "value": replicas},
-        ]
-        self._count("patch", child["kind"])
-        return await self._client.patch(DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=labels.FIELD_MANAGER)
-
-    async def _apply_over(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Apply over what is there, even where what others have set forbids to lay the wish beside it.
-
-        An apply merges: a port of theirs with the name of ours, or the parameters of another strategy, stay and
-        make the whole invalid. Then what differs is replaced first.
-        """
-        try:
-            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
-        except Invalid as refused:
-            metadata = child["metadata"]
-            operations = replacements(desired, child)
-            if not operations:
-                raise
-            operations.insert(0, {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
-            place = (kind_of(child), metadata["name"], metadata.get("namespace"))
-            try:
-                await self._client.patch(*place, operations, manager=labels.FIELD_MANAGER)
-            except Invalid:
-                raise refused from None
-            self._count("patch", child["kind"])
-            result.written += 1
-            return await self._client.apply(desired, manager=labels.FIELD_MANAGER)
-
-    def _needs_apply(self, desired: Manifest, child: Manifest) -> bool:
-        fields = ownership.owned_fields(child, labels.FIELD_MANAGER)
-        if fields is None or ownership.owns_more(fields, desired) or ownership.lost_field(child, desired, labels.FIELD_MANAGER):
-            return True
-        place = ownership.differs(desired, child)
-        if place is None or self._accepted.get(child["metadata"].get("uid", "")) == (_digest(desired), "/".join(place)):
-            return False
-        log.debug("%s %s differs at %s", desired["kind"], desired["metadata"]["name"], ".".join(place))
-        return True
-
-    def _written(self, verb: str, now: Manifest, desired: Manifest, result: Applied) -> Manifest:
+    def _wrote(self, verb: str, child: Manifest, result: Applied) -> None:
         result.written += 1
-        self._count(verb, now["kind"])
-        place = ownership.differs(desired, now)
-        uid = now["metadata"].get("uid", "")
-        if place is None:
-            self._accepted.drop(uid)
-        else:
-            # once more would change nothing either
-            self._accepted.put(uid, (_digest(desired), "/".join(place)))
-            log.warning("%s %s: the API server did not take over %s", now["kind"], now["metadata"]["name"], ".".join(place))
-        return now
+        self._count(verb, child["kind"])
 
-    async def _clean(self, desired: Manifest, child: Manifest, result: Applied) -> Manifest:
-        """Remove what others have added inside of our spec."""
-        pointers = _additions(child, desired)
-        metadata = child["metadata"]
-        uid = metadata.get("uid", "")
-        if not pointers or self._tolerated.get(uid) == pointers:
-            return child
-        log.info("removing %s from %s %s: added by somebody else", ", ".join(pointers), child["kind"], metadata["name"])
-        operations: list[Manifest] = [{"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}]
-        operations += [{"op": "remove", "path": pointer} for pointer in pointers]
-        namespace = metadata.get("namespace")
-        now = await self._client.patch(kind_of(child), metadata["name"], namespace, operations, manager=labels.FIELD_MANAGER)
-        left = _additions(now, desired)
-        if left:  # an admission webhook insists: do not fight
-            self._tolerated.put(uid, left)
-        else:
-            self._tolerated.drop(uid)
-        return self._written("patch", now, desired, result)
-
-    async def _is_foreign(self, desired: Manifest) -> bool:
-        """Whether what exists under the name of a wish is not ours."""
-        live = await self._find(desired)
-        if live is None or live["kind"] == CLAIM.kind:
+    async def _is_of_others(self, desired: Manifest) -> bool:
+        """Whether the object of this name is not the operator's."""
+        if (live := await self._find(desired)) is None or live["kind"] == CLAIM.kind:
             return live is not None and not is_created_by_operator(live)
         ours, theirs = desired["metadata"]["labels"], live["metadata"].get("labels") or {}
         return any(theirs.get(name) != ours.get(name) for name in (labels.MANAGED_BY_LABEL, labels.INSTANCE_LABEL))
 
     async def _find(self, desired: Manifest) -> Manifest | None:
-        """What exists under the name of a wish, whatever its labels."""
+        """The object with the name of a desired one, whatever its labels."""
         try:
             return await self._client.get(kind_of(desired), desired["metadata"]["name"], desired["metadata"].get("namespace"))
         except NotFound:
             return None
 
-    async def _leaving(self, child: Manifest, owner: Manifest) -> bool:
-        """Whether a child is on its way out, or belongs to an earlier object of the same name and must go.
+    async def _is_leaving(self, child: Manifest, owner: Manifest) -> bool:
+        """Whether a child is being deleted. A child of an earlier object of the same name is deleted here.
 
-        The garbage collector deletes a claim. The operator never does.
+        The exception is a PersistentVolumeClaim, which only the garbage collector deletes.
         """
         if child["metadata"].get("deletionTimestamp"):
             return True
@@ -301,12 +272,12 @@ class Applier:
         return True
 
     async def _prune(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest], result: Applied) -> None:
-        wanted = {_identity(desired) for desired in desired_objects}
+        desired = {_identity(manifest) for manifest in desired_objects}
         for child in live:
             metadata = child["metadata"]
-            ours = any(ref.get("uid") == owner["metadata"]["uid"] for ref in metadata.get("ownerReferences") or ())
-            if ours and kind_of(child) in PRUNED and _identity(child) not in wanted and not metadata.get("deletionTimestamp"):
-                log.info("deleting %s %s: not wanted any more", child["kind"], metadata["name"])
+            is_owned = any(ref.get("uid") == owner["metadata"]["uid"] for ref in metadata.get("ownerReferences") or ())
+            if is_owned and kind_of(child) in PRUNED and _identity(child) not in desired and not metadata.get("deletionTimestamp"):
+                log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
                 await self._delete(child)
                 result.written += 1
 
@@ -315,10 +286,10 @@ class Applier:
         self._count("delete", child["kind"])
         await self._client.delete(kind_of(child), metadata["name"], metadata.get("namespace"), uid=metadata.get("uid"))
 
-    async def _without_scaled(self, desired: Manifest, child: Manifest) -> Manifest:
-        """Leave `replicas` out of the wish where a HorizontalPodAutoscaler sets it on the Deployment itself."""
-        replicas = desired.get("spec", {}).get("replicas")
-        if desired["kind"] != DEPLOYMENT.kind or replicas is None or not _scaled(child) or not await self._has_autoscaler(child):
+    async def _without_scaled_replicas(self, desired: Manifest, child: Manifest) -> Manifest:
+        """The desired Deployment without `replicas` if a HorizontalPodAutoscaler sets them on the Deployment itself."""
+        is_given = desired["kind"] == DEPLOYMENT.kind and desired.get("spec", {}).get("replicas") is not None
+        if not is_given or not managed_fields.is_scaled(child) or not await self._has_autoscaler(child):
             return desired
         return {**desired, "spec": {key: value for key, value in desired["spec"].items() if key != "replicas"}}
 
@@ -326,42 +297,83 @@ class Applier:
         try:
             autoscalers = await self._client.find(AUTOSCALER, child["metadata"].get("namespace"))
         except Forbidden:
-            return True  # leave it: who may not look must not judge
+            return True  # it cannot be ruled out
         targets = [item.get("spec", {}).get("scaleTargetRef", {}) for item in autoscalers]
         return any((t.get("kind"), t.get("name")) == (DEPLOYMENT.kind, child["metadata"]["name"]) for t in targets)
 
 
+async def annotate_claim(client: ClusterClient, claim: Manifest, changes: Mapping[str, str | None]) -> Manifest:
+    """Set annotations of a PersistentVolumeClaim, or remove those that are None; return it as it is then.
+
+    Several VLLMDeployments may share it, and a user may have created it. So only these annotations are written, by a field
+    manager of their own, and only if the claim has not changed since it was read.
+
+    Raises:
+        Conflict: It has changed; read it again.
+        ClusterError: It could not be written.
+    """
+    metadata = claim["metadata"]
+    present: Mapping[str, str] = metadata.get("annotations") or {}
+    changed = {name: value for name, value in changes.items() if value != present.get(name)}
+    if not changed:
+        return claim
+    operations: list[Manifest] = [] if "annotations" in metadata else [{"op": "add", "path": "/metadata/annotations", "value": {}}]
+    for name, value in changed.items():
+        path = "/metadata/annotations/" + name.replace("~", "~0").replace("/", "~1")
+        operations.append({"op": "remove", "path": path} if value is None else {"op": "add", "path": path, "value": value})
+    return await _patch(client, claim, operations, manager=labels.CLAIM_FIELD_MANAGER)
+
+
+async def _patch(client: ClusterClient, live: Manifest, operations: Sequence[Manifest], *, manager: str = labels.FIELD_MANAGER) -> Manifest:
+    """Change an object by JSON patch, unless it has changed since it was read (Conflict)."""
+    metadata = live["metadata"]
+    test = {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]}
+    return await client.patch(kind_of(live), metadata["name"], metadata.get("namespace"), [test, *operations], manager=manager)
+
+
+def _find_unkept(desired: Manifest, child: Manifest) -> str | None:
+    """The first applied field of the Pod template that a Deployment lacks or has with another value; None if there is none."""
+    if kind_of(child) != DEPLOYMENT:
+        return None
+    fields = (managed_fields.find_applied(child) or {}).get("f:spec", {}).get("f:template", {})
+    template = desired["spec"].get("template")
+    path = managed_fields.find_unkept(fields, template, child["spec"].get("template"))
+    if path is None:
+        return None
+    name = ".".join(("spec", "template", *path))
+    log.warning("the API server did not keep %s of Deployment %s", name, child["metadata"]["name"])
+    return name
+
+
 def _in_order(desired_objects: Sequence[Manifest]) -> tuple[list[Manifest], list[Manifest]]:
-    """What Pods need to be scheduled comes first. A Service does not: API servers make many of them slowly, one by one."""
+    """What Pods need to be scheduled comes first, but no Service: API servers create many Services slowly, one by one."""
     first = [desired for desired in desired_objects if desired["kind"] in (CLAIM.kind, CLAIM_TEMPLATE.kind)]
     return first, [desired for desired in desired_objects if desired not in first]
 
 
-def _scaled(child: Manifest) -> bool:
-    for entry in child["metadata"].get("managedFields") or ():
-        fields = (entry.get("fieldsV1") or {}).get("f:spec") or {}
-        if entry.get("manager") == SCALER and entry.get("subresource") == "scale" and "f:replicas" in fields:
-            return True
-    return False
-
-
-def replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
-    """JSON patch operations that replace each part of the spec that is not as wished; nothing that others own beside it."""
+def _replacements(desired: Manifest, child: Manifest) -> list[Manifest]:
+    """JSON patch operations that replace each part of the spec that is not as desired, and nothing else."""
     operations: list[Manifest] = []
     live = child.get("spec") or {}
-    foreign = _additions(child, desired) if kind_of(child) in CLEANED else ()
+    applied: Mapping[str, Any] = (managed_fields.find_applied(child) or {}).get("f:spec", {})
+    additions = _additions(child, desired) if kind_of(child) in CLEANED else ()
     for key, value in (desired.get("spec") or {}).items():
-        place, wanted, present = f"/spec/{key}", value, live.get(key)
+        path, wanted, present, fields = f"/spec/{key}", value, live.get(key), applied.get(f"f:{key}")
         if key == "template":
-            place, wanted, present = "/spec/template/spec", value.get("spec"), (present or {}).get("spec")
-        if ownership.differs(wanted, present, ("spec", key)) is not None or any(pointer.startswith(f"{place}/") for pointer in foreign):
-            operations.append({"op": "replace" if present is not None else "add", "path": place, "value": wanted})
+            path, wanted, present, fields = f"{path}/spec", value.get("spec"), (present or {}).get("spec"), (fields or {}).get("f:spec")
+        is_same = (
+            fields is not None
+            and managed_fields.find_difference(fields, wanted) is None
+            and managed_fields.find_unkept(fields, wanted, present) is None
+        )
+        if not is_same or any(pointer.startswith(f"{path}/") for pointer in additions):
+            operations.append({"op": "replace" if present is not None else "add", "path": path, "value": wanted})
     return operations
 
 
 def _additions(child: Manifest, desired: Manifest) -> tuple[str, ...]:
     place = CLEANED[kind_of(child)]
-    return tuple(pointer for pointer in ownership.fields_of_others(child, desired, labels.FIELD_MANAGER) if pointer.startswith(place))
+    return tuple(pointer for pointer in managed_fields.find_additions(child, desired) if pointer.startswith(place))
 
 
 def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
@@ -378,13 +390,11 @@ def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _mark(desired: Manifest, child: Manifest) -> str:
-    """Changes whenever the wish, or anything that it is compared with, changes; not with the child's status."""
+    """Changes with the desired manifest and with what a check reads of the child, but not with the status of a Deployment.
+
+    It is computed for each child in each reconciliation: marshal takes a tenth of the time of sorted JSON.
+    """
     metadata = child["metadata"]
     version = metadata["generation"] if child["kind"] == DEPLOYMENT.kind else metadata.get("resourceVersion")
-    seen = [metadata.get("labels"), metadata.get("annotations"), metadata.get("ownerReferences")]
-    return f"{version} {_digest(desired)} {hash(marshal.dumps(seen, _WITHOUT_REFERENCES))}"
-
-
-def _digest(desired: Manifest) -> str:
-    """Changes with the wish. It is taken of every child at every look: marshal takes a tenth of the time of sorted JSON."""
-    return hashlib.sha256(marshal.dumps(desired, _WITHOUT_REFERENCES)).hexdigest()
+    read = [desired, *(metadata.get(name) for name in ("labels", "annotations", "ownerReferences"))]
+    return f"{version} {hashlib.sha256(marshal.dumps(read, _MARSHAL_VERSION)).hexdigest()}"

@@ -1,19 +1,19 @@
-"""What the operator asks of a Kubernetes API server: eleven verbs on plain dictionaries.
+"""The Kubernetes API as the operator uses it: a Protocol with eleven methods, kinds, selectors and errors.
 
-Manifests are camelCase dictionaries as they go over the wire, never typed models: a model of an older
-schema drops the fields that it does not know, and writing it back would delete them.
+Manifests are plain dictionaries, as on the wire. Typed models would drop fields that they do not know, and writing them back would
+delete these fields.
 
-Everything that can go wrong is one of these; the reconciler decides by the class alone:
+Every failure is one of these errors. The reconciler decides by their class alone:
 
     ClusterError
     ├── NotFound         404: no such object, or the API server does not serve this kind
-    ├── Conflict         409: the object changed meanwhile, exists already, or a field belongs to someone else
-    ├── Forbidden        403: names the verb and the resource that the operator lacks
-    ├── Invalid          400, 422: the API server's own words say which field and why; only a change helps
+    ├── Conflict         409: the object has changed, exists already, or another manager owns a field
+    ├── Forbidden        403: the operator lacks a permission
+    ├── Invalid          400, 422: the API server refuses the object; a retry does not help
     ├── Gone             410: the resourceVersion is too old
-    └── Unavailable      no connection, time-out, 429, 5xx: worth another try
-        ├── Unauthorized     401: the API server does not accept the credentials, even when they are read anew
-        └── NotLeading       nothing was sent: another operator may lead by now
+    └── Unavailable      no connection, timeout, 429, 5xx: a retry may help
+        ├── Unauthorized     401: the API server does not accept the credentials, even after they were read again
+        └── NotLeading       this operator does not hold the Lease; nothing was sent
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -33,7 +33,7 @@ Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of object and where the API server serves it. `api_version` is `v1` or `group/version`."""
+    """A kind of objects and its path on the API server. `api_version` is `v1` or `group/version`."""
 
     api_version: str
     kind: str
@@ -46,7 +46,7 @@ class Kind:
         return self.api_version.partition("/")[0] if "/" in self.api_version else ""
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
-        """The URL path of the collection, of one object, or of a subresource of it."""
+        """The URL path of the collection, of one object, or of one of its subresources."""
         parts = ["apis" if self.group else "api", self.api_version]
         if namespace and self.namespaced:
             parts += ["namespaces", namespace]
@@ -104,24 +104,40 @@ def kind_of(manifest: Mapping[str, Any]) -> Kind:
     for kind in KINDS:
         if (kind.api_version, kind.kind) == (manifest.get("apiVersion"), manifest.get("kind")):
             return kind
-    raise LookupError(f"{manifest.get('apiVersion')} {manifest.get('kind')} is not a kind that the operator works with")
+    raise LookupError(f"{manifest.get('apiVersion')} {manifest.get('kind')} is not a kind that the operator uses")
 
 
-# ruff: noqa: N818 - they are named as the API server names them
+def selector_of(kind: Kind) -> dict[str, str]:
+    """The labels by which objects of a kind are listed and watched; empty for all objects of the kind.
+
+    Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Pods of others
+    may have it too: `vllm_operator.pods.owner` tells whose a Pod is.
+    """
+    if kind == VLLM_DEPLOYMENT:
+        return {}
+    return {labels.NAME_LABEL: labels.NAME} if kind == POD else {labels.MANAGED_BY_LABEL: labels.MANAGED_BY}
+
+
+def children_of(kind: Kind, name: str) -> dict[str, str]:
+    """The labels of the children of this kind of one VLLMDeployment."""
+    return selector_of(kind) | {labels.INSTANCE_LABEL: name}
+
+
+# ruff: noqa: N818 - they have the names of the API server's reasons
 class ClusterError(Exception):
-    """The API server did not do what it was asked. `str()` is its own words where it had any."""
+    """A request to the API server failed. `str()` is the message of the API server if there is one."""
 
 
 class NotFound(ClusterError):
-    """No such object, or no such kind on this server."""
+    """There is no such object, or the API server does not serve this kind."""
 
 
 class Conflict(ClusterError):
-    """The object changed since it was read, exists already, or another manager owns a field."""
+    """The object has changed since it was read, exists already, or another manager owns a field."""
 
 
 class Forbidden(ClusterError):
-    """The operator's account lacks a permission."""
+    """The account of the operator lacks a permission."""
 
     def __init__(self, message: str, *, verb: str = "", resource: str = "") -> None:
         super().__init__(message)
@@ -130,7 +146,7 @@ class Forbidden(ClusterError):
 
 
 class Invalid(ClusterError):
-    """The API server refused the object; `causes` are (field, why)."""
+    """The API server refused the object. `causes` are pairs of a field and a message."""
 
     def __init__(self, message: str, *, causes: tuple[tuple[str, str], ...] = ()) -> None:
         super().__init__(message)
@@ -138,11 +154,11 @@ class Invalid(ClusterError):
 
 
 class Gone(ClusterError):
-    """The resourceVersion asked for is too old."""
+    """The requested resourceVersion is too old."""
 
 
 class Unavailable(ClusterError):
-    """The API server cannot be reached or cannot answer now. `retry_after` is in seconds, where it said so."""
+    """The API server cannot be reached or cannot respond now. `retry_after` is in seconds; None if it does not say."""
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -150,16 +166,16 @@ class Unavailable(ClusterError):
 
 
 class Unauthorized(Unavailable):
-    """The API server does not accept the credentials. Tokens rotate, so it is worth another try."""
+    """The API server does not accept the credentials. They may be renewed, so a retry may help."""
 
 
 class NotLeading(Unavailable):
-    """This process does not hold the Lease now, so nothing was sent."""
+    """This process does not hold the Lease, so nothing was sent."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogRequest:
-    """Which log to read. `since` is an RFC 3339 time; the server cuts it to whole seconds."""
+    """Which log to read. `since` is an RFC 3339 time, which the API server truncates to seconds."""
 
     namespace: str
     pod: str
@@ -171,13 +187,13 @@ class LogRequest:
 
 
 class ClusterClient(Protocol):
-    """The verbs. All raise `ClusterError`s; none waits longer than the time-out it was built with."""
+    """Requests to the API server. All raise `ClusterError`, and none waits longer than the timeout of the client."""
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. Raises NotFound."""
 
     async def get_path(self, path: str) -> Manifest:
-        """Read a JSON document of the API server that is no object, for example `/version`."""
+        """Read a JSON document that is not an object, for example `/version`."""
 
     async def find(
         self,
@@ -188,39 +204,39 @@ class ClusterClient(Protocol):
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
     ) -> Sequence[Manifest]:
-        """List objects. `cached` accepts an answer that is a moment old and costs the server less."""
+        """List objects. `cached` accepts a result from the watch cache, which may be a moment old and costs less."""
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
-        """Create or change an object by server-side apply and return it as it is now.
+        """Create or change an object by server-side apply; return it as it is then.
 
-        Without `force`, a field that another manager owns with another value is a Conflict.
+        Without `force`, it is a Conflict if another manager owns a field with another value.
         """
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
-        """Apply the status of an object. Raises NotFound where the object is gone."""
+        """Apply the status of an object. Raises NotFound if the object is gone."""
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """Apply a JSON patch (RFC 6902). A failed `test` operation is a Conflict."""
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object. Raises Conflict where it exists."""
+        """Create an object. Raises Conflict if it exists."""
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
-        """Delete an object, if it is still the one with this uid. An object that is gone is no error."""
+        """Delete an object if it still has this uid. It is no error if the object is gone."""
 
     def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
-        """Open a log with timestamps; iterate over its bytes in pieces of at most 64 KiB.
+        """Open a log with timestamps; iterate over its bytes in chunks of at most 64 KiB.
 
-        That the stream ends says nothing about the container: it ends also when the kubelet restarts.
+        The end of the stream does not mean that the container has ended: it also ends when the kubelet restarts.
         """
 
     def watch(
         self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Watch one object that need not exist; iterate over what happens to it, until `seconds` have passed.
+        """Watch one object, which need not exist, for at most `seconds`; yield once for each event.
 
-        Whatever happens after this was opened is told. What happened before must be asked for; that the object is there is
-        told too. It may end earlier: open it again then, and ask again.
+        All events after this was opened are delivered, and one if the object exists. Read the object for what happened before. The
+        watch may end early: then open it again, and read the object again.
         """
 
     async def close(self) -> None:

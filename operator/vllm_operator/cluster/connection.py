@@ -1,32 +1,47 @@
-"""Where the API server is and how to prove who we are: a kubeconfig, or the service account of the Pod.
+"""How to connect to the API server: a kubeconfig, or the ServiceAccount of the Pod.
 
-`KUBECONFIG` wins; then the service account, if this is a Pod; then `~/.kube/config`. Tokens rotate: the
-service account's file is read again every minute, and everything is read again after a 401.
+`KUBECONFIG` comes first, then the ServiceAccount in a Pod, then `~/.kube/config`. Credentials rotate: the token of the ServiceAccount
+is read again every minute, and the client reloads everything after a 401 and when a file has changed.
 """
 
 import asyncio
+import logging
 import os
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import aiohttp
 from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
 from kubernetes.aio.config.config_exception import ConfigException
 from kubernetes.aio.config.incluster_config import load_incluster_config
 from kubernetes.aio.config.kube_config import load_kube_config
 from yaml import YAMLError, safe_load
 
-ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a service account."
+from vllm_operator.cluster.responses import CHUNK_BYTES
+
+log = logging.getLogger(__name__)
+
+RELOAD_SECONDS = 10.0
+"""Minimum time between two reloads of refused credentials."""
+CHECK_SECONDS = 10.0
+"""Minimum time between two checks of the files of the connection."""
+_CONNECTION_FIELDS = ("host", "proxy", "ssl_ca_cert", "ca_cert_data", "cert_file", "key_file", "verify_ssl", "tls_server_name")
+ADVICE = "Set KUBECONFIG to a kubeconfig file, or run in a Pod with a ServiceAccount."
 
 
 class MissingConnectionError(Exception):
-    """There is no usable kubeconfig and no service account; the message says what was tried."""
+    """There is no usable kubeconfig and no ServiceAccount. The message says what was tried."""
 
 
 async def load_configuration(environment: Mapping[str, str] | None = None) -> Configuration:
-    """Read the configuration of the client anew.
+    """Load the configuration of the client.
 
     Raises:
         MissingConnectionError: There is none, or it cannot be used.
@@ -50,26 +65,174 @@ async def load_configuration(environment: Mapping[str, str] | None = None) -> Co
             )
         _check_certificates(configuration)
     except (ConfigException, YAMLError, OSError, ValueError, AttributeError, TypeError, KeyError) as error:
-        # the loader fails in all these ways on a file that is YAML but no kubeconfig
+        # the loader raises all of these for YAML that is not a kubeconfig
         raise MissingConnectionError(
             f"The kubeconfig {paths or home or ''} cannot be used: {' '.join(str(error).split())}. {ADVICE}"
         ) from error
-    if not environment.get("KUBERNETES_SERVICE_HOST"):  # a Pod reaches its own API server without one
+    if not environment.get("KUBERNETES_SERVICE_HOST"):  # a Pod reaches its own API server without a proxy
         configuration.proxy = configuration.proxy or proxy_for(configuration.host, environment)
-    # Certificates are verified, but not for RFC 5280 niceties that the CAs of some providers lack and that
-    # Python 3.13 began to ask for.
+    # Certificates are verified, except for the strict RFC 5280 checks of Python 3.13, which the CAs of some providers fail.
     configuration.disable_strict_ssl_verification = True
     return configuration
 
 
 def configuration_paths() -> list[Path]:
-    """The kubeconfig files that are looked at, in their order."""
+    """The paths of the kubeconfig files, in order of precedence."""
     given = os.environ.get("KUBECONFIG", "")
     return [Path(path).expanduser() for path in given.split(os.pathsep) if path] or [Path.home() / ".kube" / "config"]
 
 
+@dataclass(slots=True, eq=False)
+class _Session:
+    """The connections with one set of certificates, and how many requests use them."""
+
+    rest: RESTClientObject
+    users: int = 0
+
+
+class Connection:
+    """Connections to the API server, with credentials and certificates that are kept current."""
+
+    def __init__(
+        self,
+        configuration: Configuration,
+        *,
+        timeout_seconds: float,
+        reload: Callable[[], Awaitable[Configuration]] | None,
+        traces: Sequence[aiohttp.TraceConfig] = (),
+    ) -> None:
+        """Open no connection yet.
+
+        Args:
+            configuration: How to connect.
+            timeout_seconds: For a reload: a kubeconfig may name a program that prints a token.
+            reload: Loads the configuration again; never if None.
+            traces: What aiohttp calls for each request.
+        """
+        self.configuration = configuration
+        self._timeout = timeout_seconds
+        self._reload = reload
+        self._traces = traces
+        self._reloading = asyncio.Lock()
+        self._reloaded_at = -RELOAD_SECONDS
+        self._checked_at = time.monotonic()
+        self._versions = file_versions(configuration)
+        self._session = self._open_session(configuration)
+        self._retired: set[_Session] = set()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[RESTClientObject]:
+        """The current session. One that was replaced stays open until its last request ends."""
+        session = self._session
+        session.users += 1
+        try:
+            yield session.rest
+        finally:
+            session.users -= 1
+            if session in self._retired and not session.users:
+                self._retired.remove(session)
+                await session.rest.close()
+
+    async def authorization(self) -> str | None:
+        """The Authorization header; None without a token or a password.
+
+        Raises:
+            ConfigException, OSError, ValueError: The token of the ServiceAccount cannot be read.
+        """
+        token: str | None = await self.configuration.get_api_key_with_prefix("BearerToken", alias="authorization")
+        if token or not self.configuration.username:
+            return token
+        return str(self.configuration.get_basic_auth_token())
+
+    async def refresh(self, refused: str | None) -> bool:
+        """Reload credentials that the API server refused, at most every ten seconds; return whether there are others now.
+
+        Raises:
+            MissingConnectionError, TimeoutError, ConfigException, OSError, ValueError: They cannot be read.
+        """
+        if self._reload is None:
+            return False
+        async with self._reloading:  # of all requests that were refused together, one reloads
+            if await self.authorization() != refused:
+                return True
+            if time.monotonic() - self._reloaded_at < RELOAD_SECONDS:
+                return False
+            self._reloaded_at = time.monotonic()
+            async with asyncio.timeout(self._timeout):
+                fresh = await self._reload()
+            await self._adopt(fresh)
+            return True
+
+    def check_soon(self) -> None:
+        """Check the files before the next request."""
+        self._checked_at = -CHECK_SECONDS
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for session in (self._session, *self._retired):
+            await session.rest.close()
+
+    async def check_files(self) -> None:
+        """Open a new session if the kubeconfig, the CA bundle or the client certificate has changed. Check every ten seconds.
+
+        Open requests continue on the old session. If the files cannot be used, the old session stays, and the next check tries again.
+        """
+        if self._reload is None or time.monotonic() - self._checked_at < CHECK_SECONDS:
+            return
+        self._checked_at = time.monotonic()
+        async with self._reloading:
+            if await asyncio.to_thread(file_versions, self.configuration) == self._versions:
+                return
+            try:
+                async with asyncio.timeout(self._timeout):
+                    fresh = await self._reload()
+                await self._adopt(fresh)
+            except (MissingConnectionError, TimeoutError, OSError, ValueError) as error:  # OSError: an invalid certificate
+                log.warning("the files of the connection have changed and cannot be used: %s", error or "reading them takes too long")
+            else:
+                log.info("the files of the connection have changed; new connections use them")
+
+    async def _adopt(self, fresh: Configuration) -> None:
+        """Use a reloaded configuration. Open a new session unless at most the token differs."""
+        versions = await asyncio.to_thread(file_versions, fresh)
+        if versions == self._versions and all(getattr(fresh, name) == getattr(self.configuration, name) for name in _CONNECTION_FIELDS):
+            self.configuration.api_key = fresh.api_key
+            self.configuration.refresh_api_key_hook = fresh.refresh_api_key_hook
+            return
+        session = self._open_session(fresh)
+        old, self._session, self.configuration, self._versions = self._session, session, fresh, versions
+        if old.users:
+            self._retired.add(old)
+        else:
+            await old.rest.close()
+
+    def _open_session(self, configuration: Configuration) -> _Session:
+        if self._traces:
+            configuration.trace_configs = list(self._traces)
+        # each stream needs a connection; its owner limits their number
+        configuration.connection_pool_maxsize = 0
+        # aiohttp buffers twice this much of a stream; lines are split elsewhere
+        # with `trust_env`, it would look for a proxy and a .netrc file before each request, in a thread
+        configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False}
+        return _Session(RESTClientObject(configuration))
+
+
+def file_versions(configuration: Configuration) -> tuple[tuple[int, int, int] | None, ...]:
+    """Versions of the kubeconfig, the CA bundle and the client certificate, to detect changes. None: no such file. Blocks on file I/O."""
+    named = (configuration.ssl_ca_cert, configuration.cert_file, configuration.key_file)
+    return tuple(_version_of(path) for path in (*configuration_paths(), *(Path(name) for name in named if name)))
+
+
+def _version_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
 def context_namespace(paths: list[Path]) -> str:
-    """The namespace of the present context; `default` where none is said."""
+    """The namespace of the current context; `default` if it has none."""
     documents = []
     for path in paths:
         try:
@@ -89,7 +252,7 @@ def context_namespace(paths: list[Path]) -> str:
 
 
 def proxy_for(host: str, environment: Mapping[str, str]) -> str | None:
-    """The proxy that the environment names for a server, as kubectl understands it; None where there is none."""
+    """The proxy for a server, by the environment variables that kubectl reads; None for none."""
     name = urlsplit(host).hostname or ""
     exempt = environment.get("NO_PROXY") or environment.get("no_proxy") or ""
     if any(_covers(entry.strip().lower(), name) for entry in exempt.split(",") if entry.strip()):
@@ -102,7 +265,7 @@ def _covers(entry: str, name: str) -> bool:
         return True
     try:
         return ip_address(name) in ip_network(entry, strict=False)
-    except ValueError:  # one of them is a name
+    except ValueError:  # one of them is a host name
         return False
 
 

@@ -1,31 +1,66 @@
-"""Events on a VLLMDeployment: one for each thing that happens, counted where it happens again.
+"""Events: written about VLLMDeployments, read about Pods and PersistentVolumeClaims.
 
-The name of an event is derived from the object and from its series (what repeats itself), or else from the key
-of the occurrence. An operator that was killed between two writes, and reports the same once more, meets the event
-that is there: its annotation says which occurrence was counted last.
+The name of a written event is derived from the object and the series of the occurrence, or its key. An operator that was
+killed between two writes and reports an occurrence again finds the existing event. An annotation on the event is the key of the
+last counted occurrence.
+
+The API server keeps no events in its watch cache: each request reads all events of the namespace. So they are read only if nothing
+else has the answer, not for a new object, and not again within seconds:
+
+* a Pod on a node without a container: does the image or a volume keep it waiting?
+* a container that ended with a signal: was it a probe?
+* a PersistentVolumeClaim that is not bound: why?
 """
 
+import asyncio
 import hashlib
 import logging
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
+from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import EVENT, ClusterClient, ClusterError, Conflict, Manifest, NotFound, Unavailable
+from vllm_operator.cluster.client import (
+    CLAIM,
+    EVENT,
+    POD,
+    ClusterClient,
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Kind,
+    Manifest,
+    NotFound,
+    Unavailable,
+)
+from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
 
 COMPONENT = "vllm-operator"
 MAX_MESSAGE = 1023
-"""Bytes; the API server refuses an event whose message is 1024 bytes or longer."""
+"""Bytes. The API server refuses messages of 1024 bytes and more."""
 MAX_NAME = 253
+MAX_PODS = 8
+"""Pods whose events are read in one reconciliation. The status shows the worst Pods and counts the others."""
+MIN_AGE_SECONDS = 5.0
+"""No events are read about younger objects: most of them are still making progress."""
+MIN_CACHE_SECONDS = 5.0
+MAX_CACHE_SECONDS = 60.0
+"""Events are read again after a quarter of the age of their object, within these bounds."""
+MAX_CACHED = 256
+KILLED = (0, 137, 143)
+"""Exit codes of a container that a probe may have ended, with SIGTERM or SIGKILL. A server may exit with 0 on SIGTERM."""
 _TRIES = 3
 _ANNOTATION_POINTER = f"/metadata/annotations/{labels.OCCURRENCE_ANNOTATION.replace('/', '~1')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """Something that happened. Equal `key`s are the same occurrence; those of one `series` are counted in one event."""
+    """Something that happened. Equal keys mean the same occurrence. One event counts all occurrences of a series."""
 
     type: str
     reason: str
@@ -35,16 +70,16 @@ class Occurrence:
 
 
 class EventRecorder:
-    """Writes events. That an event cannot be written is logged and stops nothing."""
+    """Writes events. An event that cannot be written is logged."""
 
     def __init__(self, client: ClusterClient) -> None:
         self._client = client
 
     async def record(self, resource: Manifest, occurrence: Occurrence, *, now: datetime) -> str | None:
-        """Write an event, or count the occurrence in the one that is there; return the verb, None if nothing was written.
+        """Write an event, or count the occurrence in an existing event; return the verb, None if nothing was written.
 
         Raises:
-            Unavailable: Try again: nothing is lost, the name stays the same.
+            Unavailable: Try again with the same occurrence.
         """
         event = build_event(resource, occurrence, now=now)
         try:
@@ -57,7 +92,7 @@ class EventRecorder:
                 try:
                     return await self._count(event, occurrence)
                 except (Conflict, NotFound):
-                    continue  # it changed or went away meanwhile
+                    continue  # it has changed, or was deleted
         except Unavailable:
             raise
         except ClusterError as error:
@@ -68,16 +103,16 @@ class EventRecorder:
         if not occurrence.series:
             return None
         metadata = event["metadata"]
-        there = await self._client.get(EVENT, metadata["name"], metadata["namespace"])
-        annotations = there["metadata"].get("annotations")
+        event_now = await self._client.get(EVENT, metadata["name"], metadata["namespace"])
+        annotations = event_now["metadata"].get("annotations")
         if (annotations or {}).get(labels.OCCURRENCE_ANNOTATION) == occurrence.key:
             return None
         marked: Manifest = {"path": _ANNOTATION_POINTER, "value": occurrence.key}
-        if not annotations:  # somebody has removed them, and a patch adds to what is there only
+        if not annotations:  # somebody has removed them, and a patch cannot add to a map that does not exist
             marked = {"path": "/metadata/annotations", "value": {labels.OCCURRENCE_ANNOTATION: occurrence.key}}
         operations: list[Manifest] = [
-            {"op": "test", "path": "/metadata/resourceVersion", "value": there["metadata"]["resourceVersion"]},
-            {"op": "add", "path": "/count", "value": (there.get("count") or 1) + 1},
+            {"op": "test", "path": "/metadata/resourceVersion", "value": event_now["metadata"]["resourceVersion"]},
+            {"op": "add", "path": "/count", "value": (event_now.get("count") or 1) + 1},
             {"op": "add", "path": "/lastTimestamp", "value": event["lastTimestamp"]},
             {"op": "add", "path": "/message", "value": event["message"]},
             {"op": "add", "path": "/type", "value": event["type"]},
@@ -88,9 +123,9 @@ class EventRecorder:
 
 
 def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) -> Manifest:
-    """An event about an object, a VLLMDeployment if it does not say what it is.
+    """The manifest of an event about an object, which is a VLLMDeployment if it has no kind.
 
-    Equal series, or without one equal keys, give equal names.
+    Events of equal series have equal names; without a series, events of equal keys.
     """
     metadata = resource["metadata"]
     identity = (metadata["uid"], occurrence.reason, occurrence.series or occurrence.key)
@@ -124,8 +159,96 @@ def build_event(resource: Manifest, occurrence: Occurrence, *, now: datetime) ->
 
 
 def shorten(message: str, limit: int = MAX_MESSAGE) -> str:
-    """Cut a message to so many bytes of UTF-8, with an ellipsis where it was cut."""
+    """Truncate a message to this many bytes of UTF-8, with an ellipsis at the end."""
     data = message.encode("utf-8", "replace")
     if len(data) <= limit:
         return message
     return data[: limit - 3].decode("utf-8", "ignore") + "…"
+
+
+class EventReader:
+    """Reads events about Pods and PersistentVolumeClaims, and caches them for some seconds."""
+
+    def __init__(
+        self,
+        client: ClusterClient,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._client = client
+        self._clock = clock
+        self._now = now
+        self._cached: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
+
+    async def read(self, pods: Sequence[Manifest], claims: Sequence[Manifest | None]) -> tuple[tuple[Manifest, ...], float | None]:
+        """The events that explain something, and the seconds after which to read again; None for never.
+
+        Raises nothing. If events cannot be read, those that were read last are returned; messages then say less.
+        """
+        waiting: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
+        pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
+        waiting += [(CLAIM, claim) for claim in pending]
+        if not waiting:
+            return (), None
+        due = [(kind, item) for kind, item in waiting if self._age(item) >= MIN_AGE_SECONDS]
+        try:
+            found = await asyncio.gather(*(self._about(kind, item) for kind, item in due))
+        except Forbidden:
+            return (), None
+        read_again = min((self._cache_seconds(item) for _, item in due), default=MIN_AGE_SECONDS)
+        return tuple(event for events in found for event in events), read_again
+
+    async def _about(self, kind: Kind, item: Manifest) -> tuple[Manifest, ...]:
+        metadata = item["metadata"]
+        uid = metadata["uid"]
+        read_at, known = self._cached.get(uid, (0.0, ()))
+        if uid in self._cached and self._clock() - read_at < self._cache_seconds(item):
+            return known
+        fields = {"involvedObject.kind": kind.kind, "involvedObject.name": metadata["name"], "involvedObject.uid": uid}
+        try:
+            events = tuple(await self._client.find(EVENT, metadata["namespace"], fields=fields))
+        except Forbidden:
+            raise
+        except ClusterError as error:  # many clusters keep events in a separate etcd, which may fail alone
+            log.debug("the events about %s %s cannot be read: %s", kind.kind, metadata["name"], error)
+            events = known
+        self._cached.pop(uid, None)
+        self._cached[uid] = (self._clock(), events)
+        if len(self._cached) > MAX_CACHED:
+            self._cached.popitem(last=False)
+        return events
+
+    def _cache_seconds(self, item: Manifest) -> float:
+        """For how many seconds events about an object are cached."""
+        return min(MAX_CACHE_SECONDS, max(MIN_CACHE_SECONDS, self._age(item) / 4))
+
+    def _age(self, item: Manifest) -> float:
+        """Seconds since the object was created. The clocks of the API server and of this machine may differ."""
+        created = reading.moment(item, "metadata", "creationTimestamp")
+        if created is None:
+            return MIN_AGE_SECONDS
+        # a slow clock must not make it wait for ever
+        return abs((self._now() - created).total_seconds())
+
+
+def needs_explanation(pod: Manifest) -> bool:
+    """Whether an event may explain what the status of a Pod does not. Accepts any object."""
+    if not reading.text(pod, "spec", "nodeName"):
+        return False  # the condition PodScheduled explains it
+    status = reading.mapping(pod, "status")
+    containers = [*reading.objects(status, "initContainerStatuses"), *reading.objects(status, "containerStatuses")]
+    if not containers:
+        return reading.text(status, "phase") == "Pending"
+    return any(_is_creating(container) or _was_killed(container) for container in containers)
+
+
+def _is_creating(container: Mapping[str, Any]) -> bool:
+    return reading.text(container, "state", "waiting", "reason") in ("ContainerCreating", "PodInitializing")
+
+
+def _was_killed(container: Mapping[str, Any]) -> bool:
+    if reading.flag(container, "ready"):
+        return False
+    ends = (reading.mapping(container, state, "terminated") for state in ("state", "lastState"))
+    return any(end.get("exitCode") in KILLED and end.get("reason") != "OOMKilled" for end in ends)

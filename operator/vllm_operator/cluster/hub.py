@@ -1,8 +1,7 @@
-"""The model hub: the config.json of a model and the size of its weights, as far as they can be had quickly.
+"""The model hub: reads the config.json of a model and the size of its weights.
 
-A model's files were written by others and the hub is somebody else's: an answer is bounded in size and time, is cut to
-what may matter, and never raises. A token goes only to the hub itself, never along a redirection to another host, and
-never into a message.
+The content is untrusted: its size is limited, and long or deep values are dropped. A token is only sent to the hub itself, not to
+other hosts that it redirects to, and never appears in a message.
 """
 
 import asyncio
@@ -19,69 +18,49 @@ from vllm_operator import __version__
 from vllm_operator.planning.model.facts import ModelFiles
 
 SIZE_LIMIT = 2 * 1024 * 1024
-"""Bytes of a file. The largest of well-known models are below 1 MiB: lists of layers that are not quantized."""
-REDIRECTIONS = 3
+"""Maximum bytes of a file. The largest of well-known models have less than 1 MiB, with lists of layers that are not quantized."""
+MAX_REDIRECTS = 3
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 INDEX_BYTES = 4096
-"""The sum of all sizes is in the index's first lines; its list of tensors takes many MiB for a large model."""
+"""The first lines of the index have the total size. Its list of tensors takes many MiB for a large model."""
 WEIGHTS_SECONDS = 2.0
-"""How long the size of the weights may take beyond config.json, which is worth more."""
+"""Timeout for the size of the weights, which is optional."""
 REFUSALS = (401, 403, 404)
-"""Statuses that say something of the model, not of the hub."""
+"""Statuses that are about the model, not about the hub."""
 ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
-"""Longer lists and texts, and what lies deeper, say nothing about kernels and are not kept."""
+"""Longer or deeper values do not affect the choice of kernels, and are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class HubAnswer(ModelFiles):
-    """What the hub has told. `unreachable`: it does not answer, so asking for another model now would be in vain."""
+    """The result of reading. `unreachable`: the hub does not respond, so reading another model now would fail too."""
 
     unreachable: bool = False
 
 
 class ModelHub(Protocol):
-    """Where facts about models come from."""
+    """A source of files of models."""
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read the config.json of `organisation/name`. Never raises; takes no longer than the caller lets it."""
+        """Read the config.json of `organization/name`. Never raises."""
 
     async def close(self) -> None:
         """Close all connections."""
 
 
-class FakeHub:
-    """A hub in memory, for tests: answers by repository; `asked` are all questions, `wait` holds answers back."""
-
-    def __init__(self, **configs: Mapping[str, Any]) -> None:
-        """`configs` by the repository's name, `/` written as two underscores."""
-        self.answers = {name.replace("__", "/"): HubAnswer(config) for name, config in configs.items()}
-        self.asked: list[tuple[str, str, str | None]] = []
-        self.wait: asyncio.Event | None = None
-
-    async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Answer as a test says."""
-        self.asked.append((repository, revision, token))
-        if self.wait is not None:
-            await self.wait.wait()
-        return self.answers.get(repository, HubAnswer(trouble=f"The hub has no {repository}."))
-
-    async def close(self) -> None:
-        """Nothing to close."""
-
-
 class HttpHub:
-    """A hub that speaks as huggingface.co does: `ENDPOINT/organisation/name/resolve/REVISION/FILE`."""
+    """A hub with the API of huggingface.co: `ENDPOINT/organization/name/resolve/REVISION/FILE`."""
 
     def __init__(self, endpoint: str) -> None:
-        """`endpoint` is the address without a path. Make it inside of the event loop; close it there."""
+        """`endpoint` is the address without a path. Close it in the event loop."""
         self._endpoint = endpoint.rstrip("/")
         self._opened: aiohttp.ClientSession | None = None
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read config.json, hf_quant_config.json where that holds the quantization, and the size of the weights."""
+        """Read config.json, hf_quant_config.json if it has the quantization, and the size of the weights."""
         try:
             config = await self._file(repository, revision, "config.json", token)
-        except _NoAnswer as error:
+        except _ReadError as error:
             return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
         wanted = "quantization_config" not in config and "text_config" not in config
         quantization, size = await asyncio.gather(
@@ -98,31 +77,31 @@ class HttpHub:
     async def _quantization(self, repository: str, revision: str, token: str | None) -> Mapping[str, Any] | None:
         try:
             return await self._file(repository, revision, "hf_quant_config.json", token)
-        except _NoAnswer:
+        except _ReadError:
             return None
 
     async def _weights(self, repository: str, revision: str, token: str | None) -> int | None:
-        """Size of the weight files in bytes; None where it cannot be had within a moment: a plan is possible without."""
+        """Total size of the weights in bytes; None if it cannot be read in time."""
         try:
             async with asyncio.timeout(WEIGHTS_SECONDS):
                 try:
                     return _total_size(await self._get(*self._place(repository, revision, INDEX), token, head=INDEX_BYTES))
-                except _NoAnswer:
+                except _ReadError:
                     return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token)
-        except (aiohttp.ClientError, OSError, ValueError, _NoAnswer):
+        except (aiohttp.ClientError, OSError, ValueError, _ReadError):
             return None
 
     async def _length(self, url: str, token: str | None) -> int | None:
-        """Size of a file; the hub tells it beside the redirection to where the file lies."""
+        """Size of a file in bytes, which the hub sends together with the redirect."""
         async with self._session().head(url, headers=self._authorization(url, token), allow_redirects=False) as response:
             length = response.headers.get("X-Linked-Size") or (response.headers.get("Content-Length") if response.status == 200 else None)
             return int(length) if length and length.isdecimal() and len(length) < 19 else None
 
     def _place(self, repository: str, revision: str, name: str) -> tuple[str, str]:
-        """Address of a file, and what it is called in messages."""
+        """URL of a file, and its description for messages."""
         path = "/".join(quote(part, safe="") for part in (*repository.split("/"), "resolve", revision, name))
         if any(part in (".", "..") for part in repository.split("/")) or revision in (".", ".."):
-            raise _NoAnswer(f"{repository} is not the name of a model.")
+            raise _ReadError(f"{repository} is not the name of a model.")
         return f"{self._endpoint}/{path}", f"{name} of {repository} on {self._endpoint}"
 
     async def _file(self, repository: str, revision: str, name: str, token: str | None) -> Mapping[str, Any]:
@@ -130,17 +109,17 @@ class HttpHub:
         try:
             data = await self._get(url, what, token)
         except (aiohttp.ClientConnectionError, OSError) as error:  # TimeoutError is an OSError
-            raise _NoAnswer(f"{what} cannot be read: {type(error).__name__}.", unreachable=True) from error
-        except aiohttp.ClientError as error:  # an answer that is malformed says nothing of the hub
-            raise _NoAnswer(f"{what} cannot be read: {type(error).__name__}.") from error
-        except ValueError as error:  # an address that is none
-            raise _NoAnswer(f"{what} cannot be read: the address is not valid.") from error
+            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.", unreachable=True) from error
+        except aiohttp.ClientError as error:  # a malformed response says nothing about the hub
+            raise _ReadError(f"{what} cannot be read: {type(error).__name__}.") from error
+        except ValueError as error:  # an invalid URL
+            raise _ReadError(f"{what} cannot be read: its URL is not valid.") from error
         try:
             content = json.loads(data)
         except (ValueError, RecursionError) as error:
-            raise _NoAnswer(f"{what} is not JSON.") from error
+            raise _ReadError(f"{what} is not JSON.") from error
         if not isinstance(content, dict):
-            raise _NoAnswer(f"{what} is not a JSON object.")
+            raise _ReadError(f"{what} is not a JSON object.")
         kept: Mapping[str, Any] = slim(content)
         return kept
 
@@ -155,24 +134,24 @@ class HttpHub:
         return {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
 
     async def _get(self, url: str, what: str, token: str | None, *, head: int | None = None) -> bytes:
-        """Read a file, or only its beginning, following redirections."""
-        for _ in range(REDIRECTIONS + 1):
+        """Read a file, or its first `head` bytes, following redirects."""
+        for _ in range(MAX_REDIRECTS + 1):
             async with self._session().get(url, headers=self._authorization(url, token), allow_redirects=False) as response:
                 if response.status in (301, 302, 303, 307, 308):
                     url = _next(url, response.headers.get("Location", ""), what)
                     continue
                 if response.status != 200:
-                    raise _NoAnswer(
+                    raise _ReadError(
                         f"{what} cannot be read: {_meaning(response.status, token)}.",
                         refused=response.status in REFUSALS,
                         unreachable=response.status >= 500,
                     )
                 return await (_beginning(response, head) if head else _bounded(response, what))
-        raise _NoAnswer(f"{what} cannot be read: too many redirections.")
+        raise _ReadError(f"{what} cannot be read: too many redirects.")
 
 
-class _NoAnswer(Exception):  # noqa: N818 - a signal
-    """There is no answer; the message says why."""
+class _ReadError(Exception):
+    """A file cannot be read; the message says why."""
 
     def __init__(self, message: str, *, refused: bool = False, unreachable: bool = False) -> None:
         super().__init__(message)
@@ -181,17 +160,17 @@ class _NoAnswer(Exception):  # noqa: N818 - a signal
 
 
 async def _nothing() -> None:
-    """What is not asked for."""
+    """Stands for a read that is not needed."""
 
 
 def _total_size(index: bytes) -> int | None:
-    """The sum that the index of weight files begins with; some tools write it as a float."""
+    """The total size at the beginning of an index of weight files; some tools write it as a float."""
     found = re.search(rb'"total_size"\s*:\s*([0-9]{1,18})[.,\s}]', index)
     return int(found[1]) if found else None
 
 
 def slim(value: Any, depth: int = 0) -> Any:
-    """Leave out what is too long or too deep to be a fact about a model."""
+    """Drop values that are too long or too deep."""
     if depth > DEPTH_LIMIT:
         return None
     if isinstance(value, dict):
@@ -202,7 +181,7 @@ def slim(value: Any, depth: int = 0) -> Any:
 
 
 def _text(value: str) -> str:
-    """A text as it can stand in a status: no half characters, which JSON may escape, and nothing that is not printed."""
+    """A text that is safe in a status: printable, and without the lone surrogates that JSON may contain."""
     return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
 
 
@@ -218,7 +197,7 @@ async def _bounded(response: aiohttp.ClientResponse, what: str) -> bytes:
     async for piece in response.content.iter_chunked(64 * 1024):
         data += piece
         if len(data) > SIZE_LIMIT:
-            raise _NoAnswer(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
+            raise _ReadError(f"{what} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB and was not read.")
     return bytes(data)
 
 
@@ -231,12 +210,12 @@ def _next(url: str, location: str, what: str) -> str:
     target = urljoin(url, location)
     allowed = ("https",) if urlsplit(url).scheme == "https" else ("http", "https")
     if not location or urlsplit(target).scheme not in allowed:
-        raise _NoAnswer(f"{what} cannot be read: the hub redirects to an address that is not followed.")
+        raise _ReadError(f"{what} cannot be read: the hub redirects to a URL that is not followed.")
     return target
 
 
 def _meaning(status: int, token: str | None) -> str:
-    """What a status means here. A hub answers 401 for a model that does not exist, too: nobody shall learn which private ones do."""
+    """The meaning of a status. A hub also responds with 401 for a model that does not exist, to hide which private ones do."""
     if status in (401, 403):
         return (
             "the token is not accepted; it must be valid, and its owner must have accepted the model's licence"

@@ -1,7 +1,7 @@
-"""What GPUs the cluster has, as of a moment ago.
+"""A cache of the GPUs of the cluster.
 
-Nodes are read with a list that may be seconds old, not watched: they are large, change with every heartbeat,
-and a new GPU takes minutes to arrive anyway. All reconciliations share one read.
+Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All
+reconciliations share the result.
 """
 
 import asyncio
@@ -25,14 +25,14 @@ GPU_LABELS = (
     "gpu.nvidia.com/",
     labels.ARCHITECTURE_LABEL,
 )
-"""A node with a label or a resource that begins like this may have a GPU. There is no one label that all have."""
+"""Prefixes of labels of nodes that may have a GPU. There is no label that all of them have."""
 
 
 Content = TypeVar("Content")
 
 
 class InventoryCache(Generic[Content]):
-    """A cache of what is read from the nodes with GPUs and from the ResourceSlices."""
+    """A cache of what `read` makes of the nodes with GPUs and of the ResourceSlices."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class InventoryCache(Generic[Content]):
         seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` makes of nodes and slices what is kept."""
+        """`read` gets the nodes and the ResourceSlices; its result is cached for `seconds`."""
         self._client = client
         self._read = read
         self._seconds = seconds
@@ -53,9 +53,9 @@ class InventoryCache(Generic[Content]):
         self._content: Content | None = None
 
     async def read(self, *, max_age: float | None = None) -> Content:
-        """What GPUs there are, at most `max_age` seconds old (the cache's own age if not given).
+        """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
 
-        All who wait share one read, and its error: one after the other they would wait for as many time-outs as there are workers.
+        Concurrent callers share one read and its error. Otherwise each of them would wait for a timeout of its own.
 
         Raises:
             ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
@@ -66,45 +66,45 @@ class InventoryCache(Generic[Content]):
             if self._reading is None:
                 self._reading = asyncio.create_task(self._refresh(), name="nodes")
                 self._reading.add_done_callback(self._has_read)
-            await asyncio.shield(self._reading)  # that one of them is cancelled does not concern the others
+            await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
             if begins:
-                break  # as fresh as it can be
+                break  # it was read after this call
         assert self._content is not None
         return self._content
 
     async def _refresh(self) -> None:
         asked_at = self._clock()
-        nodes = [_essence(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
+        nodes = [_relevant_part(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
         seen = nodes, await self._slices()
-        if seen != self._seen:  # reading takes milliseconds for each node
+        if seen != self._seen:  # `read` takes milliseconds for each node
             content = self._read(*seen)
             self._seen = seen
-            if content != self._content:  # else the same object stays, by which others know that nothing has changed
+            if content != self._content:  # otherwise keep the object: callers compare by identity
                 self._content = content
         self._read_at = asked_at
 
     def _has_read(self, task: asyncio.Task[None]) -> None:
         self._reading = None
         if not task.cancelled():
-            task.exception()  # whoever waits is told of it; nobody may wait any more
+            task.exception()  # mark it as retrieved: there may be no caller left
 
     async def _slices(self) -> tuple[Manifest, ...]:
         try:
             return tuple(await self._client.find(RESOURCE_SLICE, cached=True))
         except (NotFound, Forbidden):
-            return ()  # an API server without dynamic resource allocation, or none of our business
+            return ()  # dynamic resource allocation is not available, or not allowed
 
 
 def has_gpu_sign(node: Manifest) -> bool:
-    """Whether anything about a node hints at a GPU. Label selectors cannot ask this: there is no common label."""
+    """Whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
     if any(label.startswith(GPU_LABELS) for label in node["metadata"].get("labels") or {}):
         return True
     status: dict[str, Any] = node.get("status") or {}
     return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
 
 
-def _essence(node: Manifest) -> Manifest:
-    """A node without what changes with every heartbeat, and without the lists of what runs on it."""
+def _relevant_part(node: Manifest) -> Manifest:
+    """The parts of a node that matter here, without those that change with every heartbeat."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
     return {

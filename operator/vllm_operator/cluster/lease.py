@@ -1,27 +1,29 @@
-"""The Lease of the operator that leads: what is written into it, and when it may be taken over. Pure.
+"""Leader election: the content of the Lease, when it may be taken over, and until when its holder may write.
 
-The rules are those of client-go (tools/leaderelection): whoever wants the Lease waits until it has not changed for its duration, by a
-clock of its own; the times in it are for people. The resourceVersion decides between two who write at once.
+The rules are those of client-go (tools/leaderelection). A candidate waits until the Lease has not changed for its duration, by
+its own clock; the times in the Lease are informational. The resourceVersion decides between concurrent writers.
 """
 
-from collections.abc import Mapping
+import math
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from vllm_operator.cluster.client import LEASE, Manifest
+from vllm_operator.cluster.client import LEASE, Kind, Manifest, NotLeading
 
 LEASE_SECONDS = 15.0
-"""For this long a Lease must not have changed before another may take it (client-go's LeaseDuration)."""
+"""How long a Lease must not have changed before another operator may take it (client-go: LeaseDuration)."""
 RENEW_SECONDS = 10.0
-"""For this long after its last renewal the holder may write (client-go's RenewDeadline)."""
+"""How long the holder may write after it began its last renewal (client-go: RenewDeadline)."""
 RETRY_SECONDS = 2.0
-"""Between two renewals, or two tries (client-go's RetryPeriod)."""
+"""Time between two renewals, or two attempts to acquire it (client-go: RetryPeriod)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """What a Lease says. Two terms of one holder differ in the time at which they began."""
+    """The content of a Lease. Two terms of the same holder differ in `acquired`."""
 
     holder: str
     acquired: str
@@ -32,19 +34,19 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A record, and when it was first seen as it is."""
+    """A record, and when it was first seen with this content."""
 
     record: Record
     seen_at: float
 
     @property
     def expires_at(self) -> float:
-        """When it may be taken over, on the clock by which it was seen."""
+        """When it may be taken over, by the clock of `seen_at`."""
         return self.seen_at if not self.record.holder else self.seen_at + self.record.seconds
 
 
 def read_lease(manifest: Mapping[str, Any]) -> Record:
-    """What a Lease says, whoever wrote it."""
+    """Read a Lease. Its fields may have any content."""
     spec = manifest.get("spec")
     spec = spec if isinstance(spec, dict) else {}
     return Record(
@@ -57,22 +59,22 @@ def read_lease(manifest: Mapping[str, Any]) -> Record:
 
 
 def sight(before: Sighting | None, record: Record, now: float) -> Sighting:
-    """See a record: one that has not changed was seen before."""
+    """Update the sighting: a record that has not changed keeps its time."""
     return before if before is not None and before.record == record else Sighting(record, now)
 
 
 def may_take(sighting: Sighting, identity: str, now: float) -> bool:
-    """Whether the Lease is free: nobody holds it, its holder has let it expire, or is an earlier process of this Pod."""
+    """Whether the Lease has no holder, has expired, or is held by an earlier process of this identity."""
     return sighting.record.holder == identity or now >= sighting.expires_at
 
 
 def new_lease(namespace: str, name: str, spec: Manifest) -> Manifest:
-    """The object."""
+    """The manifest of a Lease."""
     return {"apiVersion": LEASE.api_version, "kind": LEASE.kind, "metadata": {"namespace": namespace, "name": name}, "spec": spec}
 
 
 def held(identity: str, before: Record | None, now: datetime) -> Manifest:
-    """The spec of a Lease whose term begins now."""
+    """The spec of a Lease that this identity acquires now."""
     moment = time_of(now)
     transitions = 0 if before is None else before.transitions + (before.holder != identity)
     return {
@@ -85,20 +87,62 @@ def held(identity: str, before: Record | None, now: datetime) -> Manifest:
 
 
 def released(before: Record, now: datetime) -> Manifest:
-    """The spec of a Lease that nobody holds; the next need not wait. As client-go writes it."""
+    """The spec of a Lease without a holder, as client-go writes it: the next operator need not wait."""
     moment = time_of(now)
     spec = {"holderIdentity": "", "leaseDurationSeconds": 1, "acquireTime": moment, "renewTime": moment}
     return {**spec, "leaseTransitions": before.transitions}
 
 
 def replacement(version: str, spec: Manifest) -> list[Manifest]:
-    """The JSON patch that sets the spec, if nobody has written since this version."""
+    """A JSON patch that sets the spec if the Lease still has this resourceVersion."""
     return [{"op": "test", "path": "/metadata/resourceVersion", "value": version}, {"op": "add", "path": "/spec", "value": spec}]
 
 
 def time_of(moment: datetime) -> str:
-    """A time as the API server writes it back, with microseconds."""
+    """A time in the format of the API server (MicroTime)."""
     return moment.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+
+
+def boot_time() -> float:
+    """Seconds since the machine started, on Linux including the time for which it was suspended."""
+    clock = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if clock is None else time.clock_gettime(clock)
+
+
+class Fence:
+    """Until when this process may write, checked immediately before a request is sent.
+
+    A process that stood still (SIGSTOP, a starved node, a suspended machine) must not send what it had prepared, because another
+    operator may have taken over. So its clock counts that time.
+
+    Attributes:
+        writes_until: When all other writes end.
+        lease_until: When writes of the Lease itself end.
+    """
+
+    def __init__(self, clock: Callable[[], float] = boot_time) -> None:
+        self.clock = clock
+        self.writes_until = -math.inf
+        self.lease_until = -math.inf
+
+    def close(self) -> None:
+        """Allow no more writes."""
+        self.writes_until = self.lease_until = -math.inf
+
+    def is_open(self) -> bool:
+        """Whether the operator may write now."""
+        return self.clock() < self.writes_until
+
+    def seconds_left(self, kind: Kind | None) -> float:
+        """The seconds for which an object of this kind may still be written.
+
+        Raises:
+            NotLeading: It may not be written.
+        """
+        left = (self.lease_until if kind == LEASE else self.writes_until) - self.clock()
+        if left <= 0:
+            raise NotLeading("This operator does not hold its Lease now, so it writes nothing.")
+        return left
 
 
 def _number(value: object) -> int:

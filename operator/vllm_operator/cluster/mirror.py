@@ -1,20 +1,19 @@
-"""A client that answers from memory what the watches keep up to date.
+"""A client that reads from memory what the watches keep up to date.
 
-Most of what a reconciliation reads has just come in by a watch. Asking the API server for it again, six times per
-reconciliation, was two thirds of all work, there and here. So VLLMDeployments, what bears our labels and Pods of ours are
-kept as they were last seen; everything else, and all writes, go to the API server.
+A watch has usually just delivered what a reconciliation reads. Reading it from the API server, with six requests for each
+reconciliation, was two thirds of all work of both. So VLLMDeployments, their children and their Pods are kept in memory. All other
+reads, and all writes, go to the API server.
 
-What makes this safe:
+Why this is safe:
 
-* Versions only grow. What a write returns is kept at once, so nothing is read that is older than what we wrote,
-  and an event that was overtaken changes nothing. (Versions of one kind can be compared: Kubernetes 1.35 says so,
-  etcd always did.)
-* Watches lose deletions when they must list anew. So must we: `load` finds what has vanished meanwhile.
-* What cannot be watched is not kept: those kinds are read as ever.
+* A resourceVersion only grows. The result of a write is kept at once, so no read returns an older object than the operator wrote,
+  and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
+* A watch that starts again misses deletions. `load` lists all objects, and finds those that are gone.
+* Kinds that cannot be watched are not kept; they are read from the API server.
 
-Objects are kept packed, a fraction of the memory, and every reader gets a copy of its own. Who manages which field is
-only kept of what we apply. Of a ControllerRevision only the metadata and the number are kept: `find` returns these, and
-`get` asks the API server for the data, which is immutable.
+Objects are kept serialized, which takes a fraction of the memory; each reader gets a copy. `managedFields` are kept only for children.
+Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and `get` reads the data, which is immutable, from
+the API server.
 """
 
 import marshal
@@ -25,49 +24,64 @@ from typing import Any
 
 from vllm_operator.api import labels as names
 from vllm_operator.cluster import client
-from vllm_operator.cluster.client import POD, REVISION, VLLM_DEPLOYMENT, ClusterClient, Key, Kind, LogRequest, Manifest, kind_of
-from vllm_operator.cluster.selectors import children_of, selector_of
+from vllm_operator.cluster.client import (
+    POD,
+    REVISION,
+    VLLM_DEPLOYMENT,
+    ClusterClient,
+    Key,
+    Kind,
+    LogRequest,
+    Manifest,
+    children_of,
+    kind_of,
+    selector_of,
+)
 from vllm_operator.pods.owner import instance_of
 
-Place = tuple[str, str]
-"""Namespace and name of any object."""
+ObjectName = tuple[str, str]
+"""Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
 _NOT_APPLIED = (VLLM_DEPLOYMENT, POD, REVISION)
+"""Kinds whose `managedFields` are dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """An object as last seen.
+    """An object as it was last seen.
 
-    `packed` is None once it is deleted: an older version may still be on its way. `told`: whether what it says has been
-    looked at, or will be: then the watch's word of it is no news.
+    Attributes:
+        version: The resourceVersion.
+        key: The VLLMDeployment that it is, or belongs to.
+        packed: The serialized object. None after its deletion: an older version may still arrive.
+        noticed: Whether `note` has reported this version, or need not. If so, a watch event with it is ignored.
     """
 
     version: int
     key: Key
     packed: bytes | None
-    told: bool = True
+    noticed: bool = True
 
 
 class Mirror:
     """A `ClusterClient` in front of another one."""
 
     def __init__(self, client: ClusterClient) -> None:
-        """Nothing is kept until `load`."""
+        """Keep nothing before `load`."""
         self._client = client
-        self._kept: dict[Kind, dict[Place, _Kept]] = {}
-        self._children: dict[Kind, dict[Key, set[Place]]] = {}
+        self._kept: dict[Kind, dict[ObjectName, _Kept]] = {}
+        self._children: dict[Kind, dict[Key, set[ObjectName]]] = {}
 
     async def load(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
-        """Read all objects of these kinds anew; from now on the watches must tell of changes.
+        """List all objects of these kinds, and keep them. From now on, `note` must be called with each watch event.
 
         Args:
-            kinds: What is watched, and so can be kept.
-            namespaces: Where; everywhere if empty.
-            changed: Called with the key of each VLLMDeployment with which something was not as it was known.
+            kinds: Kinds that are watched.
+            namespaces: Where; all namespaces if empty.
+            changed: Called with the key of each VLLMDeployment for which something differs from what was kept.
 
         Raises:
-            ClusterError: Not all could be read. What was known of the rest stays.
+            ClusterError: Not all could be listed. What was kept of the others stays.
         """
         for kind in kinds:
             for key in await self._load(kind, namespaces):
@@ -76,39 +90,38 @@ class Mirror:
             self._drop(kind)
 
     def drop(self) -> None:
-        """Nothing tells of changes any more: ask the API server for everything."""
+        """Keep nothing more, because the watches have ended."""
         for kind in list(self._kept):
             self._drop(kind)
 
     async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
-        """All VLLMDeployments there are. Raises ClusterError."""
+        """The keys of all VLLMDeployments. Raises ClusterError."""
         if VLLM_DEPLOYMENT in self._kept:
             return [place for place, kept in self._kept[VLLM_DEPLOYMENT].items() if kept.packed is not None]
         listed = [item for namespace in namespaces or (None,) for item in await self._client.find(VLLM_DEPLOYMENT, namespace)]
-        return [_place(item) for item in listed]
+        return [_name_of(item) for item in listed]
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
-        """Take what a watch tells. Returns the VLLMDeployments to look at; none if it is no news.
+        """Keep the object of a watch event; return the VLLMDeployments to reconcile, none if nothing is new.
 
-        A child whose labels were changed concerns the VLLMDeployment that it belongs to by its labels, and the one that it
-        belonged to before.
+        A child with changed labels affects the VLLMDeployment that it belongs to now and the one that it belonged to before.
         """
         key = key_of(kind, manifest)
         if kind not in self._kept:
             return {key} if key is not None else set()
-        known = self._kept[kind].get(_place(manifest))
+        known = self._kept[kind].get(_name_of(manifest))
         version = _version(manifest)
-        if known is not None and (known.version > version or (known.version == version and known.told and not deleted)):
+        if known is not None and (known.version > version or (known.version == version and known.noticed and not deleted)):
             return set()
         former = known.key if known is not None else None
         if (kept_key := key or former) is None:
             return set()
         packed = None if deleted or key is None else _packed(kind, manifest)
         self._keep(kind, manifest, _Kept(version, kept_key, packed))
-        return {concerned for concerned in (key, former) if concerned is not None}
+        return {affected for affected in (key, former) if affected is not None}
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
-        """Read one object. What is not known is asked for: it may lack our labels, and nothing is believed to be gone unseen."""
+        """Read one object. One that is not kept is read from the API server: it may exist without the operator's labels."""
         known = self._kept.get(kind, {}).get((namespace or "", name))
         if known is not None and known.packed is not None and kind != REVISION:
             return _unpacked(known.packed)
@@ -127,7 +140,7 @@ class Mirror:
         fields: Mapping[str, str] | None = None,
         cached: bool = False,
     ) -> Sequence[Manifest]:
-        """List objects: the children of one VLLMDeployment from memory."""
+        """List objects; the children of one VLLMDeployment from memory."""
         instance = (labels or {}).get(names.INSTANCE_LABEL)
         of_one = namespace is not None and instance is not None and labels == children_of(kind, instance) and not fields
         if not of_one or kind not in self._kept or kind == VLLM_DEPLOYMENT:
@@ -151,7 +164,7 @@ class Mirror:
         return self._written(await self._client.create(manifest))
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
-        """Delete an object. A watch tells when it is gone."""
+        """Delete an object. It is kept until a watch event says that it is gone."""
         await self._client.delete(kind, name, namespace, uid=uid)
 
     def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
@@ -174,8 +187,8 @@ class Mirror:
         listed = [item for namespace in namespaces or (None,) for item in await self._client.find(kind, namespace, labels=selector)]
         kept = self._kept.setdefault(kind, {})
         changed = {key for item in listed for key in self.note(kind, item)}
-        for place in before.keys() - {_place(item) for item in listed}:
-            if kept.get(place) is before[place]:  # else it came back while we were listing
+        for place in before.keys() - {_name_of(item) for item in listed}:
+            if kept.get(place) is before[place]:  # otherwise it was created again during the list
                 del kept[place]
                 self._index(kind, place, before[place].key, None)
                 if before[place].packed is not None:
@@ -187,24 +200,24 @@ class Mirror:
         self._children.pop(kind, None)
 
     def _written(self, manifest: Manifest) -> Manifest:
-        """Keep what a write has made of an object of ours.
+        """Keep the result of a write.
 
-        A child that changed may allow the next step, so the watch's word of it counts. For a ControllerRevision nothing waits.
-        A status that we wrote does not count, unless the answer shows what somebody else has written before.
+        A changed child may allow the next step, so its watch event counts as new. Nothing waits for a ControllerRevision. The status of a
+        VLLMDeployment does not count, unless the result contains a change by others.
         """
         kind, key = kind_of(manifest), key_of(kind_of(manifest), manifest)
-        if kind not in self._kept or key is None or not _is_ours(kind, manifest):
+        if kind not in self._kept or key is None or not _is_selected(kind, manifest):
             return manifest
-        known = self._kept[kind].get(_place(manifest))
+        known = self._kept[kind].get(_name_of(manifest))
         if known is None or known.version < _version(manifest):
-            told = kind == REVISION or (
-                kind == VLLM_DEPLOYMENT and known is not None and known.told and _user_fields_of(known) == _user_fields(manifest)
+            noticed = kind == REVISION or (
+                kind == VLLM_DEPLOYMENT and known is not None and known.noticed and _user_fields_of(known) == _user_fields(manifest)
             )
-            self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), told))
+            self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), noticed))
         return manifest
 
     def _keep(self, kind: Kind, manifest: Manifest, kept: _Kept) -> None:
-        place = _place(manifest)
+        place = _name_of(manifest)
         known = self._kept[kind].get(place)
         self._kept[kind][place] = kept
         self._index(kind, place, known.key if known else None, None if kept.packed is None else kept.key)
@@ -216,7 +229,7 @@ class Mirror:
             if packed is not None:
                 yield _unpacked(packed)
 
-    def _index(self, kind: Kind, place: Place, old: Key | None, new: Key | None) -> None:
+    def _index(self, kind: Kind, place: ObjectName, old: Key | None, new: Key | None) -> None:
         children = self._children.setdefault(kind, {})
         if old is not None and old != new and old in children:
             children[old].discard(place)
@@ -240,7 +253,7 @@ def key_of(kind: Kind, manifest: Manifest) -> Key | None:
     return (namespace, name) if namespace and name else None
 
 
-def _place(manifest: Manifest) -> Place:
+def _name_of(manifest: Manifest) -> ObjectName:
     metadata = manifest["metadata"]
     return metadata.get("namespace") or "", metadata["name"]
 
@@ -249,12 +262,12 @@ def _version(manifest: Manifest) -> int:
     return int(manifest["metadata"]["resourceVersion"])
 
 
-def _is_ours(kind: Kind, manifest: Manifest) -> bool:
+def _is_selected(kind: Kind, manifest: Manifest) -> bool:
     return selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
 
 
 def _user_fields(manifest: Manifest) -> tuple[Any, ...]:
-    """What a user changes of an object. The spec has a generation."""
+    """What users change in an object. The generation stands for the spec."""
     metadata = manifest["metadata"]
     return tuple(metadata.get(field) for field in ("uid", "generation", "labels", "annotations", "deletionTimestamp"))
 
@@ -264,7 +277,7 @@ def _user_fields_of(kept: _Kept) -> tuple[Any, ...] | None:
 
 
 def _packed(kind: Kind, manifest: Manifest) -> bytes:
-    """What JSON can say, marshal packs in a third of the time of pickle; the bytes never leave this process."""
+    """Serialize an object. marshal takes a third of the time of pickle for JSON; the bytes never leave this process."""
     if kind in _NOT_APPLIED:
         metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
         manifest = {**manifest, "metadata": metadata}

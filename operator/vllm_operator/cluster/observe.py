@@ -1,10 +1,9 @@
-"""Read everything that concerns one VLLMDeployment: the object, its children, what is said about them.
+"""Read a VLLMDeployment, its children and its Pods.
 
-All of it, each time, whatever the event was that led here: an event only says that something happened. The client may
-answer from memory what watches keep up to date (`vllm_operator.cluster.mirror`).
+All of it is read in each reconciliation, whatever the watch event was. The client may read from memory
+(`vllm_operator.cluster.mirror`).
 
-Children are found by label. Tools and webhooks change labels of live objects, so the Deployments and the Service are also
-looked for by name, and known by their owner.
+Children are found by label. Tools and webhooks change labels, so the Deployments and the Service are also found by name and owner.
 """
 
 import asyncio
@@ -28,15 +27,15 @@ from vllm_operator.cluster.client import (
     Kind,
     Manifest,
     NotFound,
+    children_of,
 )
-from vllm_operator.cluster.selectors import children_of
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A VLLMDeployment as the API server has it, its children, its Pods, and its ControllerRevisions, which may lack their data."""
+    """A VLLMDeployment, its children, its Pods and its ControllerRevisions, as the API server has them. The last may lack their data."""
 
     resource: Manifest
     children: tuple[Manifest, ...]
@@ -44,17 +43,17 @@ class Snapshot:
     revisions: tuple[Manifest, ...] = ()
 
     def child(self, kind: Kind) -> Manifest | None:
-        """The child of a kind; where there are several, the one that is named like the object comes first."""
+        """The child of a kind, preferably the one with the name of the object; None if there is none."""
         found = [child for child in self.children if child["kind"] == kind.kind]
         name = self.resource["metadata"]["name"]
         return next((child for child in found if child["metadata"]["name"] == name), found[0] if found else None)
 
 
 async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot | None:
-    """Read a VLLMDeployment and its children; None if it is gone or on its way out.
+    """Read a VLLMDeployment, its children and its Pods; None if it is gone or being deleted.
 
     Raises:
-        ClusterError: The API server cannot be read.
+        ClusterError: They cannot be read.
     """
     try:
         resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
@@ -62,36 +61,36 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
         return None
     if resource["metadata"].get("deletionTimestamp"):
         return None
-    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _has_device_claims(resource) else ())]
+    kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _may_have_claim_templates(resource) else ())]
     pods, revisions, found = await asyncio.gather(
         find_pods(client, namespace, name),
         _find_revisions(client, namespace, name),
         asyncio.gather(*(client.find(kind, namespace, labels=children_of(kind, name)) for kind in kinds)),
     )
     children = [child for listed in found for child in listed if not _is_of_another(child, name)]
-    children += await _relabelled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
-    if CLAIM_TEMPLATE not in kinds and any(_asks_for_devices(child) for child in children if child["kind"] == DEPLOYMENT.kind):
-        # a rollout that was held back for longer than the plan of its claims
+    children += await _find_relabeled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
+    if CLAIM_TEMPLATE not in kinds and any(_uses_claim_templates(child) for child in children if child["kind"] == DEPLOYMENT.kind):
+        # a rollout is held back, and the new plan does not use DRA
         children += await client.find(CLAIM_TEMPLATE, namespace, labels=children_of(CLAIM_TEMPLATE, name))
     return Snapshot(resource, tuple(children), pods, tuple(item for item in revisions if is_controlled_by(item, resource)))
 
 
 async def find_pods(client: ClusterClient, namespace: str, name: str) -> tuple[Manifest, ...]:
-    """The Pods of a VLLMDeployment, those of its primer and of its Jobs included. Raises ClusterError."""
+    """The Pods of a VLLMDeployment, including those of its primer and of its Jobs. Raises ClusterError."""
     found = await client.find(POD, namespace, labels=children_of(POD, name))
     return tuple(pod for pod in found if instance_of(pod) == name)
 
 
 async def _find_revisions(client: ClusterClient, namespace: str, name: str) -> Sequence[Manifest]:
-    """The ControllerRevisions with the labels of a VLLMDeployment; none where they may not be listed."""
+    """The ControllerRevisions with the labels of a VLLMDeployment; none if they may not be listed."""
     try:
         return await client.find(REVISION, namespace, labels=children_of(REVISION, name))
     except Forbidden:
         return ()
 
 
-async def _relabelled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
-    """The Deployments and the Service that exist and do not have our labels any more."""
+async def _find_relabeled(client: ClusterClient, resource: Manifest, found: Sequence[Manifest], *, has_primer: bool) -> list[Manifest]:
+    """The Deployments and the Service that have lost the operator's labels."""
     if not _plan_of(resource):
         return []  # nothing was applied yet
     metadata = resource["metadata"]
@@ -100,8 +99,8 @@ async def _relabelled(client: ClusterClient, resource: Manifest, found: Sequence
         wanted.append((DEPLOYMENT, primer_name(metadata["name"])))
     known = {(child["kind"], child["metadata"]["name"]) for child in found}
     missing = [(kind, name) for kind, name in wanted if (kind.kind, name) not in known]
-    looked = await asyncio.gather(*(_get(client, kind, name, metadata["namespace"]) for kind, name in missing))
-    return [child for child in looked if child is not None and is_controlled_by(child, resource)]
+    found_by_name = await asyncio.gather(*(_get(client, kind, name, metadata["namespace"]) for kind, name in missing))
+    return [child for child in found_by_name if child is not None and is_controlled_by(child, resource)]
 
 
 async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> Manifest | None:
@@ -111,10 +110,10 @@ async def _get(client: ClusterClient, kind: Kind, name: str, namespace: str) -> 
         return None
 
 
-def _has_device_claims(resource: Manifest) -> bool:
-    """Whether there may be templates of device claims: the spec wants them, or the plan before it did.
+def _may_have_claim_templates(resource: Manifest) -> bool:
+    """Whether there may be ResourceClaimTemplates: the spec or the last plan uses DRA.
 
-    A plan names what is asked for: an extended resource has a domain before a slash, a class of devices has none.
+    The `resource` of a plan is an extended resource, with a slash, or a device class, without one.
     """
     wanted = ((resource.get("spec") or {}).get("accelerator") or {}).get("allocation") == "DRA"
     planned = _plan_of(resource).get("resource") or "/"
@@ -126,13 +125,13 @@ def _plan_of(resource: Manifest) -> Mapping[str, Any]:
     return reading.mapping(resource, "status", "pinnedPlan") or reading.mapping(resource, "status", "plan")
 
 
-def _asks_for_devices(deployment: Manifest) -> bool:
+def _uses_claim_templates(deployment: Manifest) -> bool:
     pod = (((deployment.get("spec") or {}).get("template") or {}).get("spec")) or {}
     return any(claim.get("resourceClaimTemplateName") for claim in pod.get("resourceClaims") or ())
 
 
 async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str | None) -> Manifest | None:
-    """The claim of the caches: among the children, or named in the spec; None if it does not exist."""
+    """The PersistentVolumeClaim of the caches, a child or named in the spec; None if it does not exist."""
     if claim_name is None:
         return None
     for child in snapshot.children:
@@ -142,19 +141,19 @@ async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str 
 
 
 def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
-    """Whether a child names an object, by its uid, as the owner that controls it."""
+    """Whether an object, by its uid, is the controlling owner of a child."""
     owners = child["metadata"].get("ownerReferences") or ()
     return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
 
 
 def _is_of_another(child: Manifest, name: str) -> bool:
-    """Whether a child belongs to a VLLMDeployment of another name, whatever its labels say."""
+    """Whether the owner of a child is a VLLMDeployment of another name, whatever its labels."""
     owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
     return bool(owners) and name not in owners
 
 
 def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
-    """Whether a child belongs to an earlier object of the same name: it goes, and says nothing about this one."""
+    """Whether the owner of a child is an earlier VLLMDeployment of the same name. Such a child is being deleted."""
     owners = [ref["uid"] for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
     return bool(owners) and owner["metadata"]["uid"] not in owners
 

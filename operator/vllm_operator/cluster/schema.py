@@ -1,4 +1,4 @@
-"""Which fields of a Pod the API server knows, as it says itself."""
+"""The fields of a Pod that the API server knows, by its OpenAPI schema."""
 
 import logging
 import time
@@ -12,22 +12,22 @@ from vllm_operator.planning.pod_fields import SCHEMA_PATH, PodSchema, find_unkno
 log = logging.getLogger(__name__)
 
 AGE_SECONDS = 3600.0
-"""How old the schema may be. It has about 700 kB, and is only read where there is a `podTemplate`."""
+"""Maximum age of the schema. It has about 700 kB, and is read only for a VLLMDeployment with a `podTemplate`."""
 REFUSAL_AGE_SECONDS = 60.0
-"""How old it may be where it makes the difference: the API server may have been upgraded."""
+"""Maximum age for refusing a field: the API server may have been upgraded."""
 
 
 class PodSchemas:
-    """Reads the fields of a Pod, and remembers them."""
+    """Reads and caches the fields of a Pod."""
 
     def __init__(self, client: ClusterClient, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._client = client
         self._clock = clock
         self._schema: PodSchema | None = None
-        self._asked_at: float | None = None
+        self._read_at: float | None = None
 
     async def refusal(self, template: Mapping[str, Any] | None) -> Verdict | None:
-        """Why the API server would refuse a Pod template of a user; None if it knows all fields, or does not tell which it knows."""
+        """Why a `podTemplate` is refused; None if the API server knows all its fields, or does not publish its schema."""
         for age in (AGE_SECONDS, REFUSAL_AGE_SECONDS) if template else ():
             fields = find_unknown_fields(template, await self._read(age))
             if not fields:
@@ -35,12 +35,12 @@ class PodSchemas:
         return refuse_unknown_fields(fields) if template else None
 
     async def _read(self, age: float) -> PodSchema | None:
-        """The fields, or what was read last where they cannot be read now; None where they never could."""
+        """The fields, from the last read that succeeded; None if none has."""
         limit = age if self._schema is not None else REFUSAL_AGE_SECONDS
-        if self._asked_at is None or self._clock() - self._asked_at >= limit:
-            self._asked_at = self._clock()
+        if self._read_at is None or self._clock() - self._read_at >= limit:
+            self._read_at = self._clock()
             try:
                 self._schema = read_pod_schema(await self._client.get_path(SCHEMA_PATH)) or self._schema
             except ClusterError as error:
-                log.warning("the API server does not tell which fields it knows, so slips in podTemplate are told in its words: %s", error)
+                log.warning("the schema of Pods cannot be read, so unknown fields of podTemplate are not found beforehand: %s", error)
         return self._schema

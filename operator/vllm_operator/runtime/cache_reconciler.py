@@ -24,6 +24,7 @@ from vllm_operator.caches.cleaning import (
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
 from vllm_operator.caches.records import read_lease
+from vllm_operator.cluster.apply import annotate_claim
 from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
@@ -39,7 +40,6 @@ from vllm_operator.cluster.client import (
     NotFound,
 )
 from vllm_operator.cluster.observe import Snapshot, find_pods, is_controlled_by, read_claim
-from vllm_operator.cluster.records import annotate_claim
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.remediation.in_force import carried_out

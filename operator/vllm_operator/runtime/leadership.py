@@ -23,11 +23,11 @@ from vllm_operator.cluster.client import (
     Unauthorized,
     Unavailable,
 )
-from vllm_operator.cluster.fence import Fence
 from vllm_operator.cluster.lease import (
     LEASE_SECONDS,
     RENEW_SECONDS,
     RETRY_SECONDS,
+    Fence,
     Record,
     Sighting,
     held,

@@ -29,8 +29,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import shorten
-from vllm_operator.cluster.explanations import Explanations
+from vllm_operator.cluster.events import EventReader, shorten
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, is_of_earlier, is_ready
 from vllm_operator.observation.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, Observation, last_sign
@@ -74,7 +73,7 @@ class ObservationReader:
         self._inventory = inventory
         self._logs = logs
         self._now = now
-        self._explanations = Explanations(client, now=now)
+        self._event_reader = EventReader(client, now=now)
         self._cpu_usage = CpuUsage(client)
 
     async def read(
@@ -90,7 +89,7 @@ class ObservationReader:
         claims = {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim = claims.get(cache_outcome.claim_name or "", cache_outcome.claim)
         weights = claims.get(cache_outcome.weights_claim_name or "", cache_outcome.weights_claim)
-        events, requeue_seconds = await self._explanations.read(snapshot.pods, (claim, weights))
+        events, requeue_seconds = await self._event_reader.read(snapshot.pods, (claim, weights))
         holders = await self._holders(resource.metadata.namespace, (claim, weights))
         if any(holder.instance != resource.metadata.name for found in holders.values() for holder in found):
             requeue_seconds = min(requeue_seconds or HOLDERS_SECONDS, HOLDERS_SECONDS)

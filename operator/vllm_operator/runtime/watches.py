@@ -30,8 +30,7 @@ import uvloop
 from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import Kind, Manifest
-from vllm_operator.cluster.selectors import selector_of
+from vllm_operator.cluster.client import Kind, Manifest, selector_of
 from vllm_operator.runtime.log_output import handle_loop_error
 
 CHUNK = 500

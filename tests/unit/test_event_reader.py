@@ -7,7 +7,7 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from vllm_operator.cluster.client import EVENT, Forbidden, Unavailable
-from vllm_operator.cluster.explanations import AGE_SECONDS, MAX_AGE_SECONDS, PATIENCE_SECONDS, Explanations, needs_explanation
+from vllm_operator.cluster.events import MAX_CACHE_SECONDS, MIN_AGE_SECONDS, MIN_CACHE_SECONDS, EventReader, needs_explanation
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -75,62 +75,62 @@ def cluster_with_event() -> FakeCluster:
 @pytest.mark.parametrize(
     ("age", "seconds"),
     [
-        pytest.param(6, AGE_SECONDS, id="of a young Pod"),
+        pytest.param(6, MIN_CACHE_SECONDS, id="of a young Pod"),
         pytest.param(100, 25, id="of one that takes longer"),
-        pytest.param(3600, MAX_AGE_SECONDS, id="of one that takes for ever"),
+        pytest.param(3600, MAX_CACHE_SECONDS, id="of one that takes for ever"),
     ],
 )
 async def test_an_answer_is_good_for_some_seconds(age: float, seconds: float) -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=lambda: NOW)
+    reader = EventReader(cluster, clock=clock, now=lambda: NOW)
     creating = pod(waiting("ContainerCreating"), age=age)
-    events, look_again = await explanations.read([creating], ())
+    events, look_again = await reader.read([creating], ())
     assert ([event["reason"] for event in events], look_again) == (["Pulling"], seconds)
-    assert (await explanations.read([creating], ()))[0] == events
+    assert (await reader.read([creating], ()))[0] == events
     assert cluster.calls["find"] == 1
     clock.seconds += seconds
-    await explanations.read([creating], ())
+    await reader.read([creating], ())
     assert cluster.calls["find"] == 2
 
 
 async def test_what_is_young_is_not_asked_about_but_looked_at_again() -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
-    assert await explanations.read([pod(waiting("ContainerCreating"), age=0.5)], ()) == ((), PATIENCE_SECONDS)
+    reader = EventReader(cluster, clock=clock, now=clock.now)
+    assert await reader.read([pod(waiting("ContainerCreating"), age=0.5)], ()) == ((), MIN_AGE_SECONDS)
     assert cluster.calls["find"] == 0
 
 
 async def test_a_clock_that_differs_stops_nothing() -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
-    events, _ = await explanations.read([pod(waiting("ContainerCreating"), age=-3600)], ())
+    reader = EventReader(cluster, clock=clock, now=clock.now)
+    events, _ = await reader.read([pod(waiting("ContainerCreating"), age=-3600)], ())
     assert len(events) == 1
 
 
 @pytest.mark.parametrize(("phase", "calls"), [("Pending", 1), ("Bound", 0)])
 async def test_a_claim_is_asked_about_while_it_is_not_bound(phase: str, calls: int) -> None:
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
+    reader = EventReader(cluster, clock=clock, now=clock.now)
     claim = {"metadata": {"name": "c", "namespace": "default", "uid": "c"}, "status": {"phase": phase}}
-    await explanations.read([], (claim,))
+    await reader.read([], (claim,))
     assert cluster.calls["find"] == calls
 
 
 async def test_without_the_permission_messages_say_less() -> None:
     cluster, clock = cluster_with_event(), Clock()
     cluster.fail("find", EVENT, Forbidden("no"))
-    assert await Explanations(cluster, clock=clock, now=clock.now).read([CREATING], ()) == ((), None)
+    assert await EventReader(cluster, clock=clock, now=clock.now).read([CREATING], ()) == ((), None)
 
 
 async def test_events_that_cannot_be_read_now_stop_nothing_and_what_was_read_stays() -> None:
     """Many clusters keep events in an etcd of their own."""
     cluster, clock = cluster_with_event(), Clock()
-    explanations = Explanations(cluster, clock=clock, now=clock.now)
-    before, _ = await explanations.read((CREATING,), ())
-    clock.seconds += MAX_AGE_SECONDS
+    reader = EventReader(cluster, clock=clock, now=clock.now)
+    before, _ = await reader.read((CREATING,), ())
+    clock.seconds += MAX_CACHE_SECONDS
     cluster.fail("find", EVENT, Unavailable("etcdserver: request timed out"))
-    assert (await explanations.read((CREATING,), ()))[0] == before
-    unknown = Explanations(cluster, clock=clock, now=clock.now)
+    assert (await reader.read((CREATING,), ()))[0] == before
+    unknown = EventReader(cluster, clock=clock, now=clock.now)
     cluster.fail("find", EVENT, Unavailable("etcdserver: request timed out"))
     events, again = await unknown.read((CREATING,), ())
     assert events == ()
@@ -140,4 +140,4 @@ async def test_events_that_cannot_be_read_now_stop_nothing_and_what_was_read_sta
 @pytest.mark.parametrize("time", ["2026-11-21T12:00:00", "yesterday", None, 5])
 async def test_an_object_without_a_time_that_can_be_read_is_asked_about(time: object) -> None:
     odd = {**CREATING, "metadata": {**CREATING["metadata"], "creationTimestamp": time}}
-    assert len((await Explanations(cluster_with_event(), clock=Clock(), now=lambda: NOW).read((odd,), ()))[0]) == 1
+    assert len((await EventReader(cluster_with_event(), clock=Clock(), now=lambda: NOW).read((odd,), ()))[0]) == 1

@@ -1,0 +1,144 @@
+"""Responses of an API server: their bytes, JSON that is nested deep, and the errors that they stand for."""
+
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+from kubernetes.aio.client.rest import RESTResponse
+
+from vllm_operator.cluster.client import (
+    ClusterError,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    Manifest,
+    NotFound,
+    Unauthorized,
+    Unavailable,
+)
+
+CHUNK_BYTES = 64 * 1024
+LONGEST_RETRY_SECONDS = 60.0
+"""The longest accepted value of the header `Retry-After`."""
+_MALFORMED = ("failed to create typed patch object", "failed to convert new object", "unable to convert unstructured object")
+"""How the API server refuses to apply an object that does not fit the schema of its kind: with status 500."""
+_OBJECT_NAME = re.compile(r"^failed to [a-z ]+ \([^)]*\)(?: to proper version)?: (?:unable to convert [^:]*: )?")
+"""The beginning of such a message, which names the object. The part after it names the field."""
+REJECTED = (
+    "The API server does not accept the credentials (HTTP 401): they were revoked or have expired, or the ServiceAccount is"
+    " gone. Restore the ServiceAccount, or renew the credentials in the kubeconfig."
+)
+DEPTH_LIMIT = 100
+"""Levels of nesting that are kept of JSON that is too deep for Python. Objects of Kubernetes have at most about 25."""
+_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
+
+
+async def read_body(response: RESTResponse) -> bytes:
+    """Read the whole body. Raises Unavailable."""
+    try:
+        data: bytes = await response.read()
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Unavailable(describe(error)) from error
+    return data
+
+
+async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    """Read a body as it arrives, in chunks of at most `CHUNK_BYTES`. Raises Unavailable."""
+    try:
+        while chunk := await response.content.read(CHUNK_BYTES):
+            yield chunk
+    except (aiohttp.ClientError, OSError, TimeoutError) as error:
+        raise Unavailable(describe(error)) from error
+
+
+async def watch_events(chunks: AsyncIterator[bytes]) -> AsyncIterator[None]:
+    """Yield once for each event of a watch. Raises Unavailable where the server reports an error."""
+    rest = b""
+    async for chunk in chunks:
+        *lines, rest = (rest + chunk).split(b"\n")
+        for line in lines:
+            if line.startswith(b'{"type":"ERROR"'):
+                raise Unavailable(f"The watch failed: {line[:512].decode('utf-8', 'replace')}")
+            yield
+
+
+def describe(error: BaseException) -> str:
+    """Describe an error of a connection."""
+    if isinstance(error, TimeoutError):
+        return "The API server did not answer in time"
+    return str(error) or type(error).__name__
+
+
+def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+    """Make an error of a response that is not a success."""
+    status: Manifest = {}
+    try:
+        parsed = json.loads(data)
+        status = parsed if isinstance(parsed, dict) else {}
+    except ValueError:
+        pass  # the kubelet and proxies respond in plain text
+    message = status.get("message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
+    details = status.get("details") or {}
+    match response.status:
+        case 404:
+            return NotFound(message)
+        case 409:
+            return Conflict(message)
+        case 401:
+            return Unauthorized(f"{REJECTED} It says: {message}")
+        case 403:
+            return Forbidden(message, verb=verb, resource=resource)
+        case 410:
+            return Gone(message)
+        case 400 | 405 | 413 | 415 | 422:
+            causes = tuple((cause.get("field") or "", cause.get("message") or "") for cause in details.get("causes") or [])
+            return Invalid(message, causes=causes)
+        case 500 if message.startswith(_MALFORMED):
+            return Invalid(_OBJECT_NAME.sub("", message))
+        case _:
+            return Unavailable(message, retry_after=_seconds(response.headers.get("Retry-After") or ""))
+
+
+def _seconds(after: str) -> float | None:
+    """The seconds of a `Retry-After` header; None for other formats."""
+    return min(float(after), LONGEST_RETRY_SECONDS) if re.fullmatch(r"[0-9]{1,9}", after) else None
+
+
+class DeepDecoder(json.JSONDecoder):
+    """Decodes JSON. What is nested too deep for Python is decoded without what is deeper than `DEPTH_LIMIT`."""
+
+    def decode(self, s: str, *arguments: Any) -> Any:
+        """Decode a document."""
+        try:
+            return super().decode(s, *arguments)
+        except RecursionError:
+            return super().decode(cut(s), *arguments)
+
+
+def cut(text: str, limit: int = DEPTH_LIMIT) -> str:
+    """Replace each object and list that is deeper than the limit by null."""
+    pieces, kept, depth = [], 0, 0
+    for token in _TOKEN.finditer(text):
+        mark = token[0]
+        if mark in "{[":
+            depth += 1
+            if depth == limit + 1:
+                pieces.append(text[kept : token.start()])
+        elif mark in "}]":
+            if depth == limit + 1:
+                pieces.append("null")
+                kept = token.end()
+            depth -= 1
+    return "".join(pieces if depth > limit else (*pieces, text[kept:]))
+
+
+def install_decoder() -> None:
+    """Use `DeepDecoder` for every `json.loads` without options, including those of kopf and aiohttp, which have no other hook.
+
+    The API server stores fields without a schema, such as `spec.podTemplate`, with up to 10,000 levels. Python's decoder raises
+    RecursionError at about 950. One such object would fail every list and watch that contains it.
+    """
+    json._default_decoder = DeepDecoder()  # type: ignore[attr-defined]  # the decoder of json.loads for such calls
