@@ -40,6 +40,7 @@ class Server:
         self.url = ""
         self.delay = 0.0
         self.headers: dict[str, str] = {}
+        self.body = b'{"kind": "ConfigMap", "message": "the server\'s words"}'
 
     async def answer(self, request: web.Request) -> web.Response:
         self.seen.append(request.headers.get("Authorization", ""))
@@ -48,7 +49,7 @@ class Server:
             return web.json_response(REFUSED, status=401)
         if request.path.endswith("/log"):
             return web.Response(text="a line\n")
-        return web.json_response({"kind": "ConfigMap", "message": "the server's words"}, status=self.status, headers=self.headers)
+        return web.Response(body=self.body, status=self.status, headers=self.headers)
 
     def configuration(self, token: str) -> Configuration:
         made = Configuration()
@@ -305,3 +306,34 @@ async def test_how_long_a_server_asks_to_be_left_alone(server: Server, connect: 
     with pytest.raises(Unavailable) as caught:
         await read(connect(None))
     assert caught.value.retry_after == seconds
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 409, 410, 422, 500, 503])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"5",
+        b'{"message": 5, "details": "none"}',
+        b'{"message": {"a": 1}, "details": {"causes": "none"}}',
+        b'{"message": ["a"], "details": {"causes": ["none", {"field": 5, "message": 6}]}}',
+        b"[" * 100_000,
+        b"\xff",
+    ],
+    ids=["a number", "texts", "maps", "lists", "deep", "no UTF-8"],
+)
+async def test_an_error_in_any_form_is_an_error_of_the_cluster(server: Server, connect: Connect, status: int, body: bytes) -> None:
+    server.accepted, server.status, server.body = OLD, status, body
+    with pytest.raises(ClusterError) as caught:
+        await read(connect(None))
+    assert str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b'{"items": "none"}', b'{"items": [1]}', b'{"metadata": "none"}', b'{"items": [{}], "metadata": {"continue": 5}}', b"[1]", b"5"],
+)
+async def test_a_list_that_is_none_is_an_error_of_the_cluster(server: Server, connect: Connect, body: bytes) -> None:
+    """A proxy may send anything."""
+    server.accepted, server.body = OLD, body
+    with pytest.raises(Unavailable, match="is not"):
+        await connect(None).find(CONFIG_MAP)

@@ -1,5 +1,6 @@
 """Fields of `podTemplate` that the API server does not know: found by its own schema, and told with the name that may be meant."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -193,6 +194,13 @@ async def test_where_it_does_not_tell_nothing_is_refused_and_it_is_asked_again(w
     world.cluster.fail("get_path", None, error)  # type: ignore[arg-type]  # both are errors of a cluster
     world.now += AGE_SECONDS
     assert await world.is_refused()
+
+
+async def test_all_who_ask_at_once_wait_for_one_answer(world: World) -> None:
+    """Whoever did not wait would apply a Deployment without the field that nobody knows."""
+    world.cluster.documents[SCHEMA_PATH] = DOCUMENT
+    assert await asyncio.gather(*(world.is_refused() for _ in range(3))) == [True, True, True]
+    assert world.asked == 1
 
 
 async def test_a_slip_is_told_and_nothing_is_applied(bench: Bench) -> None:

@@ -109,8 +109,11 @@ class KubeClient:
         items: list[Manifest] = []
         while True:
             page = await self._call("GET", kind.path(namespace), kind, query=query, verb="list")
-            items += page.get("items") or []
-            token = (page.get("metadata") or {}).get("continue")
+            found, metadata = page.get("items") or [], page.get("metadata") or {}
+            token = metadata.get("continue") or "" if isinstance(metadata, dict) else None
+            if not (isinstance(token, str) and isinstance(found, list) and all(isinstance(item, dict) for item in found)):
+                raise Unavailable(f"The response to GET {kind.path(namespace)} is not a list of objects. Check whether a proxy sent it.")
+            items += found
             if not token:
                 break
             query["continue"] = token
@@ -252,9 +255,11 @@ class KubeClient:
             raise self._error(response, data, verb or VERBS[method], resource)
         try:
             content = json.loads(data)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise Unavailable(f"The response to {method} {path} is not JSON. Check whether a proxy sent it.") from error
-        return content if isinstance(content, dict) else {"items": content}
+        if not isinstance(content, dict):
+            raise Unavailable(f"The response to {method} {path} is not a JSON object. Check whether a proxy sent it.")
+        return content
 
     def _check_of(self, method: str, kind: Kind | None) -> Callable[[], float] | None:
         """What to call before a request is sent; it returns the seconds for which it may be. None for reads and access reviews."""

@@ -14,11 +14,11 @@ from vllm_operator.cluster.client import (
     Forbidden,
     Gone,
     Invalid,
-    Manifest,
     NotFound,
     Unauthorized,
     Unavailable,
 )
+from vllm_operator.pods import reading
 
 CHUNK_BYTES = 64 * 1024
 LONGEST_RETRY_SECONDS = 60.0
@@ -74,14 +74,11 @@ def describe(error: BaseException) -> str:
 
 def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
     """Make an error of a response that is not a success."""
-    status: Manifest = {}
     try:
-        parsed = json.loads(data)
-        status = parsed if isinstance(parsed, dict) else {}
-    except ValueError:
-        pass  # the kubelet and proxies respond in plain text
-    message = status.get("message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
-    details = status.get("details") or {}
+        status = json.loads(data)
+    except (ValueError, RecursionError):
+        status = {}  # the kubelet and proxies respond in plain text
+    message = reading.text(status, "message") or data.decode("utf-8", "replace").strip()[:512] or f"HTTP {response.status}"
     match response.status:
         case 404:
             return NotFound(message)
@@ -94,8 +91,8 @@ def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> C
         case 410:
             return Gone(message)
         case 400 | 405 | 413 | 415 | 422:
-            causes = tuple((cause.get("field") or "", cause.get("message") or "") for cause in details.get("causes") or [])
-            return Invalid(message, causes=causes)
+            causes = reading.objects(status, "details", "causes")
+            return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
         case 500 if message.startswith(_MALFORMED):
             return Invalid(_OBJECT_NAME.sub("", message))
         case _:

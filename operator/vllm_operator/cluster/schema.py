@@ -1,5 +1,6 @@
 """The fields of a Pod that the API server knows, by its OpenAPI schema."""
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
@@ -25,6 +26,7 @@ class PodSchemas:
         self._clock = clock
         self._schema: PodSchema | None = None
         self._read_at: float | None = None
+        self._reading = asyncio.Lock()
 
     async def refusal(self, template: Mapping[str, Any] | None) -> Verdict | None:
         """Why a `podTemplate` is refused; None if the API server knows all its fields, or does not publish its schema."""
@@ -36,8 +38,10 @@ class PodSchemas:
 
     async def _read(self, age: float) -> PodSchema | None:
         """The fields, from the last read that succeeded; None if none has."""
-        limit = age if self._schema is not None else REFUSAL_AGE_SECONDS
-        if self._read_at is None or self._clock() - self._read_at >= limit:
+        async with self._reading:  # concurrent callers wait for one read
+            limit = age if self._schema is not None else REFUSAL_AGE_SECONDS
+            if self._read_at is not None and self._clock() - self._read_at < limit:
+                return self._schema
             self._read_at = self._clock()
             try:
                 self._schema = read_pod_schema(await self._client.get_path(SCHEMA_PATH)) or self._schema
