@@ -6,11 +6,10 @@ from typing import Any
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.cli.documents import InputError
-from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, REVISION, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound
+from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, REVISION, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound, children_of
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import has_gpu_sign
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.cluster.selectors import children_of
 
 Objects = list[dict[str, Any]]
 

@@ -5,4 +5,5 @@ transport   kube (a real API server), connection (how to connect), responses (pa
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
 writing     apply (children), managed_fields (whether they are up to date), events, lease (leader election)
 hub         hub
+helper      recent (bounded memory)
 """

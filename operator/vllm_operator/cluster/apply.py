@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import logging
 import marshal
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -40,6 +39,7 @@ from vllm_operator.cluster.client import (
     kind_of,
 )
 from vllm_operator.cluster.observe import is_controlled_by, is_of_earlier
+from vllm_operator.cluster.recent import Recent
 
 log = logging.getLogger(__name__)
 
@@ -105,7 +105,7 @@ class Applier:
         """`count` is called with the verb and the kind of each write."""
         self._client = client
         self._count = count
-        self._checked: OrderedDict[str, _Check] = OrderedDict()  # by uid of the child
+        self._checked: Recent[_Check] = Recent(MAX_CHECKED)  # by uid of the child
 
     async def apply(self, owner: Manifest, desired_objects: Sequence[Manifest], live: Sequence[Manifest]) -> Applied:
         """Apply the desired objects, and prune children that are not desired.
@@ -179,11 +179,7 @@ class Applier:
         if child is None or check is None or check.mark != _mark(desired, child):
             child = await self._bring_up_to_date(desired, child, result)
             check = _Check(_mark(desired, child), _find_unkept(desired, child))
-        uid = child["metadata"].get("uid", "")
-        self._checked[uid] = check
-        self._checked.move_to_end(uid)
-        if len(self._checked) > MAX_CHECKED:
-            self._checked.popitem(last=False)
+            self._checked.put(child["metadata"].get("uid", ""), check)
         if check.not_kept is not None:
             result.not_kept.append(check.not_kept)
         return child
