@@ -123,7 +123,7 @@ async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: 
     assert in_order(
         page,
         "Starting=False StartStalled",
-        "Last seen: waiting for the readiness probe",
+        "stage: waiting for the readiness probe",
         "To start again with the caches filled so far, delete the Pod",
         "Warning StartStalled x1",
     )
@@ -159,7 +159,7 @@ async def test_a_silent_start_that_uses_no_cpu_is_stalled_whatever_its_stage(
     await measured.create({"apiVersion": "metrics.k8s.io/v1beta1", "kind": "PodMetrics", "metadata": {"name": pod}, "containers": [idle]})
     sim.log(pod).write(RUNNING + LOADING)  # a stage that may be silent for 15 minutes
     told = await measured.wait_for("VLLMDeployment", "llama", has("Starting", "False", "StartStalled"), within=60)
-    assert "Last seen: loading weights. It uses no CPU. In this stage up to 30 s" in condition(told, "Starting")["message"]
+    assert "(stage: loading weights; limit: 30 s). It uses no CPU." in condition(told, "Starting")["message"]
 
 
 @pytest.mark.timeout(180)

@@ -38,7 +38,7 @@ CRASHES = {
         "Ready",
         "False",
         "MigUuidNotInteger",
-        ("MigUuidNotInteger. See condition Crashed.",),
+        ("(MigUuidNotInteger). See condition Crashed.",),
     ),
     "a crash stays in force while the next start runs": Situation(
         o.observe(o.starting_pod(restarts=1, last=o.terminated()), states={X1: crashed_state()}), "Crashed", "True", "MigUuidNotInteger"
@@ -108,7 +108,7 @@ CRASHES = {
         "Crashed",
         "True",
         "Evicted",
-        ("Pod vllm-a-x1 failed.", "gpu-node-1", "low on resource: memory"),
+        ("Pod vllm-a-x1 failed (Evicted).", "gpu-node-1", "low on resource: memory"),
     ),
     "refused by the kubelet": Situation(
         o.observe(o.pod(phase="Failed", reason="UnexpectedAdmissionError", message="Allocate failed: no healthy devices")),

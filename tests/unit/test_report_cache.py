@@ -90,7 +90,7 @@ CASES = {
     ),
     "the volume is lost": Case(o.observe(claim=o.claim("Lost")), "False", "ClaimNotBound", ("lost its volume",)),
     "no claim at all": Case(o.observe(o.ready_pod(), claim=None, claim_name=None), "False", "NoClaim", ("compiles again",), "Serving"),
-    "no start yet": Case(o.observe(), "Unknown", "NotSeenYet", ("vllm-a-cache", o.KEY)),
+    "no start yet": Case(o.observe(), "Unknown", "NotSeenYet", ("vllm-a-cache",)),
     "a first start builds": Case(
         o.observe(o.starting_pod(), states={X1: StartupState(cache=CacheEvidence(misses=2))}), "False", "Miss", ("is building them",)
     ),

@@ -71,7 +71,7 @@ SITUATIONS = {
         "Starting",
         "False",
         "StartStalled",
-        ("13:55:00 UTC", "connecting the GPUs", "10 min", "stallSeconds", "kubectl logs vllm-a-x1"),
+        ("13:55:00 UTC", "connecting the GPUs", "10 min", "kubectl logs vllm-a-x1"),
     ),
     "a patient user": Situation(
         o.observe(o.starting_pod(since=-930), states={X1: HUNG}, spec={"startup": {"stallSeconds": 1200}}),

@@ -164,4 +164,4 @@ def test_a_long_message_loses_words_of_its_cause_and_not_its_remedy() -> None:
     facts: dict[str, Any] = {"crash": crash, "times": 3, "others": 0, "reference": "https://example.org/1", "done": "", "suggested": ""}
     said = load_messages().fit("crash.one", shrink=("cause", "remedy"), cause="very long " * 200, remedy="Do this.", **facts)
     assert len(said) <= 500
-    assert said.endswith("What to do: Do this. (SomeCrash, see https://example.org/1)")
+    assert said.endswith("What to do: Do this. (See https://example.org/1)")

@@ -44,7 +44,7 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
         "What to do: Lower --max-model-len to at most 5568. status.remediation.command has a command for --max-model-len 5568."
         in message(written, "Crashed")
     )
-    assert message(written, "Ready") == "Pod vllm-a-x1 crashed: MaxModelLenExceedsKvCache. See condition Crashed."
+    assert message(written, "Ready") == "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed."
     assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
 
 
@@ -125,4 +125,4 @@ def test_a_remedy_that_has_helped_is_named_where_the_crash_is_said_to_be_over() 
     serving = report(o.after(observed, written, seconds=60, pods=(o.ready_pod("vllm-a-x2"),), startups={}))
     said = message(serving, "Crashed")
     assert said.startswith("All Pods are healthy. Last crash: Pod ")
-    assert said.endswith("The operator applied --max-model-len 5568. A change of the spec reverts it.")
+    assert said.endswith("The operator applied --max-model-len 5568. A change of the spec reverts it. See status.lastCrash.")

@@ -183,7 +183,7 @@ def _crash(observed: ObservedState, crashes: Crashes) -> Iterator[EventDraft]:
         return
     crash = crashes.last
     uid = next((view.uid for view in observed.pods if view.name == crash.pod), crash.pod)
-    message = observed.messages.fit("event.crashed", shrink=("cause",), crash=crash, cause=crash.cause, times=(crash.restarts or 0) + 1)
+    message = observed.messages.say("event.crashed", crash=crash, times=(crash.restarts or 0) + 1)
     word = reason_of(crash.signature)
     yield EventDraft(type=WARNING, reason=word, message=message, key=f"crash-{uid}-{crash.restarts}", series=f"crash-{uid}-{word}")
 
