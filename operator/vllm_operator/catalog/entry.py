@@ -187,7 +187,9 @@ def keyed_by(name: str) -> BeforeValidator:
     """Reads a list of mappings into one mapping, with the value of a field as the key."""
 
     def key(written: Any) -> Any:
-        return {entry[name]: entry for entry in written} if isinstance(written, list) else written
+        if not isinstance(written, list) or not all(isinstance(entry, dict) and isinstance(entry.get(name), str) for entry in written):
+            raise ValueError(f"write a list of entries, each with {name}")
+        return {entry[name]: entry for entry in written}
 
     return BeforeValidator(key)
 
@@ -233,7 +235,7 @@ def _fields_at(kind: Any, path: Iterable[int | str]) -> Collection[str]:
     """The fields, as in YAML, of the dataclass to which a path leads."""
     for part in path:
         hints = {camel_case(name): hint for name, hint in get_type_hints(kind).items()}
-        kind = _find_dataclass(hints[part]) if isinstance(part, str) else kind
+        kind = _find_dataclass(hints[part]) if part in hints else kind  # a position or the key of a mapping leads to no other type
     return [camel_case(field.name) for field in fields(kind)]
 
 

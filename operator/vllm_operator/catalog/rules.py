@@ -49,6 +49,9 @@ def _read_setting(value: Any) -> Any:
     return str(value) if isinstance(value, int | float) else value
 
 
+SETTINGS_LENGTH = 2000
+"""Most characters of all names and values of `environment`, and of `arguments`: they go into the status."""
+
 RuleName = Annotated[
     str,
     AfterValidator(
@@ -93,6 +96,9 @@ class Rule(Entry):
             raise ValueError("severity is that of a warning; add warn, or remove severity")
         if not (self.backend or self.environment or self.arguments or self.refuse or self.warn):
             raise ValueError("nothing follows from it; add backend, environment, arguments, refuse or warn")
+        for name, settings in (("environment", self.environment), ("arguments", self.arguments)):
+            if sum(len(key) + len(value or "") for key, value in settings.items()) > SETTINGS_LENGTH:
+                raise ValueError(f"{name} must be at most {SETTINGS_LENGTH} characters long in total")
         return self
 
 

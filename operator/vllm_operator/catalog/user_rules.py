@@ -66,4 +66,4 @@ def _check_settings(rule: Rule, versions: Versions | None) -> None:
         unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
         unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
         if unknown:
-            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)}; limit the rule with when.versions")
+            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; limit the rule with when.versions")
