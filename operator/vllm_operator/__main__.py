@@ -42,8 +42,8 @@ PLUGIN_COMMANDS = {
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 
-PIPE_CLOSED_STATUS = 141
-"""Exit status of a process that SIGPIPE ended."""
+INTERRUPTED_STATUS, PIPE_CLOSED_STATUS = 130, 141
+"""Exit status of a process that SIGINT or SIGPIPE ended."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,6 +80,8 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
         # The reader has closed the pipe, as `head` does. Discard the rest, without another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = PIPE_CLOSED_STATUS
+    except KeyboardInterrupt:
+        status = INTERRUPTED_STATUS
     return status
 
 

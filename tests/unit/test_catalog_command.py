@@ -82,7 +82,7 @@ def test_the_rules_of_the_cluster_are_listed_where_they_stand_and_broken_ones_na
 def test_a_file_without_rules_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text("{apiVersion: v1, kind: Pod}")
-    assert run(capsys, "rules", "--rules", str(file)) == (2, "", f"Error: {file} holds neither a ConfigMap nor a list of rules\n")
+    assert run(capsys, "rules", "--rules", str(file)) == (2, "", f"Error: {file} contains neither a ConfigMap nor a list of rules\n")
 
 
 def test_a_version_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,4 +114,14 @@ NOT_KNOWN = [("versions", "latest"), ("gpus", "sm_999"), ("models", "nobody/know
 def test_what_is_not_known_is_said(capsys: pytest.CaptureFixture[str], section: str, name: str) -> None:
     status, out, err = run(capsys, section, name)
     assert (status, out) == (2, "")
-    assert "nothing is known by the name" in err
+    assert f"the catalog has no entry {name}" in err
+
+
+SIMILAR = [("models", "qwen", "qwen3"), ("models", "deepsek-v3", "deepseek-v3"), ("gpus", "H100", "NVIDIA-H100-80GB-HBM3")]
+
+
+@pytest.mark.parametrize(("section", "name", "suggestion"), SIMILAR)
+def test_similar_entries_are_suggested(capsys: pytest.CaptureFixture[str], section: str, name: str, suggestion: str) -> None:
+    status, _, err = run(capsys, section, name)
+    assert status == 2
+    assert suggestion in err.partition("Did you mean ")[2]

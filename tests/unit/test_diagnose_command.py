@@ -25,11 +25,11 @@ def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | byt
 def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, FAILED, "-o", "json"))
 
-    assert set(told) == {"engineVersion", "stage", "progress", "crash", "cutOffAtLine"}
+    assert set(told) == {"engineVersion", "stage", "progress", "stages", "backends", "cache", "crash", "cutOffAtLine"}
     assert told["engineVersion"] == "0.20.1"
     assert told["stage"] == "WeightLoad"
     assert told["progress"] is None
-    assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line"}
+    assert set(told["crash"]) == {"signature", "cause", "remedy", "reference", "line", "lineNumber"}
     assert told["crash"]["signature"] == "NoKvCacheMemory"
     assert told["crash"]["line"].startswith("ValueError: No available memory")
 
@@ -37,13 +37,27 @@ def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_progress_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, WARMING, "-o", "json"))
 
-    assert told == {
-        "engineVersion": "0.20.1",
-        "stage": "KernelWarmup",
-        "progress": {"completed": 1436, "total": 1735},
-        "crash": None,
-        "cutOffAtLine": None,
-    }
+    assert told["engineVersion"] == "0.20.1"
+    assert told["stage"] == "KernelWarmup"
+    assert told["progress"] == {"completed": 1436, "total": 1735}
+    assert told["crash"] is None
+    assert told["cutOffAtLine"] is None
+
+
+def test_stages_backends_and_caches_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = (Path(__file__).parents[1] / "corpus" / "h200" / "llama-bf16-warm.log").read_bytes()
+    told = json.loads(diagnosed(tmp_path, capsys, log, "-o", "json"))
+
+    assert told["backends"] == [{"component": "Attention", "backend": "FLASH_ATTN"}]
+    assert told["cache"] == {"loaded": 2, "built": 0, "failedToLoad": 0}
+    assert [entry["stage"] for entry in told["stages"]][-1] == "Ready"
+    assert all(entry["enteredAt"].endswith("Z") for entry in told["stages"])
+    assert sum(entry["seconds"] for entry in told["stages"][:-1]) > 10
+    assert told["stages"][-1]["seconds"] is None
+
+
+def test_an_excerpt_has_no_stages_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert json.loads(diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n", "-o", "json"))["stages"] == []
 
 
 @pytest.mark.parametrize("output", [(), ("-o", "json")], ids=["page", "json"])
@@ -75,7 +89,7 @@ def test_a_log_that_does_not_name_its_version_has_none(tmp_path: Path, capsys: p
 def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = diagnosed(tmp_path, capsys, FAILED)
 
-    order = ["Crashed during weight load: NoKvCacheMemory", "The start", "What happened", "What to do", "Read more", "The telling lines"]
+    order = ["Crashed during weight load: NoKvCacheMemory", "Stages", "What happened", "What to do", "Read more", "Log (line"]
     assert [page.index(part) for part in order] == sorted(page.index(part) for part in order)
     assert "--gpu-memory-utilization" in page
     assert "\x1b" not in page
@@ -84,10 +98,10 @@ def test_a_page_tells_the_story(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("log", "headline"),
     [
-        (HEALTHY_START + READY, "Started: the server became ready"),
+        (HEALTHY_START + READY, "Started: the server is ready"),
         (WARMING, "the log ends during kernel warm-up, DeepGEMM warm-up 1436/1735, about 2 min 01 s left"),
-        ("hello\nworld\n", "nothing of a vLLM start 2 lines. Is it the log of a vLLM server, and all of it?"),
-        (b"\x00\xff\xfe\x80" * 1000, "1 line. Is it the log of a vLLM server, and all of it?"),
+        ("hello\nworld\n", "no vLLM start in this log 2 lines. Is this the complete log of a vLLM server?"),
+        (b"\x00\xff\xfe\x80" * 1000, "1 line. Is this the complete log of a vLLM server?"),
     ],
     ids=["ready", "warming up", "something else", "binary"],
 )
@@ -98,16 +112,14 @@ def test_what_is_no_crash_is_said_as_well(tmp_path: Path, capsys: pytest.Capture
 def test_an_excerpt_does_not_tell_when_it_crashed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = diagnosed(tmp_path, capsys, "ValueError: No available memory for the cache blocks.\n")
 
-    assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. How far the start came is not in the log.\n\nWhat happened")
+    assert page.startswith("Crashed: NoKvCacheMemory\n\n  1 line. The log does not contain the start.\n\nWhat happened")
 
 
 def test_a_log_that_ends_before_the_error_is_asked_for_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = "Process SpawnProcess-1:\nTraceback (most recent call last):\n"
     page = diagnosed(tmp_path, capsys, log)
 
-    assert page.startswith(
-        "Failed, and the log ends before it says why\n\n  2 lines. How far the start came is not in the log.\n\nWhat to do"
-    )
+    assert page.startswith("Failed, and the log ends before the error\n\n  2 lines. The log does not contain the start.\n\nWhat to do")
     assert "Line 1 says that a process failed" in " ".join(page.split())
     assert json.loads(diagnosed(tmp_path, capsys, log, "-o", "json"))["cutOffAtLine"] == 1
 
@@ -128,6 +140,6 @@ def test_what_cannot_be_read_is_said(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_it_does_not_load_what_only_the_operator_needs() -> None:
-    code = "import sys; import vllm_operator.cli.diagnose; print(sorted({'kopf', 'kubernetes', 'pydantic', 'jinja2'} & set(sys.modules)))"
+    code = "import sys; import vllm_operator.cli.diagnose; print(sorted({'kopf', 'kubernetes', 'jinja2'} & set(sys.modules)))"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -74,7 +74,7 @@ def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
 def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[str, Any]]) -> None:
     status, page = run("plan", "llama", "--diff")
     assert status == 1  # there are no nodes in the file
-    assert "what runs keeps running" in page
+    assert "Running Pods are not affected" in page
     named = objects[0]["status"]["pinnedPlan"]["revision"]
     status, page = run("plan", "llama", "--diff", without=named)
     assert (status, f"ControllerRevision {named}" in page) == (2, True)
@@ -84,7 +84,7 @@ def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[
     ("arguments", "said"),
     [
         (("plan", "llama", "--revision", "9"), "has no revision 9; it has 1, 2, 3"),
-        (("plan", "--revision", "1"), "name the VLLMDeployment"),
+        (("plan", "--revision", "1"), "--revision needs the name"),
         (("history", "other"), "no object of kind VLLMDeployment with the name other"),
     ],
 )

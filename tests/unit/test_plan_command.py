@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,10 @@ def test_without_nodes_no_gpu_is_known(files: Any, capsys: pytest.CaptureFixture
     status, out, _ = run(capsys, "-f", files("cr.yaml", manifest()))
     assert status == 1
     assert "Not planned: NoMatchingGPU" in out
+    assert "No nodes were given" in out
+    assert (
+        "No nodes were given" not in run(capsys, "-f", files("cr.yaml", manifest()), "--nodes", files("nodes.yaml", real_node("l40s")))[1]
+    )
 
 
 def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,6 +87,25 @@ def test_people_get_a_page(files: Any, capsys: pytest.CaptureFixture[str]) -> No
     ):
         assert part in out
     assert all(len(line) <= 140 for line in out.splitlines())
+
+
+def test_the_page_has_the_command_of_the_engine_as_a_shell_takes_it(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [{"name": "--max-model-len", "value": "4096"}, {"name": "--override-generation-config", "value": '{"temperature": 0}'}]
+    path = files("cr.yaml", manifest(engine={"version": "0.20.1", "args": arguments}))
+    nodes = files("nodes.yaml", real_node("h200"))
+    page = run(capsys, "-f", path, "--nodes", nodes)[1]
+    command = page.partition("\nCommand:\n")[2].partition("\n\n")[0]
+    assert command.lstrip().startswith("vllm serve deepseek-ai/DeepSeek-V3 \\\n    --")
+
+    manifests = json.loads(run(capsys, "-f", path, "--nodes", nodes, "-o", "json")[1])["manifests"]
+    container = manifests[-1]["spec"]["template"]["spec"]["containers"][0]
+    assert shlex.split(command.replace("\\\n", " ")) == [*container["command"], *container["args"]]
+
+
+def test_rules_whose_data_is_no_object_are_named(files: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rules = files("rules.yaml", {"kind": "ConfigMap", "metadata": 5, "data": 7})
+    status, _, err = run(capsys, "-f", files("cr.yaml", manifest()), "--rules", rules)
+    assert (status, "data of a ConfigMap" in err) == (2, True)
 
 
 def test_the_config_of_an_unknown_model_tells_what_it_is(files: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -148,24 +172,26 @@ def test_one_of_several_is_chosen_by_name(files: Any, capsys: pytest.CaptureFixt
     status, _, err = run(capsys, "-f", path, "--nodes", nodes)
     assert status == 2
     assert "one, two" in err
-    assert "add its name" in err
+    assert "Add the name of one of them" in err
     assert run(capsys, "-f", path, "--nodes", nodes, "two")[0] == 0
-    assert "there is one, two" in run(capsys, "-f", path, "--nodes", nodes, "three")[2]
+    assert "only one, two" in run(capsys, "-f", path, "--nodes", nodes, "three")[2]
 
 
 @pytest.mark.parametrize(
     ("content", "want"),
     [
         ("a: b: c", "line 1, column 5: this is not valid YAML"),
-        ("kind: Pod", "holds no VLLMDeployment"),
-        ("just words", "is a text, not a Kubernetes object"),
-        ("", "holds no VLLMDeployment"),
+        ("kind: Pod", "contains no VLLMDeployment"),
+        ("just words", "is a string, not a Kubernetes object"),
+        ("", "contains no VLLMDeployment"),
         ("\0", "not valid YAML"),
         (yaml.safe_dump(manifest(acelerator={})), "did you mean accelerator?"),
         (yaml.safe_dump(manifest(accelerator={"mig": {"uuids": ["MIG-1"]}})), "only with allocation: DRA"),
         (yaml.safe_dump(manifest(cache={"claimName": "a", "volume": {}})), "not both"),
         (yaml.safe_dump(manifest(replicas="two")), "spec.replicas"),
         (yaml.safe_dump({**manifest(), "apiVersion": "vllm-operator.dev/v2"}), "must be vllm-operator.dev/v1alpha1"),
+        (yaml.safe_dump({**manifest(), "metadata": {"name": "demo", "labels": ["a"]}}), "metadata.labels: "),
+        (yaml.safe_dump({**manifest(), "status": {"plan": 5}}), "status.plan: "),
     ],
 )
 def test_bad_input_is_named(files: Any, capsys: pytest.CaptureFixture[str], content: str, want: str) -> None:

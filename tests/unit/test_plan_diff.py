@@ -46,7 +46,7 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
 
 def test_the_same_catalog_and_nodes_differ_in_nothing(run: Run) -> None:
     status, out = run(live())
-    assert (status, "nothing would differ" in out) == (0, True)
+    assert (status, "A new plan would be the same" in out) == (0, True)
     assert "kubectl annotate" not in out
 
 
@@ -79,14 +79,14 @@ def test_a_changed_spec_is_applied_without_being_asked(run: Run) -> None:
     status, out = run(changed)
     assert status == 1
     assert "flag --tensor-parallel-size" in out
-    assert "the operator applies the new plan by itself" in out
+    assert "The operator applies the new plan" in out
 
 
 def test_nodes_that_are_gone_leave_the_plan_in_force(run: Run) -> None:
     status, out = run(live(), node="l40s")
     assert status == 1
     assert "No new plan is possible" in out
-    assert "what runs keeps running" in out
+    assert "Running Pods are not affected" in out
 
 
 def test_an_object_without_a_plan_has_nothing_to_compare_with(run: Run) -> None:
@@ -97,7 +97,7 @@ def test_an_object_without_a_plan_has_nothing_to_compare_with(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"), [(["plan", "--diff"], "give a file"), (["plan", "--live", "--diff"], "say which VLLMDeployment")]
+    ("arguments", "said"), [(["plan", "--diff"], "no VLLMDeployment was given"), (["plan", "--live", "--diff"], "--live needs the name")]
 )
 def test_what_is_missing_is_named(capsys: pytest.CaptureFixture[str], arguments: list[str], said: str) -> None:
     assert main(arguments) == 2

@@ -45,7 +45,7 @@ def test_the_page_tells_the_worst_and_names_the_others() -> None:
     page = page_of_several(read(SERVES + BEGINS + FAILS), colours=False)
 
     assert page.startswith("pod/b/vllm\n\nCrashed during process start: NoKvCacheMemory\n")
-    assert page.endswith("The others\n  pod/a/vllm: Started: the server became ready")
+    assert page.endswith("Other containers\n  pod/a/vllm: Started: the server is ready")
 
 
 @pytest.mark.parametrize("text", ['{"log": "[pod/a/vllm] x"}\n', "ValueError: No available memory for the cache blocks.\n", "\n"])

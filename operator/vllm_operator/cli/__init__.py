@@ -1,1 +1,1 @@
-"""The commands plan, catalog and diagnose: the pure packages for people, most of it without a cluster."""
+"""The commands of `vllm-operator` and `kubectl vllm`. Most of them need no cluster."""

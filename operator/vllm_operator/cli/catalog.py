@@ -1,10 +1,11 @@
-"""`vllm-operator catalog`: what the operator knows of vLLM versions, GPUs, models and rules.
+"""`vllm-operator catalog`: what the operator knows about vLLM versions, GPUs, models and rules.
 
-Without an ID a table of all, with an ID everything about one. Exit status: 0, or 2 if nothing has that ID or the
-rules of the cluster cannot be read.
+Without an ID, a table of all entries; with an ID, everything about one. Exit status: 0, or 2 if there is no such entry or the user's rules
+cannot be read.
 """
 
 import argparse
+import difflib
 import json
 import sys
 from collections.abc import Callable, Mapping
@@ -14,18 +15,18 @@ from typing import Any
 import yaml
 
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.cli import catalog_gpus, catalog_models, catalog_rules, catalog_versions
-from vllm_operator.cli.documents import InputError
+from vllm_operator.cli import catalog_sections as sections
+from vllm_operator.cli.documents import RULES_HELP, InputError, catalog_with
 from vllm_operator.cli.tables import table
-from vllm_operator.cli.user_rules import HELP as RULES_HELP
-from vllm_operator.cli.user_rules import catalog_with
+from vllm_operator.text.wording import listed
 
 FOUND_STATUS, NOT_FOUND_STATUS = 0, 2
+_SUGGESTIONS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One part of the catalog: its entries by ID, as data for programs and in short for people."""
+    """A part of the catalog: its entries by ID, their table, and how one of them is found."""
 
     summary: str
     entries: Callable[[Catalog], Mapping[str, Any]]
@@ -37,50 +38,52 @@ class Section:
 
 SECTIONS = {
     "versions": Section(
-        "vLLM versions: what each bundles, its flags, variables and names of backends",
-        catalog_versions.entries,
-        catalog_versions.HEADER,
-        catalog_versions.row,
-        catalog_versions.find,
-        "give a version, for example 0.20.1",
+        "vLLM versions with their bundled libraries, flags, variables and backends",
+        sections.version_entries,
+        sections.VERSION_HEADER,
+        sections.version_row,
+        sections.version_find,
+        "Give a version, for example 0.20.1.",
     ),
     "gpus": Section(
         "GPU architectures and products",
-        catalog_gpus.entries,
-        catalog_gpus.HEADER,
-        catalog_gpus.row,
-        catalog_gpus.find,
-        "give an architecture (sm_90) or a product as in the label nvidia.com/gpu.product",
+        sections.gpu_entries,
+        sections.GPU_HEADER,
+        sections.gpu_row,
+        sections.gpu_find,
+        "Give an architecture (sm_90), or a product as in the node label nvidia.com/gpu.product.",
     ),
     "models": Section(
         "families of well-known models",
-        catalog_models.entries,
-        catalog_models.HEADER,
-        catalog_models.row,
-        catalog_models.find,
-        "give a family, or a model such as deepseek-ai/DeepSeek-V3.2",
+        sections.model_entries,
+        sections.MODEL_HEADER,
+        sections.model_row,
+        sections.model_find,
+        "Give a family, or a model such as deepseek-ai/DeepSeek-V3.2.",
     ),
     "rules": Section(
-        "the rules that backends are chosen by",
-        catalog_rules.entries,
-        catalog_rules.HEADER,
-        catalog_rules.row,
-        catalog_rules.find,
-        "give the id of a rule, as the source of a backend in a plan",
+        "rules that choose backends",
+        sections.rule_entries,
+        sections.RULE_HEADER,
+        sections.rule_row,
+        sections.rule_find,
+        "Give the ID of a rule. Without an ID, this command lists all rules.",
     ),
 }
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("section", choices=tuple(SECTIONS), help="what to list")
-    parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this one")
+    parser.add_argument(
+        "section", choices=tuple(SECTIONS), help="; ".join(f"{name}: {section.summary}" for name, section in SECTIONS.items())
+    )
+    parser.add_argument("id", nargs="?", metavar="ID", help="show everything about this entry")
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
-    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it for programs")
+    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print it in this format")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print a part of the catalog; return the exit status."""
+    """Print a part of the catalog. Return the exit status."""
     section = SECTIONS[arguments.section]
     try:
         catalog = catalog_with(arguments.rules)
@@ -90,7 +93,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.id is not None:
         found = section.find(catalog, arguments.id)
         if found is None:
-            print(f"Error: nothing is known by the name {arguments.id}; {section.hint}", file=sys.stderr)
+            near = _similar(arguments.id, section.entries(catalog))
+            hint = f"Did you mean {listed(near, 'or')}?" if near else section.hint
+            print(f"Error: the catalog has no entry {arguments.id}. {hint}", file=sys.stderr)
             return NOT_FOUND_STATUS
         _print(found, arguments.output or "yaml")
         return FOUND_STATUS
@@ -99,8 +104,20 @@ def run(arguments: argparse.Namespace) -> int:
         _print(entries, arguments.output)
     else:
         print("\n".join(table(section.header, [section.row(name, entry) for name, entry in entries.items()])))
-        print(f"\nCatalog {catalog.version}. Everything about one: vllm-operator catalog {arguments.section} ID")
+        print(f"\nCatalog {catalog.version}. For everything about one entry: vllm-operator catalog {arguments.section} ID")
     return FOUND_STATUS
+
+
+def _similar(name: str, entries: Mapping[str, Any]) -> list[str]:
+    """Entries whose ID or patterns contain the name, or whose ID is spelled similarly."""
+    sought = name.casefold()
+    texts = {known: " ".join((known, *_patterns(entry))).casefold() for known, entry in entries.items()}
+    containing = [known for known, text in texts.items() if len(sought) > 2 and sought in text]
+    return (containing or difflib.get_close_matches(name, entries, n=_SUGGESTIONS, cutoff=0.5))[:_SUGGESTIONS]
+
+
+def _patterns(entry: Any) -> list[str]:
+    return entry.get("patterns", []) if isinstance(entry, Mapping) else []
 
 
 def _print(content: Any, form: str) -> None:

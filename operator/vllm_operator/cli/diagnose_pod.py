@@ -1,6 +1,6 @@
-"""`kubectl vllm diagnose POD`: how far the start of a Pod came, why it crashed, what to do.
+"""`kubectl vllm diagnose POD`: the stage of a Pod's start, why it crashed, what to do.
 
-The same page as `vllm-operator diagnose`, from the log and the status of a Pod. It reads; it changes nothing.
+It prints the page of `vllm-operator diagnose` from the log and the status of a Pod, and changes nothing.
 """
 
 import argparse
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.labels import CONTAINER
-from vllm_operator.cli.diagnose import EXIT_CODE_HELP, as_json, exit_code
-from vllm_operator.cli.diagnosis_page import page
+from vllm_operator.cli.diagnose import EXIT_CODE_HELP, exit_code
+from vllm_operator.cli.diagnosis_page import as_json, page
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 from vllm_operator.cluster.client import EVENT, POD, ClusterClient, ClusterError, Forbidden, LogRequest, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
@@ -26,16 +26,16 @@ from vllm_operator.startup.termination import diagnose_termination
 
 _LINE_BYTES = 64 * 1024
 _MOST_BYTES = 256 * 1024 * 1024
-"""No start writes as much."""
+"""More than any start logs."""
 _RETRY_SECONDS = (0.5, 1.0, 2.0)
-"""A kubelet under load lags behind the status of its Pod: a log that should be there is asked for again after these."""
-_UNTOLD = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
-"""Phases of which the log tells more than the status."""
+"""Delays between requests for the log of an ended run. A kubelet under load is later than the status of its Pod."""
+_PHASES_OF_LOG = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
+"""Phases about which the log tells more than the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What a Pod's log and status tell."""
+    """What the log and the status of a Pod tell."""
 
     parser: StartupParser
     state: StartupState
@@ -44,24 +44,22 @@ class Diagnosis:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("pod", metavar="POD", help="name of the Pod, with or without pod/ before it")
-    parser.add_argument("-n", "--namespace", help="namespace of the Pod; that of the kubeconfig's context if absent")
-    parser.add_argument("-c", "--container", help=f"container of the engine; {CONTAINER}, or the only one, if absent")
-    parser.add_argument("-p", "--previous", action="store_true", help="read the run before the present one")
+    parser.add_argument("pod", metavar="POD", help="name of the Pod, as NAME or pod/NAME")
+    parser.add_argument("-n", "--namespace", help="namespace of the Pod (default: that of the current context)")
+    parser.add_argument("-c", "--container", help=f"container of the engine (default: {CONTAINER}, or the first one)")
+    parser.add_argument("-p", "--previous", action="store_true", help="read the log of the previous run")
     parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
-    parser.add_argument("-o", "--output", choices=("json",), help="print one JSON object instead of a page for people")
+    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
     parser.add_argument("--exit-code", action="store_true", help=EXIT_CODE_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Read the Pod and print what it tells; 0 if it could be read, 2 if not, 3 if a crash is to be told by it and the log shows one."""
+    """Print the diagnosis of a Pod. Return 0, 2 if it cannot be read, or 3 with `--exit-code` if it crashed."""
     try:
         found = asyncio.run(_read(arguments))
     except (ClusterError, MissingConnectionError, TimeoutError, UserSignaturesError) as error:
         print(f"kubectl vllm diagnose: {error or 'the API server did not answer in time'}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
-        return 130
     if arguments.output == "json":
         print(json.dumps(as_json(found.state) | {"pod": found.note}))
     else:
@@ -84,10 +82,10 @@ async def _read(arguments: argparse.Namespace) -> Diagnosis:
 async def diagnose_pod(
     client: ClusterClient, knowledge: Knowledge, name: str, namespace: str, *, container: str | None = None, previous: bool = False
 ) -> Diagnosis:
-    """Read a Pod.
+    """Read the log, status and events of a Pod.
 
     Raises:
-        ClusterError: It does not exist, or cannot be read.
+        ClusterError: The Pod does not exist or cannot be read.
     """
     pod = await client.get(POD, name, namespace)
     view = refine(read_pod(pod), EventLog(await _events(client, pod)))
@@ -106,7 +104,7 @@ async def diagnose_pod(
 
 
 async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
-    """What the scheduler and the kubelet said about the Pod; nothing, where that may not be read."""
+    """Events of the Pod; none without the permission to read them."""
     try:
         return tuple(await client.find(EVENT, pod["metadata"]["namespace"], fields={"involvedObject.uid": pod["metadata"]["uid"]}))
     except Forbidden:
@@ -114,7 +112,7 @@ async def _events(client: ClusterClient, pod: Manifest) -> tuple[Manifest, ...]:
 
 
 async def _read_log(client: ClusterClient, parser: StartupParser, request: LogRequest, *, waits: Sequence[float]) -> None:
-    """Read the log of a run. Raises what the last try raised, if nothing could be read."""
+    """Read the log of a run. If nothing could be read, raise the error of the last request."""
     for wait in (*waits, None):
         try:
             await _read_once(client, parser, request)
@@ -143,7 +141,7 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
 
 
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    """The state with what the end of the container adds: its exit code, a signal, the kernel's killing."""
+    """Add what the status of the container tells about its end: exit code, signal, OOMKilled."""
     ended = view.termination
     if ended is None:
         return state
@@ -160,14 +158,14 @@ def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> Star
 
 
 def _about(knowledge: Knowledge, view: PodView, *, previous: bool = False) -> str:
-    """The Pod in a sentence or two."""
+    """Describe the Pod in a sentence or two."""
     place = f" on node {view.node}" if view.node else ""
     restarts = f", {view.restarts} restart{'' if view.restarts == 1 else 's'}" if view.restarts else ""
     text = f"Pod {view.name}{place}: {view.phase}{restarts}."
-    if view.phase not in _UNTOLD:
+    if view.phase not in _PHASES_OF_LOG:
         text += " " + knowledge.messages.say(f"pod.{view.phase}", pod=view)
     if view.termination is not None and view.phase is not Phase.CRASHED and not previous:
-        text += " It crashed before; --previous shows that run."
+        text += " It crashed before. Use --previous for that run."
     return text
 
 

@@ -1,7 +1,8 @@
-"""The page that `vllm-operator diagnose` shows to a person."""
+"""The page and the JSON that `vllm-operator diagnose` prints."""
 
 import textwrap
 from datetime import datetime
+from typing import Any
 
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
@@ -24,18 +25,18 @@ _NAMES = {
 }
 
 _WHOLE = (
-    "Read the whole log of this start, not a part of it (after a restart: that of the previous container)."
-    " Line {line} says that a process failed; what went wrong stands below it, at the end of the traceback."
+    "Read the complete log of this start (after a restart, that of the previous container)."
+    " Line {line} says that a process failed. The error is below it, at the end of the traceback."
 )
 
 
 def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
-    """Everything that the log tells, top to bottom as the story of the start."""
+    """Return the page about one log: headline, stages, crash, notices."""
     bold, red, green, plain = ("\x1b[1m", "\x1b[31m", "\x1b[32m", "\x1b[0m") if colours else ("", "", "", "")
     parts = [f"{bold}{_headline(state, red, green)}{plain}", _facts(state)]
     timeline = _timeline(state)
     if timeline and state.has_start:
-        parts.append(f"{bold}The start{plain}\n{timeline}")
+        parts.append(f"{bold}Stages{plain}\n{timeline}")
     if state.crash is not None:
         parts += _crash(state.crash, bold, plain)
     elif state.cut_off_at is not None:
@@ -50,10 +51,44 @@ def page(parser: StartupParser, state: StartupState, *, colours: bool) -> str:
 
 
 def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> str:
-    """The page of the worst of several containers, and in a line each how the others fare."""
+    """Return the page about the most severe of several logs, and a line about each of the others."""
     (name, worst), *others = logs
     rows = [f"  {each}: {_headline(parser.final_state, '', '')}" for each, parser in others]
-    return "\n\n".join((name, page(worst, worst.final_state, colours=colours), "\n".join(("The others", *rows))))
+    return "\n\n".join((name, page(worst, worst.final_state, colours=colours), "\n".join(("Other containers", *rows))))
+
+
+def as_json(state: StartupState) -> dict[str, Any]:
+    """Return the diagnosis as JSON. Times are RFC 3339 in UTC. In a log without years, the year of its times is 2000."""
+    progress, crash = state.progress, state.crash
+    ends = [since for _, since in state.entered[1:]] + [state.last_line_at]
+    return {
+        "engineVersion": state.engine_version,
+        "stage": state.stage.value,
+        "progress": None if progress is None else {"completed": progress.completed, "total": progress.total},
+        "stages": [
+            {"stage": stage.value, "enteredAt": _timestamp(since), "seconds": None if stage is Stage.READY else _elapsed(since, until)}
+            for (stage, since), until in zip(state.entered, ends, strict=True)
+        ]
+        if state.has_start
+        else [],
+        "backends": [{"component": component, "backend": backend} for component, backend in state.observed_backends],
+        "cache": {"loaded": state.cache.hits, "built": state.cache.misses, "failedToLoad": state.cache.load_failures},
+        "crash": None
+        if crash is None
+        else {
+            "signature": crash.signature,
+            "cause": crash.cause,
+            "remedy": crash.remedy,
+            "reference": crash.reference,
+            "line": crash.line,
+            "lineNumber": crash.line_number,
+        },
+        "cutOffAtLine": state.cut_off_at,
+    }
+
+
+def _timestamp(time: datetime | None) -> str | None:
+    return None if time is None else time.isoformat(timespec="seconds").replace("+00:00", "Z")
 
 
 def _headline(state: StartupState, red: str, green: str) -> str:
@@ -62,13 +97,13 @@ def _headline(state: StartupState, red: str, green: str) -> str:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
         return f"{red}Crashed{when}: {state.crash.signature}"
     if state.stage is Stage.READY:
-        return f"{green}Started: the server became ready"
+        return f"{green}Started: the server is ready"
     if state.cut_off_at is not None:
-        return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before it says why"
+        return f"{red}Failed{f' during {name}' if state.has_start else ''}, and the log ends before the error"
     if not state.has_start:
-        return "No crash in this log, and nothing of a vLLM start"
+        return "No crash and no vLLM start in this log"
     progress = f", {_progress(state.progress)}" if state.progress is not None else ""
-    return f"Not ready yet, and no crash: the log ends during {name}{progress}"
+    return f"Not ready and not crashed: the log ends during {name}{progress}"
 
 
 def _facts(state: StartupState) -> str:
@@ -77,10 +112,10 @@ def _facts(state: StartupState) -> str:
     if state.has_start:
         return _indented(lines, "  ")
     if state.crash is not None or state.cut_off_at is not None:
-        return _indented(f"{lines}. How far the start came is not in the log.", "  ")
+        return _indented(f"{lines}. The log does not contain the start.", "  ")
     return _indented(
-        f"{lines}. Is it the log of a vLLM server, and all of it? (kubectl logs: no --tail; -c with the engine's container;"
-        " --previous after a restart.)",
+        f"{lines}. Is this the complete log of a vLLM server? With kubectl logs, do not use --tail, select the container of the engine with"
+        " -c, and add --previous after a restart.",
         "  ",
     )
 
@@ -96,7 +131,7 @@ def _timeline(state: StartupState) -> str:
         rows.append(f"  {_clock(since):8}  {_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
     cache = state.cache
     if cache.hits or cache.misses or cache.load_failures:
-        failures = f", {cache.load_failures} could not be loaded" if cache.load_failures else ""
+        failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""
         rows.append(f"  compile cache: {cache.hits} loaded, {cache.misses} built{failures}")
     if state.observed_backends:
         rows.append(_indented("backends: " + ", ".join(f"{component} {backend}" for component, backend in state.observed_backends), "  "))
@@ -111,7 +146,7 @@ def _crash(crash: Crash, bold: str, plain: str) -> list[str]:
         parts.append(f"{bold}Read more{plain}\n  {crash.reference}")
     place = f" (line {crash.line_number})" if crash.line_number else ""
     lines = (crash.excerpt or crash.line).splitlines()
-    parts.append(f"{bold}The telling lines{plain}{place}\n" + "\n".join(f"  | {line}" for line in lines))
+    parts.append(f"{bold}Log{plain}{place}\n" + "\n".join(f"  | {line}" for line in lines))
     return parts
 
 
@@ -124,10 +159,13 @@ def _clock(time: datetime | None) -> str:
     return time.strftime("%H:%M:%S") if time is not None else ""
 
 
+def _elapsed(since: datetime | None, until: datetime | None) -> int | None:
+    return None if since is None or until is None else max(0, round((until - since).total_seconds()))
+
+
 def _duration(since: datetime | None, until: datetime | None) -> str:
-    if since is None or until is None:
-        return ""
-    return _seconds(max(0, round((until - since).total_seconds())))
+    seconds = _elapsed(since, until)
+    return "" if seconds is None else _seconds(seconds)
 
 
 def _seconds(seconds: int) -> str:

@@ -1,4 +1,4 @@
-"""Reading Kubernetes objects from files: YAML or JSON, several documents, lists, or standard input."""
+"""Reading files: Kubernetes objects in YAML or JSON (several documents, lists, standard input), and the user's own rules."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -6,27 +6,32 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
+from vllm_operator.api.labels import KIND
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.catalog.resources import YAML_LOADER
 
+RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 STANDARD_INPUT = "-"
 DEPTH_LIMIT = 200
-"""Levels of lists and mappings: no object of Kubernetes has as many, and a parser that goes down for ever ends in a crash."""
+"""Nested lists and mappings. No Kubernetes object has as many, and unlimited recursion would end in a crash."""
 VALUES_LIMIT = 20_000_000
-"""Values in a file, each as often as an alias repeats it."""
+"""Values in a file after the expansion of aliases."""
 SIZE_LIMIT = 256 * 1024 * 1024
-"""Bytes; the nodes of a very large cluster fit, a wrong file that never ends does not."""
+"""Bytes. The nodes of a very large cluster fit, an endless file does not."""
 
 
 class InputError(Exception):
-    """A file cannot be read or holds something else than expected. The message says which file and where."""
+    """A file cannot be read or has unexpected content. The message says which file and where."""
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:
-    """Read all objects of a file, those inside lists too, in their order; `-` is standard input.
+    """Read all objects of a file, including those in lists; `-` is standard input.
 
     Raises:
-        InputError: The file cannot be read, is no YAML, or holds something that is no object.
+        InputError: The file cannot be read, is not YAML, or contains something other than objects.
     """
     name = "standard input" if path == STANDARD_INPUT else path
     try:
@@ -42,10 +47,37 @@ def read_objects(path: str) -> list[dict[str, Any]]:
     return [entry for number, document in enumerate(documents, 1) if document is not None for entry in _flatten(document, name, number)]
 
 
+def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
+    """Parse a VLLMDeployment.
+
+    Raises:
+        InputError: It does not match the schema. The message names the fields.
+    """
+    try:
+        return VLLMDeployment.parse(manifest)
+    except ValidationError as error:
+        found = "\n".join(f"  {'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise InputError(f"the {KIND} {name_of(manifest)} is invalid:\n{found}") from error
+
+
+def catalog_with(path: str | None) -> Catalog:
+    """Load the catalog with the rules in a file. Invalid rules are reported on standard error and ignored, as by the operator.
+
+    Raises:
+        InputError: The file cannot be read or contains no rules.
+    """
+    if path is None:
+        return load_catalog()
+    catalog, read = with_user_rules(load_catalog(), _rule_texts(path))
+    for problem in read.problems:
+        print(f"Warning: {problem}", file=sys.stderr)
+    return catalog
+
+
 def name_of(manifest: Mapping[str, Any]) -> str:
-    """What an object is called, in words that fit into a message."""
+    """Return the name of an object for a message."""
     metadata = manifest.get("metadata")
-    return str(metadata.get("name", "without a name")) if isinstance(metadata, Mapping) else "without a name"
+    return str(metadata.get("name", "(no name)")) if isinstance(metadata, Mapping) else "(no name)"
 
 
 def _read_text(path: str, name: str) -> str:
@@ -58,7 +90,7 @@ def _read_text(path: str, name: str) -> str:
     except OSError as error:
         raise InputError(f"{name} cannot be read: {error.strerror or error}") from error
     if len(data) > SIZE_LIMIT:
-        raise InputError(f"{name} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB; this cannot be what was meant")
+        raise InputError(f"{name} is larger than {SIZE_LIMIT // (1024 * 1024)} MiB")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -66,9 +98,9 @@ def _read_text(path: str, name: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse what would take for ever to go through, or crash the parser. Raises ValueError."""
+    """Raise ValueError for a text that would take forever to parse, or crash the parser."""
     sizes: dict[str, int] = {}
-    within: list[tuple[str | None, int]] = []  # the anchor of each level, and how many values it has
+    within: list[tuple[str | None, int]] = []  # anchor and number of values of each level
     total = 0
     for event in yaml.parse(text, Loader=YAML_LOADER):
         size = 0
@@ -79,7 +111,7 @@ def _check(text: str) -> None:
             sizes |= {anchor: size} if anchor else {}
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, _ in within):
-                raise ValueError(f"*{event.anchor} stands within what it repeats")
+                raise ValueError(f"*{event.anchor} is within the value that it repeats")
             size = sizes.get(str(event.anchor), 1)
         elif isinstance(event, yaml.ScalarEvent):
             size = 1
@@ -89,9 +121,9 @@ def _check(text: str) -> None:
         else:
             total += size
         if len(within) > DEPTH_LIMIT:
-            raise ValueError(f"it is nested deeper than {DEPTH_LIMIT}")
+            raise ValueError(f"it is nested deeper than {DEPTH_LIMIT} levels")
         if total + (within[-1][1] if within else 0) > VALUES_LIMIT:
-            raise ValueError(f"it has more than {VALUES_LIMIT} values, with all aliases written out")
+            raise ValueError(f"it has more than {VALUES_LIMIT} values after the expansion of aliases")
 
 
 def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
@@ -102,7 +134,7 @@ def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
         raise InputError(f"{name}: document {number} is {_kind(document)}, not a Kubernetes object")
     elif isinstance(document.get("items"), list) and str(document.get("kind", "List")).endswith("List"):
         for entry in document["items"]:
-            # Items of a typed list (NodeList) come without a kind of their own.
+            # Items of a typed list (NodeList) have no kind.
             kind = str(document.get("kind", "List")).removesuffix("List")
             yield from _flatten({"kind": kind, **entry} if kind and isinstance(entry, dict) else entry, name, number)
     else:
@@ -110,4 +142,16 @@ def _flatten(document: Any, name: str, number: int) -> Iterator[dict[str, Any]]:
 
 
 def _kind(value: Any) -> str:
-    return "a text" if isinstance(value, str) else f"a {type(value).__name__}"
+    return "a string" if isinstance(value, str) else f"a {type(value).__name__}"
+
+
+def _rule_texts(path: str) -> Mapping[str, str]:
+    objects = read_objects(path)
+    maps = [entry for entry in objects if entry.get("kind") == "ConfigMap"]
+    if any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
+        raise InputError(f"{path}: the data of a ConfigMap must be an object with fields")
+    if maps:
+        return {f"{name_of(entry)}/{name}": str(text) for entry in maps for name, text in (entry.get("data") or {}).items()}
+    if not objects or any("kind" in entry and "apiVersion" in entry for entry in objects):
+        raise InputError(f"{path} contains neither a ConfigMap nor a list of rules")
+    return {path: yaml.safe_dump(objects, sort_keys=False)}

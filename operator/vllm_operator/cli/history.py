@@ -15,7 +15,7 @@ import yaml
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.documents import InputError, name_of, read_objects
+from vllm_operator.cli.documents import InputError, name_of, parse_deployment, read_objects
 from vllm_operator.cli.revisions import Revision, read_revisions
 from vllm_operator.cli.tables import wrap
 from vllm_operator.planning.differences import Difference, compare
@@ -25,15 +25,15 @@ SHOWN_STATUS, BAD_INPUT_STATUS = 0, 2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("name", metavar="NAME", help="the VLLMDeployment")
+    parser.add_argument("name", metavar="NAME", help="name of the VLLMDeployment")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment (default: default)")
     parser.add_argument(
         "-f",
         "--filename",
         metavar="FILE",
-        help="read a file instead of the cluster, as `kubectl get vllm,controllerrevisions -o yaml` writes it; - is standard input",
+        help="read this file instead of the cluster, from `kubectl get vllm,controllerrevisions -o yaml` (- is standard input)",
     )
-    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the history for programs")
+    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the history in this format")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def read_history(name: str, *, namespace: str, path: str | None) -> tuple[VLLMDe
         InputError: They are not there, or cannot be read.
     """
     if path is None:
-        from vllm_operator.cli.live import read_with_revisions  # only now: without a cluster nobody pays for its client
+        from vllm_operator.cli.live import read_with_revisions  # imported only here, because the Kubernetes client is slow to import
 
         manifest, objects = read_with_revisions(namespace, name)
     else:
@@ -68,10 +68,7 @@ def read_history(name: str, *, namespace: str, path: str | None) -> tuple[VLLMDe
         if len(found) != 1:
             raise InputError(f"{path} contains {'several objects' if found else 'no object'} of kind {KIND} with the name {name}")
         manifest = found[0]
-    try:
-        resource = VLLMDeployment.parse(manifest)
-    except ValueError as error:
-        raise InputError(f"the {KIND} {name} cannot be read: {error}") from error
+    resource = parse_deployment(manifest)
     return resource, read_revisions(resource, objects)
 
 

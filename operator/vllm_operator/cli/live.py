@@ -1,4 +1,4 @@
-"""Reading a VLLMDeployment, its revisions and the GPUs of a cluster, with the account of the person who asks."""
+"""Reading a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -18,7 +18,7 @@ def read_live(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
     """Read a VLLMDeployment, its ControllerRevisions, the nodes with GPUs and the ResourceSlices.
 
     Raises:
-        InputError: It is not there, or the cluster cannot be reached or does not allow it.
+        InputError: The object does not exist, or the cluster cannot be read.
     """
     return asyncio.run(_read(namespace, name, _nodes))
 
@@ -35,7 +35,7 @@ async def _read(namespace: str, name: str, more: Callable[[KubeClient], Awaitabl
         raise InputError(str(error)) from error
     try:
         resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-        # items of a list have no kind of their own
+        # items of a list have no kind
         revisions = [
             {**entry, "kind": REVISION.kind} for entry in await client.find(REVISION, namespace, labels=children_of(REVISION, name))
         ]
@@ -59,4 +59,4 @@ async def _slices(client: KubeClient) -> Objects:
     try:
         return list(await client.find(RESOURCE_SLICE, cached=True))
     except (NotFound, Forbidden):
-        return []  # without dynamic resource allocation, or not for everyone
+        return []  # no dynamic resource allocation, or no permission

@@ -1,10 +1,10 @@
-"""`vllm-operator plan`: what would be planned for a VLLMDeployment, and why.
+"""`vllm-operator plan`: the plan for a VLLMDeployment, with its reasons.
 
-The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in
-force, which is in a ControllerRevision. `--revision` shows the plan of a revision.
+The objects come from files, without a cluster, or with `--live` from the cluster. `--diff` compares with the plan in force, which is in a
+ControllerRevision. `--revision` shows the plan of a revision.
 
-Exit status: 0 planned, 1 refused (the reason is printed), 2 the input cannot be used. With `--diff`, as of `diff`: 0
-nothing differs, 1 something does, 2 it cannot be told.
+Exit status: 0 planned, 1 refused (the reason is printed), 2 invalid input. With `--diff`, as of `diff`: 0 no difference, 1 a difference, 2
+the comparison failed.
 """
 
 import argparse
@@ -21,13 +21,10 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.cli import difference_page
-from vllm_operator.cli.documents import STANDARD_INPUT, InputError, name_of, read_objects
+from vllm_operator.cli.documents import RULES_HELP, STANDARD_INPUT, InputError, catalog_with, name_of, parse_deployment, read_objects
 from vllm_operator.cli.history import in_force, read_history
-from vllm_operator.cli.plan_page import plan_lines, write_page
+from vllm_operator.cli.plan_pages import differences_as_json, differences_of, plan_lines, write_difference_page, write_page
 from vllm_operator.cli.revisions import with_pinned_plan
-from vllm_operator.cli.user_rules import HELP as RULES_HELP
-from vllm_operator.cli.user_rules import catalog_with
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.model.facts import ModelFiles
@@ -41,29 +38,29 @@ SAME_STATUS, DIFFERENT_STATUS = 0, 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-f", "--filename", metavar="FILE", help="file with the VLLMDeployment; - is standard input")
+    parser.add_argument("-f", "--filename", metavar="FILE", help="file with the VLLMDeployment (- is standard input)")
     parser.add_argument(
         "--nodes",
         metavar="FILE",
-        help="file with the nodes of the cluster, as `kubectl get nodes -o yaml` writes it; "
-        "may hold ResourceSlices too (`kubectl get nodes,resourceslices -o yaml`)",
+        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml` or, with dynamic resource allocation, "
+        "`kubectl get nodes,resourceslices -o yaml`",
     )
     parser.add_argument(
-        "--model-config", metavar="FILE", help="the model's config.json, for facts about it; the operator reads it from the hub"
+        "--model-config", metavar="FILE", help="config.json of the model. The operator reads it from the hub, this command does not"
     )
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
-    parser.add_argument("name", nargs="?", metavar="NAME", help="which VLLMDeployment: with --live, or where the file holds several")
-    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, nodes and ResourceSlices from the cluster")
-    parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment, with --live (default: default)")
-    parser.add_argument("--diff", action="store_true", help="show only what would differ from the plan in force, and why")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
+    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, the nodes and the ResourceSlices from the cluster")
+    parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
+    parser.add_argument("--diff", action="store_true", help="compare a new plan with the plan in force")
     parser.add_argument(
-        "--revision", type=int, metavar="N", help="show the plan of revision N, see `history`; reads the cluster without -f"
+        "--revision", type=int, metavar="N", help="show the plan of revision N (see `history`), from the cluster or from FILE"
     )
-    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print plan, conditions and manifests for programs")
+    parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the plan, its conditions and the manifests in this format")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Plan; return the exit status."""
+    """Print a plan or the differences to it. Return the exit status."""
     if arguments.revision is not None:
         return _show_revision(arguments)
     name = arguments.name
@@ -71,11 +68,11 @@ def run(arguments: argparse.Namespace) -> int:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
         catalog = catalog_with(arguments.rules)
         files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
-        resource = VLLMDeployment.parse(manifest)
+        resource = parse_deployment(manifest)
         if arguments.diff:
             resource = with_pinned_plan(resource, nodes)
             if resource.pinned is None:
-                raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan, so there is nothing to compare with")
+                raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
@@ -89,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
             {"plan": _plan_as_status(outcome.plan), "conditions": conditions_of(outcome), "manifests": list(manifests)}, arguments.output
         )
     else:
-        write_page(sys.stdout, resource, outcome, inventory, catalog, manifests)
+        write_page(sys.stdout, resource, outcome, inventory, catalog, manifests, nodes_given=arguments.live or arguments.nodes is not None)
     return PLANNED_STATUS if outcome.plan else REFUSED_STATUS
 
 
@@ -97,7 +94,7 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     """Print the plan of a revision."""
     try:
         if arguments.name is None:
-            raise InputError("name the VLLMDeployment: plan NAME --revision N")
+            raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
         resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
         revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
         if revision is None:
@@ -121,35 +118,35 @@ def _show_revision(arguments: argparse.Namespace) -> int:
 
 
 def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, files: ModelFiles, form: str | None) -> int:
-    """Print what planning anew would do otherwise."""
+    """Print the differences between the plan in force and a new plan."""
     generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
     outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, files=files)
     fresh = outcome.today or outcome
     if form:
-        _print_for_programs(difference_page.for_programs(pinned, fresh, catalog.version), form)
+        _print_for_programs(differences_as_json(pinned, fresh, catalog.version), form)
     else:
-        difference_page.write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
-    return SAME_STATUS if fresh.plan and not difference_page.differences_of(pinned, fresh) else DIFFERENT_STATUS
+        write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
+    return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
 
 
 def _read_config(path: str) -> dict[str, Any]:
     found = read_objects(path)
     if len(found) != 1:
-        raise InputError(f"{path} is not a model's config.json: that is one JSON object")
+        raise InputError(f"{path} is not the config.json of a model, which is one JSON object")
     return found[0]
 
 
 def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    from vllm_operator.cli.live import read_live  # only now: without a cluster nobody pays for its client
+    from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
 
     if name is None:
-        raise InputError("say which VLLMDeployment: plan --live -n NAMESPACE NAME")
+        raise InputError("--live needs the name of a VLLMDeployment: plan --live -n NAMESPACE NAME")
     return read_live(namespace, name)
 
 
 def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if arguments.filename is None:
-        raise InputError("give a file with the VLLMDeployment (-f FILE), or read it from the cluster (--live NAME)")
+        raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
     objects = read_objects(arguments.filename)
     manifest = _one_deployment(objects, arguments.filename, name)
     revisions = _of_kind(objects, "ControllerRevision")
@@ -168,18 +165,18 @@ def _one_deployment(given: Sequence[dict[str, Any]], path: str, name: str | None
     if len(objects) == 1:
         return objects[0]
     if not names:
-        raise InputError(f"{path} holds no {KIND}")
+        raise InputError(f"{path} contains no {KIND}")
     listed = ", ".join(names)
     if name is not None:
-        raise InputError(f"{path} holds {'several' if objects else 'no'} {KIND} called {name}; there is {listed}")
-    raise InputError(f"{path} holds {len(names)} objects of kind {KIND} ({listed}); say which one: add its name")
+        raise InputError(f"{path} contains {'several' if objects else 'no'} {KIND}s with the name {name}, only {listed}")
+    raise InputError(f"{path} contains {len(names)} objects of kind {KIND} ({listed}). Add the name of one of them")
 
 
 def _check(manifest: Mapping[str, Any], path: str) -> None:
     problems = violations(manifest)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise InputError(f"{path}: the VLLMDeployment {name_of(manifest)} is not valid:\n{listed}")
+        raise InputError(f"{path}: the VLLMDeployment {name_of(manifest)} is invalid:\n{listed}")
 
 
 def _of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -198,7 +195,7 @@ def _plan_as_status(made: Plan | None) -> dict[str, Any] | None:
 
 
 def conditions_of(outcome: Outcome) -> list[dict[str, str]]:
-    """Return the two conditions that planning decides, as in the status."""
+    """Return the conditions Accepted and Planned as in the status."""
     verdicts = ((ACCEPTED, outcome.accepted), (PLANNED, outcome.planned))
     return [
         {"type": name, "status": verdict.status.value, "reason": verdict.reason, "message": verdict.message} for name, verdict in verdicts

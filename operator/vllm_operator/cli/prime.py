@@ -1,9 +1,9 @@
-"""`vllm-operator prime`: fill the caches of a VLLMDeployment ahead of traffic, and wait until they are filled.
+"""`vllm-operator prime`: fill the caches of a VLLMDeployment before it serves, and wait until they are filled.
 
-It sets the annotation `vllm-operator.dev/prime` to the present cache key; the operator in the cluster does the rest. So
-it may be interrupted at any time, and nothing has to be undone: with the next key the annotation means nothing.
+It sets the annotation `vllm-operator.dev/prime` to the current cache key, and the operator does the rest. It can be interrupted at any
+time. The annotation has no effect with another cache key.
 
-Exit status: 0 filled, 1 not filled in time or nowhere to fill, 2 the cluster or the object cannot be used.
+Exit status: 0 filled, 1 not filled in time or no shared caches, 2 the cluster or the object cannot be used.
 """
 
 import argparse
@@ -14,29 +14,37 @@ from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM
 from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
-from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError
+from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Unavailable
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.pods import reading
 
 FILLED_STATUS, NOT_FILLED_STATUS, BAD_INPUT_STATUS = 0, 1, 2
 LOOK_SECONDS = 2.0
+PLAN_SECONDS = 30.0
+"""Time to wait for a plan if the command does not wait for the caches."""
 MANAGER = "vllm-operator-prime"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}; it may have spec.replicas 0")
-    parser.add_argument("-n", "--namespace", default="default", help="its namespace (default: default)")
-    parser.add_argument("--timeout", type=int, default=3600, metavar="SECONDS", help="how long to wait (default: 3600); 0 only asks")
+    parser.add_argument("name", metavar="NAME", help=f"name of the {KIND}. Its spec.replicas may be 0")
+    parser.add_argument("-n", "--namespace", default="default", help=f"namespace of the {KIND} (default: default)")
+    parser.add_argument(
+        "--timeout",
+        type=int,
+        default=3600,
+        metavar="SECONDS",
+        help="maximum time to wait (default: 3600). 0 requests priming and does not wait",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Ask for it and wait; return the exit status."""
+    """Request priming and wait. Return the exit status."""
     try:
         return asyncio.run(_connect(arguments))
     except KeyboardInterrupt:
-        print("Not waiting any longer; the caches are being filled all the same.", file=sys.stderr)
+        print("Stopped waiting. The operator continues to fill the caches.", file=sys.stderr)
         return NOT_FILLED_STATUS
 
 
@@ -56,46 +64,68 @@ async def _connect(arguments: argparse.Namespace) -> int:
 
 
 async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_seconds: float, look_seconds: float = LOOK_SECONDS) -> int:
-    """Ask for the caches to be filled, and print what happens until they are; return the exit status.
+    """Request priming and print its progress until the caches are filled. Return the exit status.
+
+    Once the object was read, an outage of the API server only delays the command.
 
     Raises:
-        ClusterError: The object does not exist, or the API server does not answer.
+        ClusterError: The object does not exist, or the cluster refuses or does not answer the first request.
     """
-    said = asked = ""
-    until = time.monotonic() + timeout_seconds
+    printed = requested = ""
+    until = time.monotonic() + (timeout_seconds or PLAN_SECONDS)
     while True:
-        resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-        key, state, message = _state(resource)
-        if key and not reading.text(resource, "status", "cache", "claimName"):
-            print(f"The caches of {name} are on no claim that its Pods share, so nothing can be filled ahead. {message}")
-            return NOT_FILLED_STATUS
-        if key and asked != key:
-            await _ask(client, resource, key)
-            asked = key
-        if message != said:
+        try:
+            resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+            key, state, message = _state(resource)
+            if key and not reading.text(resource, "status", "cache", "claimName"):
+                print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
+                return NOT_FILLED_STATUS
+            if key and requested != key and await _request(client, resource, key):
+                requested = key
+        except Unavailable as error:
+            if not printed:
+                raise
+            state, message = "", f"The API server is not available: {error}"
+        if message != printed:
             print(message, flush=True)
-            said = message
+            printed = message
         if state == "Warm":
-            print(f"The caches of {name} are filled (directory {key}).")
+            print(f"The caches of {name} are filled (cache key {key}).")
             return FILLED_STATUS
-        if time.monotonic() >= until and (asked or timeout_seconds > 0):
-            return FILLED_STATUS if timeout_seconds == 0 else NOT_FILLED_STATUS
+        if requested and timeout_seconds == 0:
+            return FILLED_STATUS
+        if time.monotonic() >= until:
+            print(_too_late(name, timeout_seconds, is_requested=bool(requested)))
+            return NOT_FILLED_STATUS
         await asyncio.sleep(look_seconds)
 
 
-async def _ask(client: ClusterClient, resource: dict[str, Any], key: str) -> None:
+def _too_late(name: str, timeout_seconds: float, *, is_requested: bool) -> str:
+    if is_requested:
+        return f"The caches of {name} were not filled within {timeout_seconds:g} s. The operator continues to fill them."
+    return f"{name} has no plan yet, so priming was not requested. For the reason, see its conditions Accepted and Planned."
+
+
+async def _request(client: ClusterClient, resource: dict[str, Any], key: str) -> bool:
+    """Set the annotation. Return False if the object changed meanwhile."""
     metadata = resource["metadata"]
     if (metadata.get("annotations") or {}).get(PRIME_ANNOTATION) == key:
-        return
+        return True
     operations: list[dict[str, Any]] = []
     if "annotations" not in metadata:
+        # `add` replaces what exists. The test protects annotations that somebody else adds meanwhile.
+        operations.append({"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]})
         operations.append({"op": "add", "path": "/metadata/annotations", "value": {}})
     operations.append({"op": "add", "path": f"/metadata/annotations/{PRIME_ANNOTATION.replace('/', '~1')}", "value": key})
-    await client.patch(VLLM_DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=MANAGER)
+    try:
+        await client.patch(VLLM_DEPLOYMENT, metadata["name"], metadata["namespace"], operations, manager=MANAGER)
+    except Conflict:
+        return False
+    return True
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
-    """Key and state of the caches, and what is said of them."""
+    """Return the key and the state of the caches, and the message of the condition CacheWarm."""
     key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
     condition = reading.named(resource, CACHE_WARM, "status", "conditions")
-    return key, state, reading.text(condition, "message") or "The operator has not looked at it yet."
+    return key, state, reading.text(condition, "message") or "The operator has not processed it yet."

@@ -1,4 +1,4 @@
-"""`vllm-operator signatures [NAME]`: the crashes that are known by name. Needs no cluster."""
+"""`vllm-operator signatures [NAME]`: the known crashes. Needs no cluster."""
 
 import argparse
 import difflib
@@ -19,13 +19,13 @@ _WIDTH = 100
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("name", nargs="?", metavar="NAME", help="show one signature in full; all in short if absent")
+    parser.add_argument("name", nargs="?", metavar="NAME", help="show everything about one signature. Without it, all are listed")
     parser.add_argument("--signatures", metavar="FILE", action="append", default=[], help=USER_SIGNATURES_HELP)
-    parser.add_argument("-o", "--output", choices=("json",), help="print JSON instead of a page for people")
+    parser.add_argument("-o", "--output", choices=("json",), help="print JSON")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print them; 0, or 2 if there is no signature of that name or a file of the user cannot be used."""
+    """Print signatures. Return 0, or 2 if there is no signature with this name or a file of the user is invalid."""
     try:
         known = known_crashes(arguments.signatures)
     except UserSignaturesError as error:
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         near = difflib.get_close_matches(arguments.name, signatures, n=3, cutoff=0.4)
         hint = f" Did you mean {' or '.join(near)}?" if near else ""
-        print(f"vllm-operator signatures: no crash of the name {arguments.name} is known.{hint}", file=sys.stderr)
+        print(f"vllm-operator signatures: there is no signature {arguments.name}.{hint}", file=sys.stderr)
         return 2
     if arguments.output == "json":
         listed = [as_json(signature, remedies.get(signature.id)) for signature in chosen]
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A signature with its texts as they read for a line that was seen; `line` is None where none is recorded."""
+    """A signature with its texts filled in from a recorded line. `line` is None if none is recorded."""
 
     signature: Signature
     cause: str
@@ -63,13 +63,13 @@ class Example:
 
 
 def examples(signatures: Iterable[Signature]) -> list[Example]:
-    """Put the texts of signatures into words by their recorded lines."""
+    """Fill in the texts of signatures from their recorded lines."""
     samples = load_signature_samples()
     return [_example(signature, [sample.text for sample in samples if sample.signature == signature.id]) for signature in signatures]
 
 
 def _example(signature: Signature, texts: Sequence[str]) -> Example:
-    """The recorded line that says most."""
+    """Use the recorded line with the most captures."""
     best: tuple[int, str | None, dict[str, str]] = (-1, None, {})
     for line in (line for text in texts for line in text.splitlines()):
         for pattern in signature.patterns:
@@ -82,7 +82,7 @@ def _example(signature: Signature, texts: Sequence[str]) -> Example:
 
 
 def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
-    """What `-o json` prints."""
+    """Return a signature as JSON."""
     return {
         "name": signature.id,
         "severity": signature.severity.value,
@@ -100,7 +100,7 @@ def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
 
 
 def page(example: Example, remedy: Remedy | None) -> str:
-    """Everything about one signature. Numbers and names are those of the example."""
+    """Return the page of one signature. Numbers and names in its texts are those of the example."""
     signature = example.signature
     changes = [change_in_words(change) for change in (*signature.arguments, *signature.environment)]
     parts = [
@@ -109,8 +109,8 @@ def page(example: Example, remedy: Remedy | None) -> str:
         "What happened\n" + _filled(example.cause),
         "What to do\n" + _filled(example.remedy),
         "Changes\n" + "\n".join(f"  {change}" for change in changes) if changes else "",
-        "Applied without asking\n" + _filled(automatic(remedy)),
-        "A line of a log\n" + f"  {example.line}" if example.line else "",
+        "Applied automatically\n" + _filled(automatic(remedy)),
+        "Example\n" + f"  {example.line}" if example.line else "",
         "Patterns\n" + "\n".join(f"  {pattern.regex}" for pattern in signature.patterns),
         "Read more\n" + "\n".join(f"  {reference}" for reference in signature.references) if signature.references else "",
     ]
@@ -118,17 +118,17 @@ def page(example: Example, remedy: Remedy | None) -> str:
 
 
 def automatic(remedy: Remedy | None) -> str:
-    """Whether and where the operator applies the remedy by itself."""
+    """Describe when the operator applies the remedy automatically."""
     if remedy is None:
         return "Never."
     return (
         f"With spec.remediation.mode Auto: {', '.join(remedy.changes)}; vLLM {remedy.versions}; "
-        f"GPUs: {', '.join(remedy.architectures)}. It costs: {remedy.costs}."
+        f"GPUs: {', '.join(remedy.architectures)}. Cost: {remedy.costs}."
     )
 
 
 def change_in_words(change: Change) -> str:
-    """`--flag value`, `VARIABLE=value`, or what is to be removed."""
+    """Return `--flag value`, `VARIABLE=value`, or what to remove."""
     known = f" (vLLM {change.versions})" if change.versions else ""
     if change.remove:
         return f"remove {change.name}{known}"

@@ -4,11 +4,11 @@ import textwrap
 from collections.abc import Sequence
 
 WIDTH = 110
-"""Characters of a line that is wrapped. Tables are as wide as they are."""
+"""Maximum characters of a wrapped line. Tables may be wider."""
 
 
 def wrap(text: str, indent: str, *, first: str | None = None) -> list[str]:
-    """Break a text into lines. `first` is what the first line begins with instead of the indent."""
+    """Wrap a text. The first line begins with `first` instead of the indent, if given; else the other lines are indented further."""
     return textwrap.wrap(
         text,
         WIDTH,
@@ -20,7 +20,7 @@ def wrap(text: str, indent: str, *, first: str | None = None) -> list[str]:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay out a table; an empty cell is a dash, the last column may be as long as it likes."""
+    """Format a table. An empty cell is shown as a dash."""
     shown = [tuple(header), *(tuple(cell or "-" for cell in row) for row in rows)]
     widths = [max(len(row[column]) for row in shown) for column in range(len(header))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in shown]

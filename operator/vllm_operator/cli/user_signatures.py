@@ -1,24 +1,24 @@
-"""Crash signatures from files of the user, for the commands that read logs: `--signatures FILE`."""
+"""The user's own crash signatures for commands that read logs: `--signatures FILE`."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 
-USER_SIGNATURES_HELP = "also know the crash signatures in this YAML file, in the form of those that ship (may be given several times)"
+USER_SIGNATURES_HELP = "YAML file with your own crash signatures, in the form of the built-in ones; can be repeated"
 
 
 class UserSignaturesError(Exception):
-    """A file cannot be used; the message says what is wrong with it."""
+    """A file cannot be used. The message says why."""
 
 
 def known_crashes(files: Sequence[str]) -> StartupKnowledge:
-    """What is known of starts and crashes, with the signatures in these files.
+    """Load what is known about starts and crashes, with the signatures in these files.
 
-    The operator ignores a broken signature and goes on; a person at a terminal wants to know first.
+    The operator ignores an invalid signature. Here it is an error, because the user can correct it.
 
     Raises:
-        UserSignaturesError: A file cannot be read, or a signature in it cannot be used.
+        UserSignaturesError: A file cannot be read, or a signature in it is invalid.
     """
     shipped = load_startup()
     if not files:
