@@ -8,7 +8,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM
+from vllm_operator.cluster.client import CLAIM, Forbidden
 from vllm_operator.startup.state import Crash, Stage, StartupState
 
 TOLD = "OSError: [Errno 30] Read-only file system: '/cache/vllm'"
@@ -115,3 +115,12 @@ async def test_recorded_times_in_the_future_do_not_count_as_attempts(fleet: Flee
     fleet.annotate({labels.REMOUNTED_ANNOTATION: "2099-01-01T00:00:00Z 2099-01-02T00:00:00Z"})
     await crashed(fleet)
     assert fleet.replicas() == 0
+
+
+async def test_what_cannot_be_recorded_is_not_done(bench: Bench, fleet: Fleet) -> None:
+    """Without its record, nothing would limit the number of remounts."""
+    await fleet.serve()
+    bench.cluster.fail("patch", CLAIM, Forbidden("a policy forbids it"), times=1000)
+    await crashed(fleet)
+    assert fleet.replicas() == 1
+    assert "read-only" not in bench.condition("CacheWarm").message

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
+from vllm_operator.api.labels import REMOUNTED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
@@ -116,14 +117,12 @@ class CacheReconciler:
         if outcome.plan is None:
             return await self._keep_all(resource, snapshot, outcome)
         outcome, context, manifests = await self._choose_directory(resource, snapshot, outcome, outcome.plan, replan)
-        cache_actions = plan_cache_actions(
-            context,
-            manifests,
-            self._catalog.shipped.priming,
-            full=self._crashes.reporting.cleaning,
-            read_only=self._crashes.reporting.remounting,
-        )
-        claim = await self._record(context, cache_actions)
+        priming, full = self._catalog.shipped.priming, self._crashes.reporting.cleaning
+        cache_actions = plan_cache_actions(context, manifests, priming, full=full, read_only=self._crashes.reporting.remounting)
+        claim, is_recorded = await self._record(context, cache_actions)
+        if not is_recorded and REMOUNTED_ANNOTATION in cache_actions.record:
+            # without the record of its time, nothing limits how often a volume is remounted
+            cache_actions = plan_cache_actions(context, manifests, priming, full=full)
         activity = cache_actions.activity
         if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning)) is not None:
             activity = replace(activity, cleaning=cleaning)
@@ -251,19 +250,19 @@ class CacheReconciler:
             return context
         return replace(context, holder=holder, holder_pods=await find_pods(self._client, namespace, name))
 
-    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> Manifest | None:
-        """Write the records to the PersistentVolumeClaim, and return it as it is then."""
+    async def _record(self, context: CacheContext, cache_actions: CacheActions) -> tuple[Manifest | None, bool]:
+        """Write the records to the PersistentVolumeClaim. Return it as it is then, and whether it has the records."""
         claim = dict(context.claim) if context.claim is not None else None
         if claim is None or not cache_actions.record:
-            return claim
+            return claim, True
         try:
             written = await annotate_claim(self._client, claim, cache_actions.record)
         except (Forbidden, Invalid) as error:
             log.warning("cannot record the state of the caches on PersistentVolumeClaim %s: %s", claim["metadata"]["name"], error)
-            return claim
+            return claim, False
         if written["metadata"]["resourceVersion"] != claim["metadata"]["resourceVersion"]:
             self._count("patch", CLAIM.kind)
-        return written
+        return written, True
 
     async def _clean(self, context: CacheContext, need: CleaningNeed) -> Cleaning | None:
         """Create the Job that deletes unused cache directories. Return why that is not possible; None if it exists now."""
