@@ -37,7 +37,7 @@ REFUSALS = (
     ),
     Refusal("a model on the hub without an organisation", {"model": {"uri": "hf://llama"}}, ("hf://organisation/name",)),
     Refusal("a model with spaces", {"model": {"uri": "hf://a/b c"}}, ("hf://organisation/name",)),
-    Refusal("a revision of a model on a claim", {"model": {"uri": "pvc://models/llama", "revision": "main"}}, ("folder in uri",)),
+    Refusal("a revision of a model on a claim", {"model": {"uri": "pvc://models/llama", "revision": "main"}}, ("directory in uri",)),
     Refusal("an unknown field", {"modle": {"uri": "hf://a/b"}}, ('unknown field "spec.modle"',)),
     Refusal("an unknown field of the Pod template", {"podTemplate": {"containers": []}}, ('unknown field "spec.podTemplate.containers"',)),
     Refusal(
@@ -78,7 +78,7 @@ REFUSALS = (
     Refusal("a MIG profile in capitals", {"accelerator": mig(profile="1G.10GB")}, ("such as 1g.10gb",)),
     Refusal("a MIG profile as a resource", {"accelerator": mig(profile="nvidia.com/mig-1g.10gb")}, ("without nvidia.com/mig-",)),
     Refusal("the UUID of a whole GPU", {"accelerator": mig(uuids=["GPU-1"]) | {"allocation": "DRA"}}, ("starts with MIG-",)),
-    Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID])}, ("only with allocation: DRA", "ask for mig.profile")),
+    Refusal("a MIG UUID with the device plugin", {"accelerator": mig(uuids=[UUID])}, ("only with allocation: DRA", "use mig.profile")),
     Refusal("fewer MIG UUIDs than replicas", {"accelerator": mig(uuids=[UUID]) | {"allocation": "DRA"}, "replicas": 2}, ("fewer UUIDs",)),
     Refusal("a GPU UUID with the device plugin", {"accelerator": {"uuids": [GPU]}}, ("only with allocation: DRA", "nodeSelector")),
     Refusal("the UUID of a slice as a GPU", {"accelerator": {"uuids": [UUID], "allocation": "DRA"}}, ("starts with GPU-",)),
@@ -91,17 +91,17 @@ REFUSALS = (
     Refusal(
         "tensor parallelism over MIG slices",
         {"accelerator": mig(profile="3g.40gb"), "parallelism": {"tensor": 2}},
-        ("no peer-to-peer between slices", "more replicas"),
+        ("do not work with MIG slices", "more replicas"),
     ),
     Refusal(
         "pipeline parallelism over MIG slices",
         {"accelerator": mig(profile="3g.40gb"), "parallelism": {"pipeline": 2}},
-        ("no peer-to-peer between slices",),
+        ("do not work with MIG slices",),
     ),
     Refusal(
         "fewer GPUs than the parallelism needs",
         {"accelerator": {"count": 4}, "parallelism": {"tensor": 4, "data": 2}},
-        ("less than parallelism.tensor times pipeline times data", "leave count out"),
+        ("less than parallelism.tensor times pipeline times data", "remove count"),
     ),
     Refusal(
         "expert parallelism of a dense model",
@@ -118,27 +118,33 @@ REFUSALS = (
     Refusal(
         "several replicas on a claim for one Pod",
         {"replicas": 2, "cache": {"volume": {"accessMode": "ReadWriteOncePod"}}},
-        ("one replica only", "use ReadWriteMany"),
+        ("only one replica", "use ReadWriteMany"),
     ),
     Refusal(
         "several replicas on a claim of weights for one Pod",
         {"replicas": 2, "weights": {"volume": {"accessMode": "ReadWriteOncePod"}}},
-        ("one replica only", "ClaimPerReplica"),
+        ("only one replica", "ClaimPerReplica"),
     ),
     Refusal(
-        "a claim for each replica that exists already", {"cache": {"storage": "ClaimPerReplica", "claimName": "a"}}, ("leave out storage",)
+        "a claim for each replica that exists already",
+        {"cache": {"storage": "ClaimPerReplica", "claimName": "a"}},
+        ("remove storage and hostPath",),
     ),
     Refusal(
         "a named claim and a directory of the node",
         {"weights": {"claimName": "a", "hostPath": "/mnt"}},
-        ("leave out storage and hostPath",),
+        ("remove storage and hostPath",),
     ),
     Refusal(
         "a claim's size for a directory of the node",
         {"cache": {"hostPath": "/mnt", "volume": {"size": "1Gi"}}},
-        ("volume describes a claim",),
+        ("volume describes a PersistentVolumeClaim",),
     ),
-    Refusal("a directory of the node on a claim", {"cache": {"storage": "SharedClaim", "hostPath": "/mnt"}}, ("storage HostPath only",)),
+    Refusal(
+        "a directory of the node on a claim",
+        {"cache": {"storage": "SharedClaim", "hostPath": "/mnt"}},
+        ("hostPath needs storage HostPath",),
+    ),
     Refusal("all of the node as a directory", {"cache": {"hostPath": "/"}}, ("write an absolute path",)),
     Refusal(
         "a claim that shrinks",
@@ -146,19 +152,17 @@ REFUSALS = (
         ("grow but not shrink",),
         before={"cache": {"volume": {"size": "40Gi"}}},
     ),
-    Refusal(
-        "a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("20Gi where no size was given",), before={}
-    ),
+    Refusal("a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("default size 20Gi",), before={}),
     Refusal(
         "another access mode for an existing claim",
         {"cache": {"volume": {"accessMode": "ReadWriteMany"}}},
-        ("does not change the access mode", "cache.claimName"),
+        ("the access mode of a PersistentVolumeClaim cannot change", "cache.claimName"),
         before={},
     ),
     Refusal(
         "another class for an existing claim",
         {"cache": {"volume": {"storageClassName": "fast"}}},
-        ("does not change the storage class", "cache.claimName"),
+        ("the storage class of a PersistentVolumeClaim cannot change", "cache.claimName"),
         before={"cache": {"volume": {"storageClassName": "slow"}}},
     ),
     Refusal("a negative number of replicas", {"replicas": -1}, ("greater than or equal to 0",)),
@@ -169,7 +173,7 @@ REFUSALS = (
         {"startup": {"deadlineSeconds": 60, "stallSeconds": 600}},
         ("raise deadlineSeconds",),
     ),
-    Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("use strategy RollingUpdate",)),
+    Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("set strategy to RollingUpdate",)),
     Refusal("a rollout that cannot move", {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, ("cannot both be 0", "maxUnavailable 1")),
     Refusal("a port that does not exist", {"service": {"port": 70000}}, ("less than or equal to 65535",)),
     Refusal("a name that is too long for a Service", {}, ("at most 52",), metadata={"name": "a" * 53}),

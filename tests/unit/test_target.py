@@ -201,6 +201,8 @@ def test_where_nothing_would_serve_only_new_nodes_help() -> None:
         ({}, ("h100-time-sliced",), "set spec.accelerator.products to [NVIDIA-H100-80GB-HBM3-SHARED]"),
         ({"accelerator": {"architectures": ["sm_90"]}}, ("nfd-only",), "vllm-operator.dev/gpu-architecture (for example sm_90)"),
         ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("h200",), "enable MIG on a node"),
+        ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("rtx-5090",), "These GPUs do not support MIG."),
+        ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("rtx-5090", "h100-sxm"), "enable MIG on a node"),
     ],
 )
 def test_the_remedy_fits_what_came_nearest(spec: dict[str, Any], kinds: tuple[str, ...], want: str) -> None:

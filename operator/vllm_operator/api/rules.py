@@ -1,47 +1,47 @@
-"""Rules over several fields, checked by the API server (CEL) before an object is stored.
+"""CEL rules over several fields. The API server checks them before it stores an object.
 
-A rule is here only if breaking it can never work. What may work on another cluster or with another version
-is decided by the planner and said in a condition. Each message says what can be done.
+A rule refuses only what can never work. What may work in another cluster or with another version is up to the planner, which reports
+it in a condition. Each message says what the user can do.
 """
 
 FLAG = "[A-Za-z].*"
-"""Finds the name of a flag behind its leading dashes."""
+"""Pattern of the name of a flag without its leading dashes."""
 
 DEFAULT_CACHE_SIZE = "20Gi"
-"""Size of the cache claim where the spec gives none."""
+"""Default size of the PersistentVolumeClaim of the caches."""
 
 
 def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
-    """A rule that refuses flags which a field of the spec stands for."""
+    """A rule that refuses flags for which the spec has a field."""
     listed = ", ".join(f"'{name}'" for name in names)
     flags = " and ".join(f"--{name}" if len(name) > 2 else f"-{name}" for name in names)
     return {
         "rule": f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
-        "message": f"{flags} cannot be given in args: {instead}",
+        "message": f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}",
     }
 
 
 NAME = {
     "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$')",
-    "message": "the name becomes the name of a Service: at most 52 lower-case letters, digits and dashes, starting with a letter "
+    "message": "the name is also the name of a Service; use at most 52 lower-case letters, digits and dashes, starting with a letter "
     "and not ending with a dash",
 }
 
 ARGUMENTS = (
     {
         "rule": f"self.all(a, self.exists_one(b, b.name.find('{FLAG}').replace('_', '-') == a.name.find('{FLAG}').replace('_', '-')))",
-        "message": "a flag is given twice (with and without dashes is the same flag); keep one of them",
+        "message": "a flag is given twice (dashes and underscores do not matter); keep one of them",
     },
     owned_flag(("model", "model-tag"), "use model.uri"),
     owned_flag(("served-model-name",), "use model.servedName"),
     owned_flag(("revision",), "use model.revision"),
     owned_flag(
         ("host", "port", "uds"),
-        "the engine always listens on port 8000 of its Pod, where its probes and the Service find it; use service.port",
+        "use service.port; the engine itself always listens on port 8000 of its Pod",
     ),
-    owned_flag(("tensor-parallel-size", "tp"), "use parallelism.tensor, which also asks for that many GPUs"),
-    owned_flag(("pipeline-parallel-size", "pp"), "use parallelism.pipeline, which also asks for that many GPUs"),
-    owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also asks for that many GPUs"),
+    owned_flag(("tensor-parallel-size", "tp"), "use parallelism.tensor, which also requests the GPUs"),
+    owned_flag(("pipeline-parallel-size", "pp"), "use parallelism.pipeline, which also requests the GPUs"),
+    owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also requests the GPUs"),
     owned_flag(("enable-expert-parallel", "no-enable-expert-parallel", "ep"), "use parallelism.expert"),
 )
 
@@ -52,7 +52,7 @@ VALUE_OR_SOURCE = {
 
 REVISION_ON_HUB = {
     "rule": "!has(self.revision) || self.uri.startsWith('hf://')",
-    "message": "only a model on the hub (hf://) has a revision; for a model on a claim name the revision's folder in uri: pvc://claim/path",
+    "message": "only a model on the hub (hf://) has a revision; for a model on a PersistentVolumeClaim, name the directory in uri: pvc://claim/path",
     "fieldPath": ".revision",
 }
 
@@ -61,14 +61,14 @@ MIG_SELECTED = {"rule": "has(self.profile) || has(self.uuids)", "message": "give
 MIG_UUID_NEEDS_DRA = {
     "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
     "message": "a MIG device can be pinned by UUID only with allocation: DRA; "
-    "with the device plugin ask for mig.profile and the kubelet picks the device",
+    "with the device plugin, the kubelet picks the device: use mig.profile",
     "fieldPath": ".mig.uuids",
 }
 
 UUID_NEEDS_DRA = {
     "rule": "!has(self.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
-    "message": "a GPU can be pinned by UUID only with allocation: DRA; with the device plugin the kubelet picks the device, "
-    "and podTemplate.spec.nodeSelector can pick the node",
+    "message": "a GPU can be pinned by UUID only with allocation: DRA; with the device plugin, the kubelet picks the GPU: "
+    "use podTemplate.spec.nodeSelector to select the node",
     "fieldPath": ".uuids",
 }
 
@@ -80,39 +80,39 @@ UUID_OR_MIG = {
 
 CLAIM_OR_VOLUME = {
     "rule": "!(has(self.claimName) && has(self.volume))",
-    "message": "give claimName (an existing claim) or volume (a claim that the operator creates), not both",
+    "message": "give claimName (an existing PersistentVolumeClaim) or volume (one that the operator creates), not both",
 }
 
 CLAIM_IS_SHARED = {
     "rule": "!has(self.claimName) || !has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
-    "message": "an existing claim is shared by all replicas: with claimName leave out storage and hostPath",
+    "message": "all replicas share an existing PersistentVolumeClaim; remove storage and hostPath, or claimName",
     "fieldPath": ".claimName",
 }
 
 VOLUME_IS_CLAIM = {
     "rule": "!has(self.volume) || !has(self.hostPath) && (!has(self.storage) || self.storage in ['SharedClaim', 'ClaimPerReplica'])",
-    "message": "volume describes a claim: leave it out with a directory of the node (HostPath) or of the Pod (EmptyDir)",
+    "message": "volume describes a PersistentVolumeClaim; remove it for a directory of the node (HostPath) or of the Pod (EmptyDir)",
     "fieldPath": ".volume",
 }
 
 PATH_IS_HOSTS = {
     "rule": "!has(self.hostPath) || !has(self.storage) || self.storage == 'HostPath'",
-    "message": "hostPath has a meaning with storage HostPath only; leave one of the two out",
+    "message": "hostPath needs storage HostPath; remove hostPath, or set storage to HostPath",
     "fieldPath": ".hostPath",
 }
 
 STORAGE = (CLAIM_OR_VOLUME, CLAIM_IS_SHARED, VOLUME_IS_CLAIM, PATH_IS_HOSTS)
-"""Rules of everything that is kept between starts."""
+"""Rules of the volumes."""
 
 ROLLING_UPDATE_FIELDS = {
     "rule": "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
-    "message": "maxSurge and maxUnavailable have no meaning with strategy Recreate; leave them out or use strategy RollingUpdate",
+    "message": "maxSurge and maxUnavailable need strategy RollingUpdate; remove them, or set strategy to RollingUpdate",
 }
 
 ROLLING_UPDATE_MOVES = {
     "rule": "!has(self.maxSurge) || !has(self.maxUnavailable) || self.maxSurge + self.maxUnavailable > 0",
-    "message": "maxSurge and maxUnavailable cannot both be 0: no Pod could ever be replaced; "
-    "without a spare GPU use maxSurge 0 and maxUnavailable 1",
+    "message": "maxSurge and maxUnavailable cannot both be 0, because no Pod could be replaced; "
+    "without a spare GPU, use maxSurge 0 and maxUnavailable 1",
 }
 
 STALL_WITHIN_DEADLINE = {
@@ -124,14 +124,14 @@ GPUS_FOR_PARALLELISM = {
     "rule": "!has(self.accelerator) || !has(self.accelerator.count) || self.accelerator.count >= "
     "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1)",
     "message": "accelerator.count is less than parallelism.tensor times pipeline times data; "
-    "leave count out (the product is used) or lower the parallelism",
+    "remove count, so that the product is used, or lower the parallelism",
     "fieldPath": ".accelerator.count",
 }
 
 MIG_WITHOUT_PEERS = {
     "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || "
     "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) == 1",
-    "message": "tensor and pipeline parallelism over MIG slices do not work: there is no peer-to-peer between slices; "
+    "message": "tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory; "
     "use parallelism.tensor 1 and pipeline 1 with more replicas, a larger slice, or whole GPUs",
     "fieldPath": ".accelerator.mig",
 }
@@ -139,7 +139,7 @@ MIG_WITHOUT_PEERS = {
 MIG_UUID_PER_REPLICA = {
     "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || !has(self.accelerator.mig.uuids) || "
     "self.accelerator.mig.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue(self.?parallelism.?data.orValue(1))",
-    "message": "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; name more devices or lower replicas",
+    "message": "there are fewer UUIDs in accelerator.mig.uuids than the replicas need; add UUIDs, or lower replicas",
     "fieldPath": ".accelerator.mig.uuids",
 }
 
@@ -147,25 +147,25 @@ UUID_PER_REPLICA = {
     "rule": "!has(self.accelerator) || !has(self.accelerator.uuids) || "
     "self.accelerator.uuids.size() >= self.?replicas.orValue(1) * self.?accelerator.?count.orValue("
     "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) * self.?parallelism.?data.orValue(1))",
-    "message": "there are fewer UUIDs in accelerator.uuids than the replicas need; name more GPUs, lower replicas or the parallelism",
+    "message": "there are fewer UUIDs in accelerator.uuids than the replicas need; add UUIDs, or lower replicas or the parallelism",
     "fieldPath": ".accelerator.uuids",
 }
 
 EXPERTS_TO_SPREAD = {
     "rule": "self.?parallelism.?expert.orValue('Disabled') == 'Disabled' || self.?model.?facts.?experts.orValue(1) > 0",
-    "message": "expert parallelism needs a model with experts, and model.facts.experts says that there are none; "
-    "leave parallelism.expert out or correct the fact",
+    "message": "expert parallelism needs a model with experts, and model.facts.experts is 0; "
+    "remove parallelism.expert, or correct model.facts.experts",
     "fieldPath": ".parallelism.expert",
 }
 
 
 def one_pod_claim(of: str) -> dict[str, str]:
-    """A rule that refuses replicas that could never share a claim."""
+    """A rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
     return {
         "rule": f"self.?replicas.orValue(1) <= 1 || self.?{of}.?storage.orValue('SharedClaim') == 'ClaimPerReplica' || "
         f"self.?{of}.?volume.?accessMode.orValue('ReadWriteOnce') != 'ReadWriteOncePod'",
-        "message": "a claim with access mode ReadWriteOncePod can be used by one replica only; use ReadWriteMany (replicas on several "
-        "nodes), ReadWriteOnce (all on one node), storage ClaimPerReplica (a claim for each), or replicas 1",
+        "message": "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod; use ReadWriteMany (replicas on "
+        "several nodes), ReadWriteOnce (all on one node), storage ClaimPerReplica (a PersistentVolumeClaim for each), or replicas 1",
         "fieldPath": f".{of}",
     }
 
@@ -175,17 +175,17 @@ ONE_POD_WEIGHTS = one_pod_claim("weights")
 
 
 def elsewhere(of: str) -> str:
-    """CEL: the caches are not on a shared claim of the operator's."""
+    """CEL: the caches are not on a shared PersistentVolumeClaim that the operator creates."""
     claims = f"(!has({of}.cache.storage) || {of}.cache.storage == 'SharedClaim')"
     return f"has({of}.cache) && (has({of}.cache.claimName) || has({of}.cache.hostPath) || !{claims})"
 
 
 OWN_CLAIMS = f"{elsewhere('self')} || {elsewhere('oldSelf')}"
-"""Before or after the change there is no claim of the operator's: there is nothing to compare."""
+"""CEL: before or after the change, the operator creates no PersistentVolumeClaim, so there is nothing to compare."""
 
 
 def volume_field(of: str, field: str, default: str) -> str:
-    """CEL for a field of the claim that the operator creates. Written with `has`: its cost can be estimated."""
+    """CEL for a field of the PersistentVolumeClaim that the operator creates. With `has`, the API server can estimate the cost."""
     volume = f"{of}.cache.volume"
     return f"(has({of}.cache) && has({volume}) && has({volume}.{field}) ? {volume}.{field} : '{default}')"
 
@@ -193,24 +193,24 @@ def volume_field(of: str, field: str, default: str) -> str:
 CLAIM_SIZE_GROWS = {
     "rule": f"{OWN_CLAIMS} || quantity({volume_field('self', 'size', DEFAULT_CACHE_SIZE)})"
     f".compareTo(quantity({volume_field('oldSelf', 'size', DEFAULT_CACHE_SIZE)})) >= 0",
-    "message": f"a claim can grow but not shrink ({DEFAULT_CACHE_SIZE} where no size was given); keep the size, "
-    "or create a smaller claim and name it in cache.claimName",
+    "message": f"a PersistentVolumeClaim can grow but not shrink (default size {DEFAULT_CACHE_SIZE}); keep the size, "
+    "or create a smaller one and name it in cache.claimName",
     "fieldPath": ".cache",
 }
 
 CLAIM_MODE_STAYS = {
     "rule": f"{OWN_CLAIMS} || {volume_field('self', 'accessMode', 'ReadWriteOnce')} == "
     f"{volume_field('oldSelf', 'accessMode', 'ReadWriteOnce')}",
-    "message": "Kubernetes does not change the access mode of a claim; create a claim with the new mode and name it in cache.claimName, "
-    "or delete this VLLMDeployment and its claim and create them anew",
+    "message": "the access mode of a PersistentVolumeClaim cannot change; create one with the new mode and name it in cache.claimName, "
+    "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
     "fieldPath": ".cache",
 }
 
 CLAIM_CLASS_STAYS = {
     "rule": f"{OWN_CLAIMS} || {volume_field('oldSelf', 'storageClassName', '')} == '' || "
     f"{volume_field('self', 'storageClassName', '')} == {volume_field('oldSelf', 'storageClassName', '')}",
-    "message": "Kubernetes does not change the storage class of a claim; create a claim of the new class and name it in cache.claimName, "
-    "or delete this VLLMDeployment and its claim and create them anew",
+    "message": "the storage class of a PersistentVolumeClaim cannot change; create one with the new class and name it in cache.claimName, "
+    "or delete this VLLMDeployment with its PersistentVolumeClaim and create it again",
     "fieldPath": ".cache",
 }
 
@@ -226,4 +226,4 @@ SPEC = (
     CLAIM_MODE_STAYS,
     CLAIM_CLASS_STAYS,
 )
-"""Rules of the spec as a whole; the last three compare with the stored object."""
+"""Rules of the spec as a whole. The last three compare it with the stored object."""

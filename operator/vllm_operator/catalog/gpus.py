@@ -53,7 +53,7 @@ class Product(Entry):
     """A GPU product. `name` is as in the label nvidia.com/gpu.product, `title` is for people.
 
     `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of the machines with this GPU,
-    None if there are several.
+    None if there are several. `mig` is None if the product is like its architecture.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Product(Entry):
     memory_mebibytes: StrictInt | None = Field(None, alias="memory")
     data_center: StrictBool = False
     host: str | None = None
+    mig: StrictBool | None = None
 
 
 class LabelTable(Entry):
@@ -123,6 +124,13 @@ class GPUs(Entry):
     def product(self, name: str | None) -> Product | None:
         """Return what is known about a product, by its label value in any spelling, or None."""
         return self.products.get(product_key(name)) if name is not None else None
+
+    def supports_mig(self, product: str | None, architecture: str | None) -> bool | None:
+        """Return whether a GPU can be partitioned with MIG; None if unknown."""
+        known, family = self.product(product), self.architectures.get(architecture or "")
+        if known is not None and known.mig is not None:
+            return known.mig
+        return family.mig if family is not None else None
 
     def rank(self, architecture: str | None) -> int:
         """Return the position of an architecture in the order of preference; unknown ones come last."""

@@ -155,6 +155,7 @@ def _product(product: Product, architecture: Architecture) -> dict[str, Any]:
         "dataCenter": product.data_center,
         "host": product.host,
         **_architecture(architecture),
+        **({} if product.mig is None else {"mig": product.mig}),
     }
 
 

@@ -62,7 +62,7 @@ def explain(
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
-    remedy = _remedy(nearest, wanted, count, _alternatives(rejections, wanted, count, gpus), rejections)
+    remedy = _remedy(nearest, wanted, count, rejections, gpus)
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
@@ -165,13 +165,14 @@ def _likeness(one: str, other: str) -> float:
     return difflib.SequenceMatcher(None, one.lower(), other.lower()).ratio() + (other.lower() in one.lower())
 
 
-def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternatives: Sequence[str], rejections: Sequence[Rejection]) -> str:
+def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections: Sequence[Rejection], gpus: GPUs) -> str:
     """What the user can do about the obstacle of the nearest pool, as sentences."""
     pool = nearest.pool
     match nearest.obstacle:
         case Obstacle.SELECTOR:
             return "Nodes with such GPUs do not have the labels in spec.podTemplate.spec.nodeSelector. Correct or remove them."
         case Obstacle.ARCHITECTURE:
+            alternatives = _alternatives(rejections, wanted, count, gpus)
             if not alternatives:
                 return "Add nodes with such GPUs."
             return f"Add {listed(alternatives, 'or')} to spec.accelerator.architectures, remove that field, or add nodes with such GPUs."
@@ -188,6 +189,8 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternative
             return "Set spec.accelerator.allocation to DRA, or install the NVIDIA device plugin."
         case Obstacle.SLICED:
             return f"Request a MIG slice (spec.accelerator.mig.profile: {pool.mig_profile}), or disable MIG on a node."
+        case Obstacle.NOT_SLICED if not _could_be_sliced(rejections, gpus):
+            return "These GPUs do not support MIG. Remove spec.accelerator.mig to use whole GPUs, or add nodes with GPUs that do."
         case Obstacle.NOT_SLICED:
             return "Remove spec.accelerator.mig to use whole GPUs, or enable MIG on a node (node label nvidia.com/mig.config)."
         case Obstacle.PROFILE:
@@ -208,6 +211,12 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, alternative
             return f"Lower spec.parallelism or spec.accelerator.count to {pool.count} {devices}, or add nodes with {count} {devices}."
         case _:
             return "Make a node available again, or add nodes. The operator tries again automatically."
+
+
+def _could_be_sliced(rejections: Sequence[Rejection], gpus: GPUs) -> bool:
+    """Whether one of the GPUs supports MIG, or may do so."""
+    pools = [rejection.pool for rejection in rejections if rejection.obstacle is Obstacle.NOT_SLICED]
+    return any(gpus.supports_mig(pool.product, pool.architecture) is not False for pool in pools)
 
 
 def _share(pool: Pool) -> str:
