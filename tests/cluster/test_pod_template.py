@@ -207,7 +207,7 @@ async def test_a_container_that_the_pod_does_not_have_needs_an_image(served: Clu
     resource = await served.wait_for("VLLMDeployment", "llama", has("Accepted", "False", "InvalidSpec"))
     message = condition(resource, "Accepted")["message"]
     assert "podTemplate.spec.containers[0]" in message
-    assert "the container of the engine is called vllm" in message
+    assert "the container of the engine is vllm" in message
     with pytest.raises(RefusedError, match="404"):
         await served.get("Deployment", "llama")
 
