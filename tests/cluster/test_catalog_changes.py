@@ -93,7 +93,7 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
             config_map("rules", served.namespace, {**ATTENTION_RULE, "when": {"moon": "full"}}, ATTENTION_RULE | {"id": "second"})
         )
         await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "ResolvedDifferently"), within=60)
-        await operator.until_says("rule our-attention: unknown condition moon", within=60)
+        await operator.until_says("rule our-attention: when: 'moon' is not a field", within=60)
         assert await running(served) == before
         assert (await operator.fetch("/readyz"))[0] == 200
         [event] = await served.events(name="rules")
