@@ -13,7 +13,7 @@ import pytest
 from support.engine import Node, Start
 from support.fleet import Fleet
 from support.operators import Bench, known_crashes
-from vllm_operator.caches.cleaning_job import cleaning_script
+from vllm_operator.caches.cleaning import cleaning_script
 from vllm_operator.cluster.client import JOB
 from vllm_operator.startup.state import StartupState
 

@@ -8,7 +8,7 @@ import yaml
 
 from support.manifests import CASES, read_case
 from vllm_operator.caches.address import cache_address, template_spec
-from vllm_operator.caches.cleaning_job import cleaning_script, render_cleaning
+from vllm_operator.caches.cleaning import cleaning_script, render_cleaning
 from vllm_operator.caches.priming import render_primer
 from vllm_operator.rendering.manifests import render
 

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.caches.cleaning_job import cleaning_script
+from vllm_operator.caches.cleaning import cleaning_script
 
 OLD, OLDER, USED, GENERATION = (
     "v0.16.0-sm90-h100-tp1-00000001",

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from support.volumes import GENERATION, OLD, OLDER, RECORDED, USED, age, clean, make
-from vllm_operator.caches.cleaning_job import cleaning_script
+from vllm_operator.caches.cleaning import cleaning_script
 
 
 @pytest.fixture

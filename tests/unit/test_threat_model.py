@@ -14,7 +14,7 @@ from support.gpus import real_node
 from support.operators import KEY, Bench, llama
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.cleaning_job import render_cleaning
+from vllm_operator.caches.cleaning import render_cleaning
 from vllm_operator.cluster.client import CLAIM, CLAIM_TEMPLATE, DEPLOYMENT, SECRET, SERVICE, Invalid, Kind, Manifest
 from vllm_operator.planning.pod_template import check_pod_template
 

@@ -4,7 +4,7 @@ Nothing is kept in memory. What must outlive the operator and the VLLMDeployment
 
 where           key (the cache key), volumes (which volumes, and what may change of a PVC), address (where a Pod mounts them)
 what is known   context (what decisions are made from), records (annotations on the PVC), directories (which directory to use)
-what to do      actions (everything), priming (who fills an empty cache), cleaning and cleaning_job (deleting unused caches; the
+what to do      actions (everything), priming (who fills an empty cache), cleaning (deleting unused caches; the
                 program is in scripts), remounting (a volume that became read-only), claim_holders (Pods that keep a PVC which is being
                 deleted)
 what to report  activity

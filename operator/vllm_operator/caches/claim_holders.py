@@ -1,8 +1,8 @@
-"""Pods that keep a PersistentVolumeClaim which is being deleted, and which of them the operator removes.
+"""Pods that keep a PersistentVolumeClaim which is being deleted, and which of them the operator deletes.
 
-Kubernetes keeps such a claim for as long as a Pod with a node mentions it, even a Pod that has finished (controller
-`pvc-protection`). A Job keeps its finished Pod until its TTL is over, and an evicted Pod of a Deployment stays until somebody
-deletes it. The operator removes both: it is the only one who knows that nobody needs them any more.
+Kubernetes keeps such a PVC while a Pod with a node refers to it, even a finished Pod (controller `pvc-protection`). A Job keeps its
+finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that neither
+is needed, so it deletes both.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,12 +20,12 @@ _OVER = ("Succeeded", "Failed")
 
 @dataclass(frozen=True, slots=True)
 class ClaimHolder:
-    """A Pod that keeps a claim.
+    """A Pod that keeps a PVC.
 
     Attributes:
         pod: Its name.
         instance: The VLLMDeployment that it belongs to; None if it belongs to none.
-        is_removable: Whether it belongs to a VLLMDeployment whose operator removes it: it has finished, or cleans the claim.
+        is_removable: Whether the operator deletes it: it belongs to a VLLMDeployment and has finished, or it cleans the PVC.
     """
 
     pod: str
@@ -34,12 +34,12 @@ class ClaimHolder:
 
 
 def is_terminating(claim: Mapping[str, Any] | None) -> bool:
-    """Whether a claim is being deleted."""
+    """Return whether a PVC is being deleted."""
     return bool(reading.text(claim, "metadata", "deletionTimestamp"))
 
 
 def find_holders(claim: str, pods: Iterable[Mapping[str, Any]]) -> tuple[ClaimHolder, ...]:
-    """The Pods that keep a claim, by name. `pods` are all Pods of its namespace."""
+    """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace."""
     holders = (
         ClaimHolder(reading.text(pod, "metadata", "name"), instance_of(pod), _is_removable(pod))
         for pod in pods
@@ -50,7 +50,7 @@ def find_holders(claim: str, pods: Iterable[Mapping[str, Any]]) -> tuple[ClaimHo
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What is to be deleted so that a Pod keeps `claims` no longer: its Job, or the Pod itself."""
+    """What to delete so that a Pod no longer keeps `claims`: its Job, or the Pod itself."""
 
     is_job: bool
     name: str
@@ -59,7 +59,7 @@ class Removal:
 
 
 def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
-    """What can be deleted to set claims free. `pods` are those of one VLLMDeployment."""
+    """Return what can be deleted to release PVCs. `pods` are the Pods of one VLLMDeployment."""
     for pod in pods:
         claims = claims_of(pod.get("spec"))
         if not claims or not _is_removable(pod):

@@ -1,14 +1,20 @@
-"""Making room on a claim: when, what must stay, and what came of it.
+"""Delete unused cache directories from a volume: when, which must stay, with which Job, and with what result.
 
-Two occasions: a start found the volume full, or a directory that was left behind as damaged has been kept long enough
-for inspection. Either has one Job. Its result is read from the Pod of the Job; what it removed is no longer recorded
-as filled.
+A Job runs if a start found the volume full, or if a quarantined directory has been kept long enough for inspection. The result is read
+from the Pod of the Job. The records of the directories that it deleted are removed.
+
+The Job mounts only this PVC and runs as the user of the engine, who owns the files. It uses the image of the engine, which contains
+Python and is on the node already.
 """
 
+import copy
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import cache
+from importlib.resources import files
 from typing import Any
 
 from vllm_operator.api.labels import (
@@ -17,11 +23,10 @@ from vllm_operator.api.labels import (
     QUARANTINED_ANNOTATION_PREFIX,
     USED_ANNOTATION_PREFIX,
 )
-from vllm_operator.api.resource import Role
+from vllm_operator.api.resource import Role, VLLMDeployment, cleaning_prefix, labels_of, metadata_of
 from vllm_operator.caches.activity import Cleaning, CleaningState, LeftAlone
 from vllm_operator.caches.address import folders_of, mounts_whole, template_spec
 from vllm_operator.caches.claim_holders import is_terminating
-from vllm_operator.caches.cleaning_job import FREE_PERCENT, render_cleaning
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes, recorded_keys
 from vllm_operator.catalog.paths import WEIGHTS_SUBPATH
@@ -31,16 +36,29 @@ from vllm_operator.pods.reading import format_bytes, read_bytes
 from vllm_operator.pods.view import Phase
 
 PAUSE = timedelta(minutes=10)
-"""Between two Jobs: a volume that is full again so soon is too small."""
+"""Interval between two Jobs. A volume that is full again sooner is too small."""
 INSPECTION = timedelta(days=7)
-"""How long a damaged directory is kept."""
+"""How long a quarantined directory is kept."""
+CONTAINER = "clean"
+ROOT = "/claim"
+FREE_PERCENT = 20
+"""Share of the volume to free if a start found it full. The next start would fill less again."""
+DEADLINE_SECONDS = 900
+"""Deleting a million files from a network file system takes minutes."""
+KEPT_SECONDS = 900
+"""How long the finished Job is kept. It must be longer than `PAUSE`, which is derived from the finished Pod."""
+ATTEMPTS = 2
+MAX_RECORDED = 1000
+"""Maximum number of directories passed to the Job. A variable can have 128 KiB."""
+_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
+_PRINT = "/dev/termination-log"
 REMOVED = " removed"
 _OVER = ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True, slots=True)
 class CleaningNeed:
-    """A Job that should run. `node` is where the volume is mounted, None where that is not known."""
+    """A Job that should run. `node` is the node on which the volume is mounted; None if unknown."""
 
     occasion: str
     is_full: bool
@@ -49,7 +67,7 @@ class CleaningNeed:
 
 
 def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> CleaningNeed | None:
-    """Whether a Job should run now. `signatures` are those of a full volume."""
+    """Return the Job that should run now; None without one. `signatures` are the crashes of a full volume."""
     if context.claim is None or is_terminating(context.claim) or context.address is None or "ReadWriteOncePod" in context.access_modes:
         return None
     views = list(_jobs(context))
@@ -59,8 +77,8 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
     full_node = node_without_space(context, signatures)
     if crash is not None and full_node is not None:
         occasion = f"{crash.pod}/{crash.restarts}"
-        return CleaningNeed(occasion, is_full=True, node=full_node, doomed=tuple(_left_behind(context, timedelta(0))))
-    aged = tuple(_left_behind(context, INSPECTION))
+        return CleaningNeed(occasion, is_full=True, node=full_node, doomed=tuple(_quarantined(context, timedelta(0))))
+    aged = tuple(_quarantined(context, INSPECTION))
     node = next((view.node for _, view in context.replicas if view.phase is Phase.READY), "")
     if aged and (node or not context.is_one_node):
         return CleaningNeed(" ".join(aged), is_full=False, node=node or None, doomed=aged)
@@ -68,7 +86,7 @@ def find_cleaning_need(context: CacheContext, signatures: frozenset[str]) -> Cle
 
 
 def node_without_space(context: CacheContext, signatures: frozenset[str]) -> str | None:
-    """The node of the Pod whose last crash was for want of room and that has not served since; None if there is none."""
+    """Return the node of a Pod whose last crash was a full volume and that has not been ready since; None without one."""
     crash = context.resource.status.last_crash
     if crash is None or crash.signature not in signatures:
         return None
@@ -78,7 +96,7 @@ def node_without_space(context: CacheContext, signatures: frozenset[str]) -> str
 
 
 def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]], pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
-    """Directories that must stay: those of all VLLMDeployments and Pods of the namespace, and of the plan at hand."""
+    """Return the directories that must stay: those of all VLLMDeployments and Pods of the namespace, and of the plan."""
     address = context.address
     if address is None:
         return frozenset()
@@ -94,7 +112,7 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
 
 
 def find_blocking_pod(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | None:
-    """A Pod of somebody else that mounts the whole claim, so that nobody can tell which directories it uses; None if none does."""
+    """Return a Pod of another owner that mounts the whole PVC, so that its directories are unknown; None without one."""
     for pod in pods:
         if instance_of(pod) is None and reading.text(pod, "status", "phase") not in _OVER and mounts_whole(pod.get("spec"), claim):
             return reading.text(pod, "metadata", "name")
@@ -102,13 +120,13 @@ def find_blocking_pod(claim: str, pods: Iterable[Mapping[str, Any]]) -> str | No
 
 
 def describe_blocked_cleaning(context: CacheContext, signatures: frozenset[str], state: CleaningState, why: str) -> Cleaning | None:
-    """What is to be said of a Job that could not be started; None if no start waits for it."""
+    """Describe a Job that could not be created; None if no start waits for it."""
     waits = node_without_space(context, signatures) is not None
     return Cleaning(state=state, why=why, advice=_advice(context)) if waits else None
 
 
 def render_need(context: CacheContext, need: CleaningNeed, keep: frozenset[str]) -> dict[str, Any]:
-    """The Job of a need."""
+    """Render the Job for a need."""
     address = context.address
     assert address is not None
     return render_cleaning(
@@ -125,7 +143,7 @@ def render_need(context: CacheContext, need: CleaningNeed, keep: frozenset[str])
 
 
 def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Cleaning | None:
-    """What is being done, or came of it, for a start that found the volume full; None if none did."""
+    """Describe the cleaning for a start that found the volume full; None without such a start."""
     crash, address = context.resource.status.last_crash, context.address
     if crash is None or address is None or node_without_space(context, signatures) is None:
         return None
@@ -155,7 +173,7 @@ def describe_cleaning(context: CacheContext, signatures: frozenset[str]) -> Clea
 
 
 def cleaning_record(context: CacheContext) -> Changes:
-    """What is to be recorded of what Jobs have removed. What was recorded after a Job had ended is about a new directory."""
+    """Return the changes of records after Jobs. A record from after the end of a Job is about a new directory, and stays."""
     record: Changes = {}
     annotations = reading.mapping(context.claim, "metadata", "annotations")
     for view in _jobs(context):
@@ -203,8 +221,8 @@ def _left_alone(result: Mapping[str, Any], field: str, count: str | None = None)
     return LeftAlone(reading.integer(result, count or field) or 0, reading.integer(result, f"{field}Bytes"))
 
 
-def _left_behind(context: CacheContext, age: timedelta) -> Iterator[str]:
-    """Keys that were left behind at least so long ago and are still on the volume."""
+def _quarantined(context: CacheContext, age: timedelta) -> Iterator[str]:
+    """Keys that were quarantined at least this long ago and are still on the volume."""
     for name, value in sorted(reading.mapping(context.claim, "metadata", "annotations").items()):
         since = reading.moment(value)
         if str(name).startswith(QUARANTINED_ANNOTATION_PREFIX) and since is not None and context.now - since >= age:
@@ -217,16 +235,97 @@ def _has_room(result: Mapping[str, Any]) -> bool:
 
 
 def _advice(context: CacheContext, weights: str | None = None) -> str:
-    """The command that enlarges the claim of the caches, or of the weights if that is given, to twice its size."""
+    """The command that doubles the size of the PVC of the caches, or of this PVC of the weights."""
     metadata, spec = context.resource.metadata, context.resource.spec
     live = context.claims.get(weights) if weights else context.claim
     field, kept = ("weights", spec.weights) if weights else ("cache", spec.cache)
     size = reading.text(live, "spec", "resources", "requests", "storage")
-    present = read_bytes(size)
-    larger = format_bytes(present * 2) if present else "SIZE"
+    current = read_bytes(size)
+    larger = format_bytes(current * 2) if current else "SIZE"
     claim = reading.text(live, "metadata", "name")
     if kept is not None and kept.claim_name:
         patch = json.dumps({"spec": {"resources": {"requests": {"storage": larger}}}}, separators=(",", ":"))
         return f"kubectl patch pvc {claim} -n {metadata.namespace} --type merge -p '{patch}'"
     patch = json.dumps({"spec": {field: {"volume": {"size": larger}}}}, separators=(",", ":"))
     return f"kubectl patch vllm {metadata.name} -n {metadata.namespace} --type merge -p '{patch}'"
+
+
+@cache
+def cleaning_script() -> str:
+    """Return the program that runs in the Job."""
+    return files("vllm_operator.caches.scripts").joinpath("clean_caches.py").read_text("utf-8")
+
+
+def cleaning_name(name: str, occasion: str) -> str:
+    """Return the name of the Job for an occasion. Equal occasions have one Job."""
+    return f"{cleaning_prefix(name)}{hashlib.sha256(occasion.encode()).hexdigest()[:8]}"
+
+
+def render_cleaning(
+    resource: VLLMDeployment,
+    template: Mapping[str, Any],
+    *,
+    claim: str,
+    occasion: str,
+    node: str | None,
+    recorded: Collection[str],
+    keep: Collection[str],
+    doomed: Collection[str],
+    is_full: bool,
+) -> dict[str, Any]:
+    """Render the Job.
+
+    Args:
+        resource: The VLLMDeployment.
+        template: The Pod spec of the engine. User, image and tolerations are copied from it.
+        claim: The PVC to clean.
+        occasion: What the Job is for. Equal occasions have one Job.
+        node: The node to run on; None leaves it to the scheduler.
+        recorded: Directories that the PVC records. Only these may be deleted.
+        keep: Directories in use.
+        doomed: Directories to delete in any case.
+        is_full: Whether to free space.
+    """
+    variables = {
+        "CLEAN_ROOT": ROOT,
+        "CLEAN_RECORDED": json.dumps(sorted(recorded)[:MAX_RECORDED]),
+        "CLEAN_KEEP": json.dumps(sorted(keep)),
+        "CLEAN_DOOMED": json.dumps(sorted(doomed)),
+        "CLEAN_SHARE": str(FREE_PERCENT if is_full else 0),
+        "CLEAN_REPORT": _PRINT,
+    }
+    spec = _pod_spec(template, claim, variables)
+    if node:
+        spec["nodeName"] = node
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata_of(resource, cleaning_name(resource.metadata.name, occasion), Role.CLEANING),
+        "spec": {
+            "backoffLimit": ATTEMPTS,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels_of(resource, Role.CLEANING)}, "spec": spec},
+        },
+    }
+
+
+def _pod_spec(template: Mapping[str, Any], claim: str, variables: Mapping[str, str]) -> dict[str, Any]:
+    engine = next(iter(template["containers"]))
+    container = {
+        "name": CONTAINER,
+        "image": engine["image"],
+        "command": ["python3", "-c", cleaning_script()],
+        "env": [{"name": name, "value": value} for name, value in variables.items()],
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": "claim", "mountPath": ROOT}],
+    }
+    return {
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": claim}}],
+    }

@@ -47,6 +47,7 @@ HOLDER_RECHECK_SECONDS = 15.0
 """Interval between looks at the holder of a lease. Events of its Pods do not reconcile the VLLMDeployment that waits."""
 HOLDER_RESTARTS = 3
 """A holder whose Pod has restarted this often is no longer waited for."""
+HOST_LABEL = "kubernetes.io/hostname"
 _IN_PROGRESS = frozenset({Phase.SCHEDULING, Phase.CREATING, Phase.IMAGE_PULLING, Phase.STARTING, Phase.READY})
 
 
@@ -207,9 +208,6 @@ def _is_active(context: CacheContext, lease: PrimingLease, address: CacheAddress
 
 def _age(context: CacheContext, since: datetime) -> float:
     return (context.now - since).total_seconds()
-
-
-HOST_LABEL = "kubernetes.io/hostname"
 
 
 def render_primer(deployment: Mapping[str, Any], *, beside_replicas: bool) -> dict[str, Any]:

@@ -32,6 +32,26 @@ from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
 from vllm_operator.startup.state import Stage, StartupState
 from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silence
 
+DEFAULT_STALL_SECONDS = 600
+IDLE_CORES = 0.05
+"""CPU use of a process that does nothing. Python threads that wait for each other stay below."""
+BUSY_FACTOR = 2
+"""A start that uses CPU may be silent this many times as long."""
+RECHECK_SECONDS = 60
+"""Interval between looks at the CPU use of a silent start. Metrics can be a minute old."""
+_NOT_SERVING_YET = frozenset(
+    {
+        Phase.UNSCHEDULABLE,
+        Phase.IMAGE_PULL_FAILED,
+        Phase.CONTAINER_FAILED,
+        Phase.WAITING_FOR_VOLUME,
+        Phase.IMAGE_PULLING,
+        Phase.SCHEDULING,
+        Phase.CREATING,
+        Phase.STARTING,
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -94,15 +114,6 @@ class Observation:
         return self.resource.spec.replicas
 
 
-DEFAULT_STALL_SECONDS = 600
-IDLE_CORES = 0.05
-"""CPU use of a process that does nothing. Python threads that wait for each other stay below."""
-BUSY_FACTOR = 2
-"""A start that uses CPU may be silent this many times as long."""
-RECHECK_SECONDS = 60
-"""Interval between looks at the CPU use of a silent start. Metrics can be a minute old."""
-
-
 @dataclass(frozen=True, slots=True)
 class StallCheck:
     """Whether a start is stalled.
@@ -163,20 +174,6 @@ def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datet
     # A log line from the future, because of a wrong clock, must not extend the limit forever.
     seen = [sign for sign in signs if sign is not None and sign <= now]
     return max(seen, default=None)
-
-
-_NOT_SERVING_YET = frozenset(
-    {
-        Phase.UNSCHEDULABLE,
-        Phase.IMAGE_PULL_FAILED,
-        Phase.CONTAINER_FAILED,
-        Phase.WAITING_FOR_VOLUME,
-        Phase.IMAGE_PULLING,
-        Phase.SCHEDULING,
-        Phase.CREATING,
-        Phase.STARTING,
-    }
-)
 
 
 @dataclass(frozen=True, slots=True)

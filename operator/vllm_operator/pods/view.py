@@ -122,6 +122,14 @@ class _Found:
     since: datetime | None = None
 
 
+_MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
+_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
+_DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
+"""The driver of a device refuses it. The kubelet retries without a limit."""
+_BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
+_PULL_STEPS = frozenset({"Pulling", "Pulled"})
+_PROBE_KILL_WINDOW = timedelta(minutes=5)
+"""Maximum time between the event of a kill by a probe and the end of the container: the grace period of the Pod."""
 _PULL_FAILURES = frozenset(
     {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName", "ImageInspectError", "RegistryUnavailable"}
 )
@@ -254,16 +262,6 @@ def _termination(container: Manifest) -> Termination | None:
         signal=reading.integer(ended, "signal"),
         finished_at=reading.moment(ended, "finishedAt"),
     )
-
-
-_MOUNT_FAILURES = frozenset({"FailedMount", "FailedAttachVolume", "FailedMapVolume"})
-_CREATION_FAILURES = frozenset({"FailedCreatePodSandBox", "FailedSync"})
-_DEVICE_FAILURES = frozenset({"FailedPrepareDynamicResources"})
-"""The driver of a device refuses it. The kubelet retries without a limit."""
-_BEGINNING = datetime(1971, 1, 1, tzinfo=UTC)
-_PULL_STEPS = frozenset({"Pulling", "Pulled"})
-_PROBE_KILL_WINDOW = timedelta(minutes=5)
-"""Maximum time between the event of a kill by a probe and the end of the container: the grace period of the Pod."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,20 @@ from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdi
 from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
 
+CLAIM_PROBLEMS = (
+    Reason.CLAIM_MISSING,
+    Reason.CLAIM_NOT_BOUND,
+    Reason.CLAIM_NOT_OWNED,
+    Reason.CLAIM_READ_ONLY,
+    Reason.CLAIM_TERMINATING,
+)
+"""Reasons why no Pod can start."""
+_MAX_NAMED_PODS = 2
+BINDING_SECONDS = 15
+"""How long a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
+_BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
+_NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
+
 
 @dataclass(frozen=True, slots=True)
 class CacheLocation:
@@ -202,21 +216,6 @@ def _remembered(observed: ObservedState, cache: CacheStatus) -> Verdict | None:
     verdict = previous_verdict(previous.conditions, CACHE_WARM)
     is_same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
     return verdict if verdict is not None and is_same and verdict.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
-
-
-CLAIM_PROBLEMS = (
-    Reason.CLAIM_MISSING,
-    Reason.CLAIM_NOT_BOUND,
-    Reason.CLAIM_NOT_OWNED,
-    Reason.CLAIM_READ_ONLY,
-    Reason.CLAIM_TERMINATING,
-)
-"""Reasons why no Pod can start."""
-_MAX_NAMED_PODS = 2
-BINDING_SECONDS = 15
-"""How long a new PVC may be unbound before it is reported. A provisioner takes some seconds."""
-_BINDING_EVENTS = frozenset({"ProvisioningFailed", "FailedBinding", "WaitForFirstConsumer", "WaitForPodScheduled"})
-_NORMAL = frozenset({"WaitForFirstConsumer", "WaitForPodScheduled"})
 
 
 def claim_verdict(observed: ObservedState) -> Verdict | None:
