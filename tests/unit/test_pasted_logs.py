@@ -1,5 +1,7 @@
 """Logs as people paste them: wrapped, cut, quoted, without indentation or ends of lines."""
 
+import sys
+
 import pytest
 
 from support.pasted import read_pasted
@@ -314,3 +316,12 @@ def test_what_was_captured_reads_well_in_a_sentence(line: str, cause: str) -> No
     crash = parser.final_state.crash
     assert crash is not None
     assert cause in crash.cause
+
+
+@pytest.mark.parametrize(
+    "form", ['{{"line": "x", "a": {}}}', '[{{"line": "x", "a": {}}}]', '{{"a": {}}}'], ids=["entry", "list", "no text"]
+)
+def test_json_that_is_nested_as_deep_as_it_can_be_read_is_read(form: str) -> None:
+    """Python reads JSON that is nested a little deeper than what it can write."""
+    for depth in range(sys.getrecursionlimit() - 60, sys.getrecursionlimit() + 10):
+        assert named(form.format("[" * depth + "]" * depth) + "\n") is None

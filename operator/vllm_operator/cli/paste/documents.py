@@ -49,9 +49,9 @@ def unfolded(data: bytes) -> bytes:
 def _document(data: bytes) -> list[_Entry]:
     try:
         document = json.loads(data)
-    except (ValueError, RecursionError):
+        return list(_entries(document, _DEPTH)) or [_as_line(document)]
+    except (ValueError, RecursionError):  # Python reads JSON that is nested deeper than what it can write
         return []
-    return list(_entries(document, _DEPTH)) or [_as_line(document)]
 
 
 def _table(data: bytes) -> list[_Entry]:

@@ -83,7 +83,8 @@ def _record(text: str, depth: int) -> str:
         said = _text(members)
     if said is None:
         return text
-    return json.dumps({**members, "message": "\n".join(unwrapped(line, depth) for line in said.split("\n"))})
+    scalars = {name: value for name, value in members.items() if isinstance(value, str | int | float)}
+    return json.dumps({**scalars, "message": "\n".join(unwrapped(line, depth) for line in said.split("\n"))})
 
 
 def _text(members: dict[str, object]) -> str | None:
