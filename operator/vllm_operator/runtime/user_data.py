@@ -19,7 +19,6 @@ from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError
 from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
 from vllm_operator.runtime.follower import Parser
-from vllm_operator.runtime.heartbeats import ProgressClock
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.startup.parser import StartupParser
 
@@ -83,7 +82,7 @@ class KnownCrashes:
 
     def make_parser(self) -> Parser:
         """A parser for the log of one run, with the signatures of this moment."""
-        return ProgressClock(StartupParser(self.startup), (line.text for line in self.shipped.stages.heartbeats))
+        return StartupParser(self.startup)
 
     def use(self, texts: Mapping[str, str]) -> Read:
         """Use these signatures, and no others of the cluster's owner, for all logs that are read from now on."""

@@ -33,6 +33,7 @@ class StartupParser:
         """Create a parser for a new log."""
         prepared = prepare(knowledge)
         self._words = prepared.words
+        self._heartbeats = tuple(line.text.encode() for line in knowledge.stages.heartbeats)
         self._reader = LineReader()
         self._clock = LogClock()
         self._header: tuple[str, int | None, str, bool] = ("", None, "  ", False)
@@ -40,9 +41,12 @@ class StartupParser:
         self._start = StartTracker(prepared, self._recent, self._clock)
 
     def feed(self, data: bytes | str, timestamp: datetime | None = None) -> None:
-        """Add the next part of the log, of any size. `timestamp`: when it was written (UTC), if known."""
+        """Add the next part of the log, of any size. `timestamp`: when it was written (UTC), if known.
+
+        Heartbeats are parsed like other lines, but their time is ignored: a start that only repeats them makes no progress.
+        """
         clock, start = self._clock, self._start
-        if timestamp is not None:
+        if timestamp is not None and not self._is_heartbeat(data):
             clock.give(timestamp)
             if start.begun is None:
                 start.begin()
@@ -106,6 +110,12 @@ class StartupParser:
         self._header = (header, header_level, body, after_frame)
         if returns:
             self._growing(reader.tail)
+
+    def _is_heartbeat(self, data: bytes | str) -> bool:
+        """Whether all lines are heartbeats: lines that an engine repeats every 10 or 60 s while it waits for one of its processes."""
+        data = data if isinstance(data, bytes) else data.encode("utf-8", "replace")
+        found = [text for text in self._heartbeats if text in data]
+        return bool(found) and all(any(text in line for text in found) for line in data.splitlines())
 
     def end(self) -> None:
         """End the log. A last line without a line end counts too."""
