@@ -1,10 +1,12 @@
 """Two operators of the same objects: the API server's audit log is the witness that at most one of them writes."""
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,10 @@ async def accounts(served: Cluster, tmp_path: Path) -> AsyncIterator[tuple[Path,
 async def lease(cluster: Cluster) -> Manifest:
     found: Manifest = await cluster.request("GET", f"/apis/coordination.k8s.io/v1/namespaces/{cluster.namespace}/leases/{LEASE}")
     return found
+
+
+def last_logged(operator: OperatorProcess, words: str) -> datetime:
+    return datetime.fromisoformat(re.findall(rf"(?m)^(\S+) INFO +{words}", operator.log)[-1])
 
 
 @asynccontextmanager
@@ -119,7 +125,8 @@ async def test_a_container_that_is_started_again_in_its_pod_leads_again_at_once(
         await operator.until_ready()
         await operator.kill()
         await operator.start()
-        await operator.until_says("serving", times=2, within=10)
+        await operator.until_says("serving", times=2, within=60)
+        assert last_logged(operator, "leading") - last_logged(operator, "vllm-operator") < timedelta(seconds=10)  # the Lease lasts for 15
         assert (await lease(served))["spec"]["leaseTransitions"] == 0
 
 

@@ -1,6 +1,7 @@
 """What is answered from memory, and that it is never older than what has happened."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -179,3 +180,19 @@ async def test_a_kind_that_may_not_be_watched_any_more_is_asked_for(world: World
     world.cluster.calls.clear()
     assert await world.names() == ["llama"]
     assert world.calls() == 1
+
+
+@pytest.mark.parametrize("verb", ["apply_status", "patch"])
+async def test_an_object_that_a_write_does_not_find_is_not_answered_from_memory(verb: str) -> None:
+    """A watch that was interrupted says nothing about an object that was deleted meanwhile, if no other of its kind is left."""
+    world = World()
+    world.cluster.put(llama())
+    await world.load()
+    found = await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")
+    world.cluster.remove(VLLM_DEPLOYMENT, "default", "llama")
+    patch = partial(world.mirror.patch, VLLM_DEPLOYMENT, "llama", "default", [], manager="test")
+    apply_status = partial(world.mirror.apply_status, {**found, "status": {}}, manager="test")
+    with pytest.raises(NotFound):
+        await (patch() if verb == "patch" else apply_status())
+    with pytest.raises(NotFound):
+        await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default")

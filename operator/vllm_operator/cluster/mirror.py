@@ -18,7 +18,7 @@ the API server.
 
 import marshal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +33,7 @@ from vllm_operator.cluster.client import (
     Kind,
     LogRequest,
     Manifest,
+    NotFound,
     children_of,
     kind_of,
     selector_of,
@@ -153,11 +154,13 @@ class Mirror:
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply to the status."""
-        return self._written(await self._client.apply_status(manifest, manager=manager))
+        with self._forgetting(kind_of(manifest), _name_of(manifest)):
+            return self._written(await self._client.apply_status(manifest, manager=manager))
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch."""
-        return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
+        with self._forgetting(kind, (namespace or "", name)):
+            return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
@@ -194,6 +197,18 @@ class Mirror:
                 if before[place].packed is not None:
                     changed.add(before[place].key)
         return changed
+
+    @contextmanager
+    def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
+        """Forget an object that a write does not find: no watch event may tell that it was deleted."""
+        before = self._kept.get(kind, {}).get(name)
+        try:
+            yield
+        except NotFound:
+            if before is not None and self._kept.get(kind, {}).get(name) is before:  # otherwise it was created again
+                del self._kept[kind][name]
+                self._index(kind, name, before.key, None)
+            raise
 
     def _drop(self, kind: Kind) -> None:
         del self._kept[kind]
