@@ -39,7 +39,7 @@ SETTLED_WITHIN = 150.0
 IDLE_SECONDS = 6.0
 EXPECTED = (GONE, EXISTS, INVALID)
 FORBIDDEN_WORDS = ("Traceback", "never retrieved", "never awaited", "OperatorFailed")
-CHILDREN = ("Deployment", "ReplicaSet", "Service", "Pod", "Job", "PersistentVolumeClaim", "ResourceClaimTemplate")
+CHILDREN = ("Deployment", "ControllerRevision", "ReplicaSet", "Service", "Pod", "Job", "PersistentVolumeClaim", "ResourceClaimTemplate")
 
 
 class Run:
@@ -336,7 +336,7 @@ class Run:
         if item["kind"] == "PersistentVolumeClaim":
             return not item["metadata"].get("ownerReferences")
         return (
-            item["kind"] in ("Job", "Pod", "ReplicaSet")
+            item["kind"] in ("ControllerRevision", "Job", "Pod", "ReplicaSet")
             and instance in self._users.orphaned
             and not item["metadata"].get("ownerReferences")
         )
