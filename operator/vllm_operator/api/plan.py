@@ -209,7 +209,7 @@ class PlanSummary(Model):
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,
         max_length=32,
-        description="Backends that the log of the engine reports under another name than the plan.",
+        description="Backends that the log of the engine reports and that are not those of the plan.",
         json_schema_extra=list_map("component"),
     )
     notes: list[Text] | None = Field(

@@ -83,6 +83,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         return observation.previous.pinned_plan if observation.deployment is not None else None
     if observation.revision is None:
         return None
+    names = observed.knowledge.logged_names
     return PlanSummary(
         revision=observation.revision,
         observed_generation=plan.observed_generation,
@@ -99,7 +100,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends
-            if choice.observed and choice.observed != choice.backend
+            if choice.observed and not names.agree(choice.component, choice.observed, choice.backend)
         ]
         or None,
         notes=[wording.clean(note, NOTE_LIMIT) for note in plan.notes[:NOTES]] or None,
