@@ -38,7 +38,7 @@ class Operator(Bench):
             metrics=self.metrics,
             changed=self._changed,
             retry_seconds=0,
-            look_seconds=0,
+            poll_seconds=0,
         )
 
     async def _changed(self) -> None:
@@ -117,7 +117,7 @@ async def test_whatever_goes_wrong_with_it_what_was_known_stays_in_use(operator:
         await eventually(lambda: operator.cluster.all(EVENT))
         assert operator.catalog.current.version == version
         [event] = operator.cluster.all(EVENT)
-        assert event["message"].startswith("The rules in it cannot be used (IndexError); those before stay in use.")
+        assert event["message"].startswith("The rules in it cannot be used (IndexError); the previous ones stay in use.")
         page = operator.metrics.render().decode()
         assert 'vllm_operator_user_rules{state="used"} 1.0' in page
         assert 'vllm_operator_user_rules{state="ignored"} 1.0' in page

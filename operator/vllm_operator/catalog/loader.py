@@ -20,11 +20,11 @@ from vllm_operator.catalog.versions import Versions, load_replacements, load_ver
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What is known of GPUs, images, vLLM versions, models, caches and the choice of backends.
+    """What is known about GPUs, images, vLLM versions, models, caches and the choice of backends.
 
-    `version` is that of the package with a digest of the data, and another one of the rules that the cluster's owner
-    added: equal versions decide alike. `own_rules` are these by their id, as they were written.
-    `replacements` say what to use instead of variables and flags that are gone.
+    `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's owner:
+    equal versions make equal decisions. `own_rules` are these rules by id, as they were written. `replacements` say what to use
+    instead of variables and flags that newer versions no longer know.
     """
 
     version: str
@@ -41,7 +41,7 @@ class Catalog:
 
 @cache
 def load_catalog() -> Catalog:
-    """Return the catalog that ships with the operator. It is read once, in some tenths of a second, and never changes."""
+    """Return the catalog that ships with the operator. It is read once, in about a tenth of a second, and never changes."""
     return Catalog(
         version=f"{__version__}+{data_digest()[:8]}",
         gpus=load_gpus(),
@@ -60,7 +60,7 @@ def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog
 
     Args:
         catalog: What ships with the operator.
-        texts: YAML texts by name, each a list of rules. What is broken in them is left out and named.
+        texts: YAML texts by name, each a list of rules. Invalid ones are left out and reported.
     """
     documents, unreadable = read_documents(texts, "rules")
     read = add_user_rules(catalog.rules, documents, catalog.versions)

@@ -1,7 +1,7 @@
-"""Templates of the catalog: texts into which is filled what a line of a log said.
+"""Templates of the catalog: texts with values from a log line.
 
-The cluster's owner writes templates too, so they are a small part of Jinja: values, conditions and a few filters. Nothing in it
-repeats anything or makes a value much longer than it was, so that a text is rendered in bounded time to a bounded length.
+The cluster's owner writes templates too, so they are a small part of Jinja: values, conditions and a few filters. None of these
+repeats anything or makes a value much longer, so a text is rendered in bounded time to a bounded length.
 """
 
 from collections.abc import Iterable, Mapping
@@ -30,7 +30,7 @@ def check_template(text: str, *, alone: bool) -> frozenset[str]:
 
     Args:
         text: The template.
-        alone: It must say something where nothing was captured, too.
+        alone: It must render without captures, too.
 
     Raises:
         TemplateError: It is malformed, or uses what is not allowed.
@@ -40,7 +40,7 @@ def check_template(text: str, *, alone: bool) -> frozenset[str]:
         template = _compiled(text, strict=False)
     except TemplateError:
         raise
-    except Exception as error:  # whatever jinja2 raises for what others wrote, a RecursionError too
+    except Exception as error:  # jinja2 raises anything for hostile text, a RecursionError too
         raise TemplateError(f"is not a template: {_said(error)}") from None
     try:
         if alone:
@@ -55,9 +55,9 @@ def _said(error: Exception) -> str:
 
 
 def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
-    """Fill in a template of the catalog. What was not captured is empty.
+    """Render a template. What was not captured is empty.
 
-    What is captured comes from a log and may be anything: a text that cannot be filled in with it is shown without it.
+    Captures come from a log and may be anything: if a text cannot be rendered with them, it is rendered without them.
     """
     for values in (dict(captures), {}):
         try:
@@ -68,12 +68,12 @@ def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
 
 
 def fill_in_exactly(template: str, captures: Mapping[str, str]) -> str | None:
-    """Fill in a template; None where something that it needs was not captured, or is not what it should be."""
+    """Render a template; None if a value that it needs was not captured, or does not fit."""
     if "{" not in template:
         return template
     try:
         return _compiled(template, strict=True).render(captures).strip()[:RESULT_LIMIT]
-    except Exception:  # of one text, whatever was captured
+    except Exception:  # captures may be anything
         return None
 
 
@@ -139,7 +139,7 @@ def _compiled(text: str, *, strict: bool) -> "Template":
 
 @lru_cache(maxsize=2)
 def _environment(*, strict: bool) -> "Environment":
-    from jinja2 import StrictUndefined, Undefined  # only paid for where a crash is put into words
+    from jinja2 import StrictUndefined, Undefined  # imported only to report a crash
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined if strict else Undefined, autoescape=False)  # plain text

@@ -1,8 +1,8 @@
-"""What each vLLM version knows: variables, flags, names of backends, and what its wheel bundles.
+"""What each vLLM version has: variables, flags, names of backends, and what its wheel bundles.
 
-One JSON file per version in `data/versions`, written by `hack/ingest_vllm.py` from the wheel itself. A version
-without a file uses the next lower one that has a file; one newer than all uses the newest; one older than all
-has no table, and nothing version-specific may be emitted for it.
+`hack/ingest_vllm.py` writes one JSON file per version into `data/versions`, from the wheel itself. A version without a file uses
+that of the next lower version, and one newer than all uses the newest. A version older than all has no table, and nothing
+version-specific may be emitted for it.
 """
 
 import re
@@ -31,7 +31,7 @@ def parse_release(text: str) -> Release | None:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An environment variable: its default as written in the source, the values it accepts if it checks them."""
+    """An environment variable: its default as in the source, and the values that it accepts if vLLM checks them."""
 
     default: str | None = None
     values: tuple[str, ...] = ()
