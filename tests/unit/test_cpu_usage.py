@@ -38,8 +38,8 @@ def test_who_uses_no_cpu_is_stalled_sooner_and_who_does_later(cores: float | Non
     assert (starting.reason == "StartStalled") is stalled
     if stalled:
         said = {
-            None: "up to 15 min without progress are normal",
-            0.001: "It uses no CPU. In this stage up to 5 min",
+            None: "limit: 15 min)",
+            0.001: "limit: 5 min). It uses no CPU",
             64.0: "It uses CPU, as processes that wait",
         }
         assert said[cores] in starting.message

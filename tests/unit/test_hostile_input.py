@@ -21,9 +21,9 @@ LAUGHS = "\n".join(f"a{each}: &a{each} [{', '.join([f'*a{each - 1}' if each else
         pytest.param("[" * 100_000, "nested deeper", id="lists in lists"),
         pytest.param("- " * 100_000 + "a", "nested deeper", id="lists on a line"),
         pytest.param("{a: " * 100_000, "nested deeper", id="mappings in mappings"),
-        pytest.param("&a [*a]", "stands within", id="a list that holds itself"),
-        pytest.param("kind: List\nitems: &a [{kind: List, items: *a}]", "stands within", id="a List that holds itself"),
-        pytest.param("kind: VLLMDeployment\nspec: &a {podTemplate: *a}", "stands within", id="a spec that holds itself"),
+        pytest.param("&a [*a]", "is within", id="a list that holds itself"),
+        pytest.param("kind: List\nitems: &a [{kind: List, items: *a}]", "is within", id="a List that holds itself"),
+        pytest.param("kind: VLLMDeployment\nspec: &a {podTemplate: *a}", "is within", id="a spec that holds itself"),
         pytest.param(LAUGHS, "more than", id="aliases that multiply"),
     ],
 )
