@@ -65,8 +65,12 @@ class Pin:
         others = list(offered)
         if self.setting is None:
             return f"Set {self.where} to {listed([*others, 'Auto'], 'or')}."
-        instead = f", or choose {listed(others, 'or')}" if others else ""
-        return f"Remove {self.setting} from spec.engine{instead}."
+        field = (
+            f" To pin a backend, set spec.backends.{FIELDS[self.component]} to {listed(others, 'or')}."
+            if others and self.component in FIELDS
+            else ""
+        )
+        return f"Remove {self.setting} from spec.engine.{field}"
 
     def __str__(self) -> str:
         """`MoE backend TRITON`."""
