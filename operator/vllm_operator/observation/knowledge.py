@@ -10,7 +10,7 @@ from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.backends import LoggedNames, load_logged_names
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.resources import construct, read_data
 from vllm_operator.catalog.signatures import RemedyAction, Signature
 from vllm_operator.catalog.startup import StartupKnowledge, load_startup
 from vllm_operator.messages import Messages, load_messages
@@ -90,8 +90,7 @@ def load_knowledge(startup: StartupKnowledge | None = None) -> Knowledge:
 
 def load_termination_rules() -> TerminationRules:
     """Load the rules that ship with the package."""
-    data = read_data("terminations.yaml")
-    return TerminationRules(tuple(map(_rule, data["containers"])), tuple(map(_rule, data["pods"])))
+    return construct(TerminationRules, read_data("terminations.yaml"))
 
 
 def match_container(rules: TerminationRules, view: PodView, ended: Termination, probe: str) -> Crash | None:
@@ -138,7 +137,3 @@ def _crash(rule: TerminationRule, pod: PodView, ended: Termination | None) -> Cr
     # The values are untrusted: they are inserted, never read as a template.
     cause, remedy = (sentence(template.format_map(values)) for template in (rule.cause, rule.remedy))
     return Crash(signature=rule.id, cause=cause, remedy=remedy, reference=None, line="")
-
-
-def _rule(data: Mapping[str, Any]) -> TerminationRule:
-    return TerminationRule(**{**data, "exit_codes": tuple(data.get("exit_codes", ()))})
