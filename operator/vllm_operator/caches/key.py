@@ -23,8 +23,8 @@ _DIGEST_LENGTH = 8
 _MAX_PRODUCT_LENGTH = 16
 _MAX_VALUE_LENGTH = 256
 _UNKNOWN = "unknown"
-_OF_ARGUMENTS = "These flags change what is compiled, and vLLM leaves them out of its own keys."
-_OF_IMAGE = "Compiled files hold paths, compilers and libraries of the image."
+_OF_ARGUMENTS = "These flags change what is compiled and are not part of vLLM's own keys."
+_OF_IMAGE = "Compiled files depend on paths, compilers and libraries of the image."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ def keyed_arguments(arguments: Mapping[str, str | None], caches: Caches) -> str 
 def per_pod_notes(env: Iterable[EnvironmentVariable], caches: Caches) -> tuple[str, ...]:
     """Return a note for each of the user's variables that makes every start cold because its value differs between Pods."""
     return tuple(
-        f"{variable.name} has another value in each Pod (fieldRef), and vLLM makes it part of the keys of its compiled artifacts: no Pod "
-        f"finds those of another. Pass it as a flag, if there is one, or set it in the Pod's command."
+        f"{variable.name} has a different value in each Pod (fieldRef) and is part of vLLM's cache keys, so no Pod finds the compiled "
+        f"files of another. Pass it as a flag if there is one, or set it in the command of the Pod."
         for variable in env
         if variable.name.startswith("VLLM_") and variable.name not in caches.per_pod_allowed and "fieldRef" in (variable.value_from or {})
     )
@@ -110,18 +110,18 @@ def digest_of(image: str) -> str | None:
 def _parts(origin: CacheOrigin) -> tuple[PlannedVariable, ...]:
     """The parts of the key. Adding, removing or reordering parts changes all keys."""
     digest = digest_of(origin.image)
-    of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} A tag stands for it until a Pod has shown the digest."
+    of_image = _OF_IMAGE if digest else f"{_OF_IMAGE} The tag is used until a Pod reports the digest."
     return (
         _part("distribution", origin.distribution.value, "Builds of vLLM have different kernels."),
-        _part("version", _plain_version(origin), "Caches of one vLLM version are not read by another."),
+        _part("version", _plain_version(origin), "A vLLM version does not read the caches of another one."),
         _part("image", digest or origin.image, of_image),
         _part("architecture", origin.architecture, "Kernels run on one GPU architecture only."),
-        _part("product", origin.product, "PyTorch refuses artifacts built on a GPU of another name."),
-        _part("migProfile", origin.mig_profile or "none", "A slice has other limits than the whole GPU."),
-        _part("parallelism", origin.parallel, "Each rank has artifacts of its own."),
-        *([_part("user", str(origin.user), "What one user has written another may not write.")] if origin.user is not None else []),
+        _part("product", origin.product, "PyTorch refuses artifacts that were built on a GPU with another name."),
+        _part("migProfile", origin.mig_profile or "none", "A MIG slice has other limits than the whole GPU."),
+        _part("parallelism", origin.parallel, "Each rank has its own artifacts."),
+        *([_part("user", str(origin.user), "A user cannot change the files of another user.")] if origin.user is not None else []),
         *([_part("arguments", origin.arguments, _OF_ARGUMENTS)] if origin.arguments else []),
-        _part("generation", str(origin.generation), "Raised when a damaged cache is left behind."),
+        _part("generation", str(origin.generation), "Raised when a damaged cache is quarantined."),
     )
 
 
