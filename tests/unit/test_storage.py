@@ -125,9 +125,9 @@ async def test_a_claim_of_the_weights_that_is_missing_is_named(bench: Bench, fle
 
 
 PLACES = {
-    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("/mnt/nvme on the node (directory",)),
-    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "a new Pod starts cold")),
-    "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "a new Pod starts cold")),
+    "on the node": ({"cache": {"hostPath": "/mnt/nvme"}}, ("/mnt/nvme on the node",)),
+    "a claim of the Pod": ({"cache": {"storage": "ClaimPerReplica"}}, ("the Pod's own PVC", "A new Pod starts cold")),
+    "nothing kept": ({"cache": {"storage": "EmptyDir"}}, ("an emptyDir of the Pod", "A new Pod starts cold")),
 }
 
 
