@@ -105,7 +105,7 @@ def page(example: Example, remedy: Remedy | None) -> str:
     changes = [change_in_words(change) for change in (*signature.arguments, *signature.environment)]
     parts = [
         f"{signature.id} ({signature.severity.value})",
-        _filled(f"vLLM {signature.versions}; GPUs: {signature.architectures}."),
+        _filled(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}."),
         "What happened\n" + _filled(example.cause),
         "What to do\n" + _filled(example.remedy),
         "Changes\n" + "\n".join(f"  {change}" for change in changes) if changes else "",
