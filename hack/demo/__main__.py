@@ -32,7 +32,7 @@ KEPT = ROOT / "build" / "demo"
 class Show:
     """Applies the situations and shows what becomes of them."""
 
-    def __init__(self, cluster: Cluster, console: Console, *, speed: float, picture: Console | None) -> None:
+    def __init__(self, cluster: Cluster, console: Console, *, speed: float) -> None:
         self._cluster = cluster
         self._console = console
         self._speed = speed
@@ -40,7 +40,6 @@ class Show:
         self._lines = Lines(console)
         self._waiting = list(SITUATIONS)
         self._applied_last = -APPLY_EVERY
-        self._picture = picture
         self.histories: dict[str, History] = {}
 
     def run(self) -> None:
@@ -54,7 +53,6 @@ class Show:
             while self._waiting or not all(history.settled_at for history in self.histories.values()):
                 self._apply_next()
                 self._look()
-                self._take_picture()
                 if isinstance(live, Live):
                     live.update(self.table(), refresh=True)
                 else:
@@ -97,13 +95,6 @@ class Show:
         for resource in self._cluster.resources():
             self.histories[resource["metadata"]["name"]].update(resource, self._now)
 
-    def _take_picture(self) -> None:
-        """Keep one moment for the README: two of the four are done, and the first one compiles."""
-        compiled, total = (self.histories["deepseek"].progress.get("KernelWarmup") or [(0, 1)])[-1]
-        if self._picture is not None and compiled / total > 0.6:
-            self._picture.print(self.table())
-            self._picture = None
-
     def _check_operator(self) -> None:
         if not self._cluster.is_operator_alive():
             raise DemoError(f"the operator ended. Its last words:\n{self._cluster.operator_words()}")
@@ -118,7 +109,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
-    parser.add_argument("--picture", type=Path, help="write an SVG of what is shown")
+    parser.add_argument("--picture", type=Path, help="write an SVG of the last table")
     parser.add_argument("--speed", type=float, default=SPEED, help="how much faster than recorded (20)")
     arguments = parser.parse_args()
     console = Console()
@@ -143,10 +134,10 @@ def show(console: Console, *, keep: bool, speed: float, picture: Path | None) ->
         raise DemoError("it runs already, see above")
     with Cluster(KEPT if keep else None, keep=keep, speed=speed) as cluster:
         cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False, soft_wrap=True))
-        canvas = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO()) if picture else None
-        performance = Show(cluster, console, speed=speed, picture=canvas)
+        performance = Show(cluster, console, speed=speed)
         performance.run()
-        if picture and canvas:
+        if picture:
+            canvas = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO())
             canvas.print(performance.table())
             # the picture brings no fonts from elsewhere
             picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", canvas.export_svg(title="make demo"), flags=re.DOTALL))
