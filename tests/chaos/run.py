@@ -267,7 +267,7 @@ class Run:
         for spec in (OUTDATED, {}):
             await self._users.apply(name, spec)
             resource = await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
-            keys.append(resource["status"]["plan"]["cacheKey"])
+            keys.append(resource["status"]["cache"]["key"])
         claim = await self._client.get("PersistentVolumeClaim", f"{name}-cache")
         pods = serves_for(resource, await self._client.list_all("Pod", selector=ENGINE))
         if (pod := await self._fresh_pod(resource, pods)) is None:
