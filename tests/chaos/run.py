@@ -25,6 +25,7 @@ from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, is_ready
 from support.operator_process import OperatorProcess, condition, has
 from vllm_operator.api import labels
+from vllm_operator.caches.address import folders_of
 
 NAMES = ("first", "second", "third")
 TAKEN = "taken"
@@ -274,6 +275,8 @@ class Run:
             self.journal.violate(f"{name} serves without a Pod")
             return
         jobs = await self._users.delete_cleaning_jobs(name)
+        self.volumes.is_disturbed = False  # what must be removed is nobody's, and the program ends by itself
+        await self._until_unused(name, keys[0])
         recording = random.choice([each for each, crash in crashes().items() if crash == FULL_VOLUME])
         self.journal.note(f"Pod {pod} of {name} finds its volume full for good ({recording}); without the Jobs {jobs}")
         await self._pods.crash(pod, recording, times=2, backoff=60)
@@ -285,6 +288,16 @@ class Run:
             resource = await self._client.get("VLLMDeployment", name)
             self.journal.violate(f"{keys[0]} stays on the full volume of {name}: {_conditions(resource)}")
         await self._pods.heal()
+
+    async def _until_unused(self, name: str, key: str) -> None:
+        """Waits until no Pod uses the directory of a cache any more, and no cleaning Pod is left."""
+        async with asyncio.timeout(SETTLED_WITHIN):
+            while True:
+                pods = await self._client.list_all("Pod", selector=f"app.kubernetes.io/instance={name}")
+                cleaners = [pod for pod in pods if pod["metadata"]["labels"].get(labels.COMPONENT_LABEL) == "cleaning"]
+                if not cleaners and not any(key in folders_of(pod["spec"], f"{name}-cache") for pod in pods):
+                    return
+                await asyncio.sleep(0.2)
 
     async def _fresh_pod(self, resource: Manifest, pods: Sequence[Manifest]) -> str | None:
         """Replaces a Pod by one that has never crashed, and returns its name; None if nothing serves."""

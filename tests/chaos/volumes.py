@@ -184,6 +184,8 @@ class Volumes:
         self._claims: dict[str, Claim] = {}
         self._done: set[str] = set()
         self._random = Random(f"{journal.seed}/volumes")
+        self.is_disturbed = True
+        """Whether some runs of the cleaning program are killed, and files vanish during others."""
 
     @property
     def removed(self) -> int:
@@ -237,10 +239,9 @@ class Volumes:
         [container] = pod["spec"]["containers"]
         report = self._root / f"{pod['metadata']['uid']}.json"
         vanishing = self._draw_vanishing(directory, removable)
+        end = self._random.choice((None, None, None, signal.SIGTERM, signal.SIGKILL))
         done, _ = await asyncio.gather(
-            asyncio.to_thread(
-                _run_container, container, directory.folder, report, self._random.choice((None, None, None, signal.SIGTERM, signal.SIGKILL))
-            ),
+            asyncio.to_thread(_run_container, container, directory.folder, report, end if self.is_disturbed else None),
             asyncio.to_thread(_unlink, directory.folder, vanishing),
         )
         after = inventory(directory.folder)
@@ -262,7 +263,7 @@ class Volumes:
     def _draw_vanishing(self, directory: Volume, removable: Iterable[str]) -> list[str]:
         """Files that somebody else deletes while the program runs."""
         keys = sorted(key for key in removable if (directory.folder / key).is_dir())
-        if not keys or self._random.random() < 0.7:
+        if not keys or not self.is_disturbed or self._random.random() < 0.7:
             return []
         return [f"{self._random.choice(keys)}/{self._random.choice(_CACHE_FILES)}"]
 
