@@ -1,8 +1,8 @@
 """Keeps the log files in step with the simulated containers.
 
 What kwok makes of a Pod is known to the API only. This watches all Pods and does with their log files what a kubelet's
-container runtime does: a run that has ended is marked as ended, a restarted container has a new log, which is empty at first,
-and the logs of a deleted Pod go with it. So open log streams end when their containers do, whoever ended them.
+container runtime does: a run that has ended is marked as ended, and the logs of a deleted Pod go with it. So open log
+streams end when their containers do, whoever ended them.
 """
 
 import json
@@ -54,13 +54,9 @@ class ContainerWatch:
                 return
 
     def pod_changed(self, pod: dict[str, Any]) -> None:
-        """Marks the runs that have ended, and begins the log of a run that has started."""
+        """Marks the runs that have ended."""
         for container in pod.get("status", {}).get("containerStatuses", []):
-            folder, restarts = self._folder(pod) / str(container["name"]), int(container["restartCount"])
-            if restarts and folder.is_dir() and "running" in container["state"]:
-                for run in (restarts - 1, restarts):
-                    (folder / f"{run}.log").touch()
-            log = folder / f"{_last_ended_run(container)}.log"
+            log = self._folder(pod) / str(container["name"]) / f"{_last_ended_run(container)}.log"
             if log.exists():
                 log.with_suffix(".exit").touch()
 

@@ -6,7 +6,8 @@ Logs are files, `ROOT/NAMESPACE/POD/CONTAINER/N.log`, N being the number of rest
 - The stream of a run ends when the run does: `N.exit` exists, or N+1.log does, or the folder is gone. It does not go on
   with the next run.
 - All ends look the same, a failing kubelet's too.
-- `previous` is the run before the last one; without one there is an error, as there is before the container runs.
+- `previous` is the run before the last one, or the only one if it is over; without one there is an error, as there is before the
+  container runs.
 - `sinceTime` is cut to whole seconds, inclusively; `tailLines` counts records, not lines; `limitBytes` counts timestamps.
 
 A file FAULT in a container's folder makes its requests fail, one named FAULT-PREVIOUS only those for the previous run:
@@ -137,6 +138,8 @@ class ContainerLogs:
         """
         runs = self.runs()
         if request.previous:
+            if len(runs) == 1 and self.is_over(runs[0]):
+                return runs[0]  # the next run has written nothing yet
             if len(runs) < 2:
                 raise LogError(400, f'previous terminated container "{request.container}" in pod "{request.pod}" not found')
             return runs[-2]
