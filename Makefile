@@ -113,6 +113,19 @@ lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 -o requirements/runtime.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --extra dev -o requirements/dev.txt pyproject.toml
 	$(BIN)/uv pip compile --quiet --universal --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.11 --group build -o requirements/build.txt
+	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.12 -o requirements/oracle.txt hack/oracle/requirements.in
+
+ORACLE ?= .venv-oracle
+VERSIONS ?= 0.33.0
+
+$(ORACLE)/.installed: requirements/oracle.txt
+	$(BIN)/uv venv --quiet --python 3.12 $(ORACLE)
+	VIRTUAL_ENV=$(ORACLE) $(BIN)/uv pip install --quiet --require-hashes -r requirements/oracle.txt
+	@touch $@
+
+.PHONY: check-oracle
+check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the table of vLLM's selectors with the wheels; VERSIONS="0.33.0 0.32.0"; needs 8 GB of disk
+	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --check $(VERSIONS)
 
 .PHONY: clean
 clean: ## Remove build outputs

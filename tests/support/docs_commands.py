@@ -51,6 +51,8 @@ NOT_RUN = {
     "python hack/bench/parser.py": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/plans.py": "measures for minutes, on a machine that should be quiet",
     "pip download vllm==0.34.0 --no-deps --dest /tmp/wheels": "hundreds of megabytes, and the version is made up",
+    "make check-oracle VERSIONS=0.33.0": "installs PyTorch; tests/unit/test_oracle.py tests the parts that need none",
+    "python hack/oracle --python .venv-oracle/bin/python 0.34.0": "needs PyTorch, and the version is made up",
     "python hack/ingest_vllm.py /tmp/wheels/vllm-0.34.0-*.whl": "needs that wheel; tests/unit/test_ingest.py reads smaller ones",
     "python hack/testenv/__main__.py build": "the tests have built these programs, or do not run",
     "python hack/testenv/__main__.py up": "the tests run on such a control plane",

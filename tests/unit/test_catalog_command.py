@@ -86,13 +86,13 @@ def test_a_file_without_rules_is_told(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_a_version_says_what_it_changed(capsys: pytest.CaptureFixture[str]) -> None:
-    content = json.loads(run(capsys, "versions", "0.17.1", "-o", "json")[1])
+    content = json.loads(run(capsys, "versions", "0.17.0", "-o", "json")[1])
     assert "--moe-backend" in content["since0.16.0"]["newFlags"]
     assert "--moe-backend" in content["flags"]
 
 
 def test_a_version_that_is_not_known_says_which_one_stands_for_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "treats it like 0.20.1" in run(capsys, "versions", "0.20.2")[1]
+    assert "treats it like 0.20.2" in run(capsys, "versions", "0.20.3")[1]
     assert "older than" in run(capsys, "versions", "0.6.0")[1]
 
 

@@ -227,7 +227,7 @@ def test_a_flag_that_the_version_does_not_know_is_refused_in_an_image_of_the_vll
 @pytest.mark.parametrize(
     "engine",
     [
-        {"version": "0.20.2"},
+        {"version": "0.20.3"},
         {"version": "0.99.0"},
         {"version": "0.10.0"},
         {"image": "registry.example/own/vllm:0.20.1"},

@@ -77,7 +77,7 @@ def test_two_rules_of_the_user_that_contradict_each_other_leave_the_first() -> N
             {"arguments": {"--moe-backend": "triton"}, "when": {}},
             "0.11.0 does not have --moe-backend; limit the rule with when.versions",
         ),
-        ({"environment": {"VLLM_NO_SUCH": "1"}}, "vLLM 0.20.1 does not have VLLM_NO_SUCH"),
+        ({"environment": {"VLLM_NO_SUCH": "1"}}, "vLLM 0.20.0 does not have VLLM_NO_SUCH"),
         ({"speed": "high"}, "'speed' is not a field"),
         ({"kind": "choise"}, "kind: 'choise' does not exist (did you mean choice?)"),
     ],

@@ -6,7 +6,7 @@ Where to look, by subject (`data/` has the knowledge itself):
     machines      gpus, images; paths (directories inside the container)
     vLLM          versions, caches (and priming), backends (where each works, and how it is requested)
     models        models
-    decisions     rules, rule_matching (when a rule applies)
+    decisions     rules, rule_matching (when a rule applies), selectors (what vLLM's own selectors answer)
     starts        startup: lines of a start, logged names of backends, crashes
     crashes       signatures (with remedies), templates (how their texts are filled in)
     of the user   user_texts (YAML of any content), user_rules, user_signatures

@@ -19,6 +19,7 @@ from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations
 from vllm_operator.catalog.entry import Entry, matching, parse_entries
 from vllm_operator.catalog.resources import EntryError, list_data, read_data
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
+from vllm_operator.catalog.selectors import Selectors, load_selectors
 from vllm_operator.catalog.versions import Release
 
 
@@ -110,15 +111,17 @@ class RulesOfVersion:
     others: tuple[Rule, ...]
     invocations: Mapping[Component, tuple[Invocation, ...]]
     kernels: Kernels
+    selectors: Selectors
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rules:
-    """All rules in order of precedence, the ways to request a backend, and where backends work."""
+    """All rules in order of precedence, the ways to request a backend, where backends work, and what vLLM's selectors answer."""
 
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
     kernels: Kernels
+    selectors: Selectors
 
     def of(self, release: Release) -> RulesOfVersion:
         """Return the part that concerns one of the known versions."""
@@ -134,6 +137,7 @@ def _select(rules: Rules, release: Release) -> RulesOfVersion:
         others=tuple(rule for rule in applying if not rule.backend),
         invocations={component: tuple(way for way in ways if way.component is component) for component in Component},
         kernels=rules.kernels,
+        selectors=rules.selectors,
     )
 
 
@@ -151,7 +155,7 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels) -> Rules:
+def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Selectors) -> Rules:
     """Put rules in order of precedence.
 
     Raises:
@@ -165,11 +169,11 @@ def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernel
         seen.add(rule.id)
     if conflicts := find_conflicts(ordered):
         raise EntryError("; ".join(conflicts))
-    return Rules(ordered, tuple(invocations), kernels)
+    return Rules(ordered, tuple(invocations), kernels, selectors)
 
 
 @cache
 def load_rules() -> Rules:
     """Read the rules that ship with the operator."""
     rules = (rule for name in list_data("rules") for rule in parse_entries(Rule, read_data(name), name))
-    return build_rules(rules, load_invocations(), load_kernels())
+    return build_rules(rules, load_invocations(), load_kernels(), load_selectors())

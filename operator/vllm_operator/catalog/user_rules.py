@@ -55,7 +55,9 @@ def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | 
         taken={rule.id for rule in rules.rules},
         count_expressions=lambda rule: len(rule.when.environment) + len(rule.when.arguments),
     )
-    everything = build_rules([*collected.entries, *rules.rules], rules.invocations, rules.kernels) if collected.entries else rules
+    everything = (
+        build_rules([*collected.entries, *rules.rules], rules.invocations, rules.kernels, rules.selectors) if collected.entries else rules
+    )
     return UserRules(everything, tuple(collected.written), collected.written, collected.problems)
 
 

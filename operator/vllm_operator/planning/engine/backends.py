@@ -147,6 +147,9 @@ class _Choosing:
             return
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
+        if default is next(iter(applying), None) and (selected := self._selected(component, default)):
+            self._choose_selected(component, selected)
+            return
         for rule in applying:
             assert rule.backend is not None  # `applying` has only such rules
             if rule.kind is RuleKind.ENGINE or (default and rule.backend == default.backend):
@@ -227,6 +230,20 @@ class _Choosing:
             return ""
         who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
         return f" Without it, {who} would choose {'the same' if rule.backend == pin.backend else rule.backend}."
+
+    def _selected(self, component: Component, default: Rule | None) -> str | None:
+        """What vLLM's selector takes, where no rule about vLLM's default says the same, or knows the model better."""
+        selection = self.check.selection(component)
+        if selection is None or selection.takes is None:
+            return None
+        is_known = default is not None and ("family" in default.when.members or selection.takes in (default.backend, *default.alternatives))
+        return None if is_known else selection.takes
+
+    def _choose_selected(self, component: Component, backend: str) -> None:
+        self.chosen[component] = backend
+        reason = f"It is the vLLM default on {self.rule_input.architecture}."
+        source = f"vllm/platforms/cuda.py get_attn_backend_cls ({self.table.version}), run by hack/oracle"
+        self.choices.append(BackendChoice(component=component, backend=backend, chosen_by=ChosenBy.ENGINE, reason=reason, source=source))
 
     def _choose(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
         self.chosen[component] = backend

@@ -11,7 +11,9 @@ from vllm_operator.api.spec import Attention, Distribution
 from vllm_operator.catalog.backends import Invocation, Kernel
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import RulesOfVersion
+from vllm_operator.catalog.selectors import Selection
 from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.attention import attention_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.text.wording import listed
 
@@ -123,6 +125,14 @@ class PinCheck:
         offered = sorted(name for name in working if any(way.setting(name, self.table) is not None for way in ways))
         if self._is_refused_by_flag(pin, ways):
             return f"vLLM {self.version.version} does not accept {pin.setting}. {pin.advice(offered)}"
+        selection = self.selection(pin.component)
+        if selection is not None and pin.backend in selection.accepts:
+            return None
+        if selection is not None and pin.backend in selection.refuses:
+            on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
+            accepted = sorted(name for name in selection.accepts if any(way.setting(name, self.table) is not None for way in ways))
+            reason = selection.refuses[pin.backend]
+            return f"vLLM {self.version.version} refuses {pin}{on}: {reason}. {pin.advice(accepted)}"
         if kernels.find(pin.component, pin.backend) is not None:
             if pin.backend in working:
                 return None
@@ -153,6 +163,11 @@ class PinCheck:
             f"`vllm-operator catalog gpus{architecture}` and `vllm-operator catalog versions {self.table.version}`."
         )
 
+    def selection(self, component: Component) -> Selection | None:
+        """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
+        cases = attention_cases(component, self.rule_input)
+        return self.rules.selectors.find(self.table.release, self.rule_input.architecture or "", cases)
+
     def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:
         """Whether the user gives a flag a value that this very version does not have."""
         taking = [way for way in ways if way.flag is not None and pin.setting is not None and pin.setting.startswith(f"{way.flag} ")]
@@ -167,7 +182,9 @@ class PinCheck:
 
     def _gap(self, pin: Pin, kernel: Kernel | None, chosen: dict[str, str]) -> str | None:
         """What is missing in the catalog about a pin."""
-        if kernel is None and not self._is_covered(pin, chosen):
+        selection = self.selection(pin.component)
+        answered = selection is not None and (pin.backend in selection.accepts or pin.backend in selection.refuses)
+        if kernel is None and not answered and not self._is_covered(pin, chosen):
             return "it has no entry for this backend"
         if not self.is_known_version:
             return f"it has no entry for this version, only for {self.table.version}"
@@ -175,7 +192,7 @@ class PinCheck:
             kernel and any("distribution" in when.members for when in kernel.works)
         ):
             return "it has no entry for nvLLM, only for vLLM"
-        if kernel is None:
+        if kernel is None or answered:
             return None
         possible = [when for when in kernel.works if when.possible(self.rule_input, chosen)]
         if any(when.holds(self.rule_input, chosen, {}) for when in possible):

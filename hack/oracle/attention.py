@@ -1,0 +1,175 @@
+"""Which attention backend vLLM takes, which it accepts, and why it refuses the others."""
+
+import contextlib
+import importlib
+import inspect
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
+PREFIX_HEADS = (128, 256)
+"""Of models that attend to images in both directions."""
+MLA_HEAD = 576
+CACHE_TYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
+QUERY_HEADS = (16, 128)
+"""Of a GPU, after tensor parallelism: selectors of sparse MLA ask whether there are at most 16."""
+ELSEWHERE = re.compile(r"^(ROCM|XPU|CPU|IPEX|HPU|PALLAS|TORCH_SDPA|NO_ATTENTION|CUSTOM|FLYDSL|RDNA)|_VLLM_V1$|^DUAL_CHUNK|^DIFFERENTIAL")
+"""Backends of other platforms, for encoders, or of the engine before V1."""
+OTHER_KIND = re.compile(r"(^|; )(non-)?(MLA|sparse) not supported")
+REFUSALS = re.compile(r"Reason: \[(.*)\]", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A layer that attends, as a selector sees it."""
+
+    kind: str
+    head_size: int = 128
+    cache: str = "auto"
+    query_heads: int = 32
+    sinks: bool = False
+    prefix: bool = False
+
+    @property
+    def name(self) -> str:
+        """How a table names it; `planning` names its own questions in the same way."""
+        if self.kind == "Dense":
+            marks = ("/sinks" if self.sinks else "") + ("/prefix" if self.prefix else "")
+            return f"Dense/{self.head_size}/{self.cache}{marks}"
+        return f"{self.kind}/{self.query_heads}/{self.cache}"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a selector says: the backend that it takes by itself (None: it raises), those that it accepts, and why not others.
+
+    Backends for another kind of attention are left out of `refuses`: why they do not fit needs no table.
+    """
+
+    takes: str | None
+    accepts: tuple[str, ...]
+    refuses: Mapping[str, str]
+
+
+def all_cases() -> Iterator[Case]:
+    for cache in CACHE_TYPES:
+        for head in DENSE_HEADS:
+            yield Case("Dense", head, cache)
+        for head in PREFIX_HEADS:
+            yield Case("Dense", head, cache, prefix=True)
+        yield Case("Dense", 64, cache, sinks=True)
+        for heads in QUERY_HEADS:
+            yield Case("MLA", MLA_HEAD, cache, heads)
+    for cache in ("auto", "fp8_ds_mla"):
+        for heads in QUERY_HEADS:
+            yield Case("SparseMLA", MLA_HEAD, cache, heads)
+
+
+class Selector:
+    """vLLM's selector in this process; see `Machine.boot`."""
+
+    def __init__(self) -> None:
+        import torch
+        from vllm.platforms import current_platform
+
+        self._select = current_platform.get_attn_backend_cls
+        self._asks = inspect.signature(self._select).parameters
+        self._torch = torch
+        self._platform = current_platform
+        self._backends = _backends()
+        self._names = {_path(backend): backend.name for backend in self._backends if _path(backend)}
+
+    def import_backends(self) -> None:
+        """Import the modules of all backends, which takes seconds; what cannot be imported is asked all the same."""
+        for backend in self._backends:
+            with contextlib.suppress(Exception):
+                backend.get_class()
+
+    def answer_all(self) -> dict[str, Answer]:
+        """Answer for every case, by its name."""
+        from vllm.config import VllmConfig, set_current_vllm_config
+
+        with set_current_vllm_config(VllmConfig()):
+            return {case.name: self._answer(case) for case in all_cases()}
+
+    def _answer(self, case: Case) -> Answer:
+        accepts, refuses = [], {}
+        for backend in self._backends:
+            if ELSEWHERE.search(backend.name):
+                continue
+            try:
+                self._ask(backend, case)
+                accepts.append(backend.name)
+            except Exception as error:
+                reason = _reason(error)
+                if not OTHER_KIND.search(reason):
+                    refuses[backend.name] = reason
+        try:
+            path = self._ask(None, case)
+            takes = self._names.get(path, path.rpartition(".")[2])
+        except Exception:
+            takes = None
+        return Answer(takes, tuple(accepts), refuses)
+
+    def _ask(self, backend: Any, case: Case) -> str:
+        known = {
+            "head_size": case.head_size,
+            "dtype": self._torch.bfloat16 if self._platform.has_device_capability(80) else self._torch.float16,
+            "kv_cache_dtype": case.cache,
+            "block_size": None,
+            "use_mla": case.kind != "Dense",
+            "use_sparse": case.kind == "SparseMLA",
+            "has_sink": case.sinks,
+            "use_mm_prefix": case.prefix,
+            "use_v1": True,
+        }
+        given: dict[str, Any]
+        if "attn_selector_config" in self._asks:
+            config = _configuration()
+            given = {"attn_selector_config": config(**{name: value for name, value in known.items() if name in config._fields})}
+        else:
+            given = {name: value for name, value in (known | {"block_size": 16}).items() if name in self._asks}
+        if "num_heads" in self._asks:
+            given["num_heads"] = case.query_heads
+        return str(self._select(backend, **given))
+
+
+def _configuration() -> Any:
+    for module in ("vllm.v1.attention.selector", "vllm.attention.selector"):
+        try:
+            return importlib.import_module(module).AttentionSelectorConfig
+        except ModuleNotFoundError:
+            continue
+    raise LookupError("this vLLM has no AttentionSelectorConfig where it is looked for")
+
+
+def _backends() -> list[Any]:
+    places = (
+        ("vllm.v1.attention.backends.registry", "AttentionBackendEnum"),
+        ("vllm.attention.backends.registry", "AttentionBackendEnum"),
+        ("vllm.attention.backends.registry", "_Backend"),
+        ("vllm.platforms.interface", "_Backend"),
+    )
+    for module, name in places:
+        try:
+            return list(getattr(importlib.import_module(module), name))
+        except (ModuleNotFoundError, AttributeError):
+            continue
+    raise LookupError("this vLLM has no list of attention backends where it is looked for")
+
+
+def _path(backend: Any) -> str | None:
+    try:
+        return str(backend.get_path())
+    except (AttributeError, ValueError):
+        return None
+
+
+def _reason(error: Exception) -> str:
+    """The selector's own reasons, without the names around them."""
+    text = " ".join(str(error).split())
+    found = REFUSALS.search(text)
+    reasons = re.findall(r"'([^']*)'|\"([^\"]*)\"", found[1]) if found else []
+    return "; ".join(one or other for one, other in reasons) or f"{type(error).__name__}: {text}"[:300]

@@ -1,0 +1,170 @@
+"""A machine with GPUs that are made up, for vLLM in this process. Nothing of it can be undone: one process, one vLLM."""
+
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from oracle.text_packages import TextPackages
+
+EXTENSIONS = (
+    "vllm._C",
+    "vllm._C_stable_libtorch",
+    "vllm._moe_C",
+    "vllm._flashmla_C",
+    "vllm._flashmla_extension_C",
+    "vllm._qutlass_C",
+    "vllm._deepselect_C",
+    "vllm._version",
+    "vllm.cumem_allocator",
+    "vllm.vllm_flash_attn._vllm_fa2_C",
+    "vllm.vllm_flash_attn._vllm_fa3_C",
+)
+"""What a wheel holds besides Python; the images are built with all of it."""
+IN_THE_IMAGE = (
+    "deep_gemm",
+    "xgrammar",
+    "outlines",
+    "outlines_core",
+    "llguidance",
+    "tilelang",
+    "quack",
+    "cv2",
+    "numba",
+    "torchvision",
+    "cutlass",
+)
+"""Packages of the official images that the selectors import and do not ask anything."""
+GIB = 2**30
+
+
+def _from(capability: int) -> Callable[[int], bool]:
+    return lambda asked: asked >= capability
+
+
+PREDICATES: Mapping[str, Callable[[int], bool]] = {
+    # csrc/quantization/w8a8/cutlass/scaled_mm_entry.cu, built for CUDA 12.8 and newer
+    "cutlass_scaled_mm_supports_fp8": _from(89),
+    "cutlass_scaled_mm_supports_block_fp8": _from(90),
+    "cutlass_group_gemm_supported": lambda asked: 90 <= asked < 110,
+    # csrc/quantization/fp4/nvfp4_scaled_mm_entry.cu
+    "cutlass_scaled_mm_supports_fp4": lambda asked: 100 <= asked < 130,
+    # csrc/sparse/cutlass/sparse_scaled_mm_entry.cu
+    "cutlass_sparse_scaled_mm_supported": lambda asked: asked == 90,
+}
+"""Functions of vLLM's extensions that selectors ask, with what their C++ sources answer."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """What is made up.
+
+    Attributes:
+        capability: Compute capability, such as (9, 0); see `become`.
+        memory: Memory of a GPU, in bytes.
+        cuda: The CUDA version of the image.
+    """
+
+    capability: tuple[int, int]
+    memory: int = 140 * GIB
+    cuda: str = "13.0"
+
+    def boot(self, vllm: Path, flashinfer: Path) -> None:
+        """Make this process one that runs on such a machine, with vLLM out of a folder.
+
+        Args:
+            vllm: A folder with the Python files of a wheel.
+            flashinfer: A folder with the Python files of the FlashInfer that this vLLM needs.
+        """
+        os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cuda", "VLLM_HAS_FLASHINFER_CUBIN": "1"}
+        sys.path.insert(0, str(vllm))
+        TextPackages([flashinfer], ["flashinfer"], (*EXTENSIONS, *IN_THE_IMAGE)).install()
+        self._make_up_cuda()
+        _make_up_operators()
+        self._make_up_platform()
+
+    def become(self, capability: tuple[int, int]) -> None:
+        """Have other GPUs from now on, and forget what vLLM found out about those before."""
+        self.capability = capability
+        for function in gc.get_objects():
+            if type(function) is functools._lru_cache_wrapper and function.__module__.startswith("vllm"):
+                function.cache_clear()
+
+    def _properties(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            major=self.capability[0],
+            minor=self.capability[1],
+            name="NVIDIA",
+            total_memory=self.memory,
+            multi_processor_count=132,
+            warp_size=32,
+            max_threads_per_multi_processor=2048,
+            shared_memory_per_block_optin=232448,
+            is_integrated=0,
+            L2_cache_size=50 * 2**20,
+            gcnArchName="",
+        )
+
+    def _make_up_cuda(self) -> None:
+        import torch
+        from torch.overrides import TorchFunctionMode
+
+        class NoDevice(TorchFunctionMode):  # type: ignore[misc]  # PyTorch is not in the environment of mypy
+            """Makes tensors that belong on a GPU without storage."""
+
+            def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+                kwargs = dict(kwargs or {})
+                if "cuda" in str(kwargs.get("device")):
+                    kwargs["device"] = "meta"
+                return func(*args, **kwargs)
+
+        answers: dict[str, Callable[[], Any]] = {
+            "is_available": lambda: True,
+            "device_count": lambda: 8,
+            "current_device": lambda: 0,
+            "get_device_capability": lambda: self.capability,
+            "get_device_name": lambda: "NVIDIA",
+            "get_device_properties": self._properties,
+            "_lazy_init": lambda: None,
+        }
+        for name, answer in answers.items():
+            setattr(torch.cuda, name, lambda *args, answer=answer, **kwargs: answer())
+        torch.version.cuda = self.cuda
+        NoDevice().__enter__()  # until this process ends
+
+    def _make_up_platform(self) -> None:
+        import vllm.platforms as platforms
+        from vllm.platforms.cuda import CudaPlatformBase
+        from vllm.platforms.interface import DeviceCapability
+
+        answers: dict[str, Callable[[], Any]] = {
+            "get_device_capability": lambda: DeviceCapability(*self.capability),
+            "get_device_name": lambda: "NVIDIA",
+            "get_device_total_memory": lambda: self.memory,
+            "is_fully_connected": lambda: True,
+            "log_warnings": lambda: None,
+        }
+        methods = {name: classmethod(lambda cls, *args, answer=answer, **kwargs: answer()) for name, answer in answers.items()}
+        platforms._current_platform = type("MadeUpPlatform", (CudaPlatformBase,), methods)()
+
+
+def _make_up_operators() -> None:
+    """Answer for the predicates of vLLM's extensions; any other operator of theirs is absent, and asking for it is an error."""
+    from torch import _ops
+
+    look = _ops._OpNamespace.__getattr__
+
+    def find(namespace: Any, name: str) -> Any:
+        try:
+            return look(namespace, name)
+        except AttributeError:
+            if name in PREDICATES:
+                return PREDICATES[name]
+            raise
+
+    _ops._OpNamespace.__getattr__ = find

@@ -1,0 +1,83 @@
+"""The answers of many versions as one table of the catalog. What is equal is written once, so that a version costs little."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+Answers = Mapping[str, Mapping[str, Any]]
+"""The answers on one architecture, by the name of the case; see `attention.Answer`."""
+OF_THE_MACHINE = re.compile(
+    r"^(Attribute|Name|Type|Import)Error|failed to import|requires FlashInfer with|was built without|None of the modules"
+)
+"""Refusals that come from the made-up machine and not from the selector: that package is known by its text only, or an extension
+is not there. Such a backend is neither accepted nor refused, and which backend the selector takes is then unknown."""
+
+
+def merge(versions: Mapping[str, Mapping[str, Answers]]) -> dict[str, Any]:
+    """Make one table.
+
+    Args:
+        versions: The answers by version and architecture.
+    """
+    reasons, answers, cases = _Numbered(), _Numbered(), _Numbered()
+    placed: dict[str, dict[str, int]] = {}
+    for version in sorted(versions, key=_release):
+        placed[version] = {}
+        for architecture, found in sorted(versions[version].items(), key=lambda item: int(item[0].removeprefix("sm_"))):
+            table = {name: answers.number(_compact(answer, reasons)) for name, answer in sorted(found.items())}
+            placed[version][architecture] = cases.number(table)
+    return {"reasons": reasons.values, "answers": answers.values, "cases": cases.values, "versions": placed}
+
+
+def expand(table: Mapping[str, Any]) -> dict[str, dict[str, Answers]]:
+    """The answers by version and architecture, out of a table."""
+
+    def answer(number: int) -> dict[str, Any]:
+        compact: dict[str, Any] = table["answers"][number]
+        return compact | {"refuses": {name: table["reasons"][reason] for name, reason in compact["refuses"].items()}}
+
+    cases = [{name: answer(number) for name, number in found.items()} for found in table["cases"]]
+    return {version: {gpu: cases[place] for gpu, place in placed.items()} for version, placed in table["versions"].items()}
+
+
+def write(table: Mapping[str, Any], path: Path) -> None:
+    """Write one value a line, so that a new version is a small difference."""
+    parts = []
+    for key, value in table.items():
+        if isinstance(value, list):
+            lines = ",\n".join(f"    {json.dumps(item)}" for item in value)
+            parts.append(f"  {json.dumps(key)}: [\n{lines}\n  ]")
+        else:
+            lines = ",\n".join(f"    {json.dumps(name)}: {json.dumps(item)}" for name, item in value.items())
+            parts.append(f"  {json.dumps(key)}: {{\n{lines}\n  }}")
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
+
+
+def _compact(answer: Mapping[str, Any], reasons: "_Numbered") -> dict[str, Any]:
+    refused = {name: text for name, text in sorted(answer["refuses"].items()) if not OF_THE_MACHINE.search(text)}
+    return {
+        "takes": answer["takes"] if len(refused) == len(answer["refuses"]) else None,
+        "accepts": sorted(answer["accepts"]),
+        "refuses": {name: reasons.number(text) for name, text in refused.items()},
+    }
+
+
+def _release(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split("."))
+
+
+class _Numbered:
+    """Values in the order in which they came, each once."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._numbers: dict[str, int] = {}
+
+    def number(self, value: Any) -> int:
+        key = json.dumps(value, sort_keys=True)
+        if key not in self._numbers:
+            self._numbers[key] = len(self.values)
+            self.values.append(value)
+        return self._numbers[key]

@@ -1,0 +1,93 @@
+"""What vLLM's own selectors answer, by version, architecture and the layer that they are asked about.
+
+The table was made by running the selectors of each version on a made-up machine of each architecture (`hack/oracle`). It
+decides which backend the engine takes by itself and which pins it accepts. Rules explain and advise; where a rule and the
+table disagree, the table is right.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.versions import Release, parse_release
+
+ATTENTION = "selectors/attention.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a selector answers for one layer.
+
+    Attributes:
+        takes: The backend that it takes by itself; None if it raises, because none fits, or if that is unknown.
+        accepts: The backends that it accepts when asked for them.
+        refuses: The backends that it refuses, each with the selector's own reason.
+    """
+
+    takes: str | None
+    accepts: tuple[str, ...]
+    refuses: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Selectors:
+    """The answers of all versions.
+
+    Attributes:
+        selections: All different answers.
+        cases: Tables of answers: the place in `selections` by the name of the case, such as `Dense/128/auto`.
+        versions: The place in `cases` by version and architecture.
+    """
+
+    selections: Sequence[Selection]
+    cases: Sequence[Mapping[str, int]]
+    versions: Mapping[Release, Mapping[str, int]]
+
+    def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        """Return the answer for a layer; None if that version, architecture or one of the cases was not asked.
+
+        Args:
+            release: The vLLM version.
+            architecture: Such as sm_90.
+            cases: The cases that the layer may be, the likeliest first. Of several, the first decides which backend is
+                taken; a backend is accepted if one of them accepts it.
+        """
+        place = self.versions.get(release, {}).get(architecture)
+        if place is None or not cases or any(case not in self.cases[place] for case in cases):
+            return None
+        found = [self.selections[self.cases[place][case]] for case in cases]
+        accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
+        refuses = {name: text for name, text in found[0].refuses.items() if all(name in selection.refuses for selection in found)}
+        return Selection(found[0].takes, accepts, refuses)
+
+
+def parse_selectors(written: Mapping[str, Any]) -> Selectors:
+    """Read a table as `hack/oracle` writes it.
+
+    Raises:
+        ValueError: A key is not a version.
+    """
+    reasons: Sequence[str] = written["reasons"]
+    selections = tuple(
+        Selection(entry["takes"], tuple(entry["accepts"]), {name: reasons[number] for name, number in entry["refuses"].items()})
+        for entry in written["answers"]
+    )
+    versions = {}
+    for version, architectures in written["versions"].items():
+        release = parse_release(version)
+        if release is None:
+            raise ValueError(f"{ATTENTION}: {version!r} is not a version")
+        versions[release] = architectures
+    return Selectors(selections, tuple(written["cases"]), versions)
+
+
+NO_SELECTORS = Selectors((), (), {})
+"""Nothing was asked."""
+
+
+@cache
+def load_selectors() -> Selectors:
+    """Read the table of attention selectors that ships with the operator."""
+    return parse_selectors(read_data(ATTENTION))

@@ -1,0 +1,81 @@
+"""The parts of hack/oracle that need no PyTorch: packages known by their text, and the table of answers."""
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from oracle.tables import expand, merge, write
+from oracle.text_packages import TextPackages, names_of
+
+SOURCE = """
+import os
+from typing import Any as Anything
+if True:
+    from there import here
+try:
+    LIMIT: int = 1
+except ImportError:
+    LIMIT = first = 2
+def run(): pass
+class Wrapper: pass
+"""
+
+
+def test_the_names_of_a_module_are_those_that_it_defines_or_imports() -> None:
+    assert names_of(SOURCE) == {"os", "Anything", "here", "LIMIT", "first", "run", "Wrapper"}
+
+
+@pytest.fixture
+def kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "textual_kernels/deep").mkdir(parents=True)
+    (tmp_path / "textual_kernels/__init__.py").write_text("raise RuntimeError('it runs')\ndef attend(): pass\n")
+    (tmp_path / "textual_kernels/deep/__init__.py").write_text("")
+    (tmp_path / "textual_kernels/deep/gemm.py").write_text("class Wrapper: pass\n")
+    finder = TextPackages([tmp_path], ["textual_kernels"], ["textual_extension"])
+    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+@pytest.mark.usefixtures("kernels")
+def test_a_package_known_by_its_text_has_its_names_and_does_not_run() -> None:
+    package = importlib.import_module("textual_kernels")
+    assert hasattr(package, "attend")
+    assert not hasattr(package, "detach")
+    assert isinstance(importlib.import_module("textual_kernels.deep.gemm").Wrapper, type)
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("name", ["textual_kernels.absent", "textual_other"])
+def test_a_module_without_text_is_not_there(name: str) -> None:
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module(name)
+
+
+@pytest.mark.usefixtures("kernels")
+def test_an_extension_has_every_name() -> None:
+    assert callable(importlib.import_module("textual_extension").anything)
+
+
+def answer(takes: str | None = "FLASH_ATTN", **refuses: str) -> dict[str, Any]:
+    return {"takes": takes, "accepts": ["FLASH_ATTN"], "refuses": refuses}
+
+
+def test_equal_answers_are_written_once_and_read_back(tmp_path: Path) -> None:
+    found = {version: {"sm_90": {"Dense/128/auto": answer(FLASHMLA="too old")}} for version in ("0.9.0", "0.20.1", "0.20.2")}
+    table = merge(found)
+    assert [len(table[part]) for part in ("reasons", "answers", "cases")] == [1, 1, 1]
+    write(table, tmp_path / "table.json")
+    assert expand(json.loads((tmp_path / "table.json").read_text())) == found
+    assert list(table["versions"]) == ["0.9.0", "0.20.1", "0.20.2"]
+
+
+@pytest.mark.parametrize(
+    "reason", ["ImportError", "AttributeError: no rotary_embedding", "FA4 cute-DSL entry point failed to import", "x was built without y"]
+)
+def test_what_comes_from_the_made_up_machine_is_no_answer(reason: str) -> None:
+    [compact] = merge({"0.20.1": {"sm_90": {"Dense/128/auto": answer(FLASHINFER=reason, FLASHMLA="too old")}}})["answers"]
+    assert compact == {"takes": None, "accepts": ["FLASH_ATTN"], "refuses": {"FLASHMLA": 0}}

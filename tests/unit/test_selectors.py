@@ -1,0 +1,95 @@
+"""vLLM's own answers decide which attention backend is expected, and which pins are refused."""
+
+from typing import Any
+
+import pytest
+
+from vllm_operator.api.plan import ChosenBy
+from vllm_operator.api.spec import BackendsSpec, Distribution
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.catalog.rule_matching import Component, RuleInput
+from vllm_operator.catalog.selectors import load_selectors
+from vllm_operator.planning.engine.attention import attention_cases
+from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
+from vllm_operator.planning.engine.version import ResolvedVersion
+
+
+def choose(version: str, architecture: str, facts: dict[str, Any], pin: str | None = None) -> BackendDecision:
+    catalog = load_catalog()
+    table = catalog.versions.resolve(version).table
+    assert table is not None
+    rule_input = RuleInput(release=table.release, architecture=architecture, **{"attention": "GQA", "quantization": "BF16", **facts})
+    backends = BackendsSpec(attention=pin) if pin else None
+    return choose_backends(ResolvedVersion(version, table, "an image"), rule_input, catalog.rules, backends)
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "facts", "expected"),
+    [
+        ("0.11.2", "sm_75", {}, "FLASHINFER"),
+        ("0.12.0", "sm_75", {"family": "gpt-oss"}, "TRITON_ATTN"),
+        ("0.11.2", "sm_89", {"family": "gpt-oss"}, "TRITON_ATTN"),
+        ("0.20.2", "sm_110", {}, "FLASH_ATTN"),
+        ("0.20.2", "sm_110", {"attention": "MLA"}, "TRITON_MLA"),
+        ("0.11.2", "sm_90", {"attention": "MLA", "heads_per_rank": 16}, "FLASH_ATTN_MLA"),
+        ("0.20.2", "sm_90", {}, "FLASH_ATTN"),
+    ],
+)
+def test_the_backend_that_vllm_takes_is_expected(version: str, architecture: str, facts: dict[str, Any], expected: str) -> None:
+    components = (Component.ATTENTION, Component.MLA_DECODE)
+    [choice] = [choice for choice in choose(version, architecture, facts).choices if choice.component in components]
+    assert (choice.backend, choice.chosen_by) == (expected, ChosenBy.ENGINE)
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "attention", "pin", "words"),
+    [
+        ("0.33.0", "sm_90", "MLA", "CUTLASS_MLA", "vLLM 0.33.0 refuses attention backend CUTLASS_MLA on sm_90: compute capability not"),
+        ("0.26.0", "sm_100", "MLA", "FLASHMLA", "FlashMLA Dense is only supported on Hopper devices."),
+        ("0.26.0", "sm_75", "GQA", "FLASH_ATTN", "compute capability not supported"),
+    ],
+)
+def test_a_pin_that_the_selector_refuses_is_refused_with_its_reason(
+    version: str, architecture: str, attention: str, pin: str, words: str
+) -> None:
+    refusal = choose(version, architecture, {"attention": attention}, pin).refusal
+    assert refusal is not None
+    assert words in refusal.message
+    assert "Set spec.backends.attention to " in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "attention", "pin"),
+    [
+        ("0.26.0", "sm_90", "GQA", "TRITON_ATTN"),
+        ("0.26.0", "sm_100", "MLA", "TRITON_MLA"),
+        ("0.33.0", "sm_90", "GQA", "FLEX_ATTENTION"),
+    ],
+)
+def test_a_pin_that_the_selector_accepts_is_planned_without_a_note(version: str, architecture: str, attention: str, pin: str) -> None:
+    decision = choose(version, architecture, {"attention": attention}, pin)
+    assert decision.refusal is None
+    assert [note for note in decision.notes if pin in note.text] == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ({"attention": "GQA", "family": "gpt-oss"}, ("Dense/64/auto/sinks",)),
+        ({"attention": "MLA", "heads_per_rank": 16}, ("MLA/16/auto",)),
+        ({"attention": "MLA", "heads_per_rank": 128, "arguments": {"--kv-cache-dtype": "fp8"}}, ("MLA/128/fp8_e4m3",)),
+        ({"attention": "GQA", "arguments": {"--kv-cache-dtype": "nvfp4"}}, ()),
+        ({"attention": "GQA", "arguments": {"--block-size": "64"}}, ()),
+        ({"attention": "GQA", "distribution": Distribution.NVLLM}, ()),
+        ({}, ()),
+    ],
+)
+def test_a_question_that_was_not_asked_has_no_answer(facts: dict[str, Any], expected: tuple[str, ...]) -> None:
+    component = Component.MLA_DECODE if facts.get("attention") == "MLA" else Component.ATTENTION
+    assert tuple(attention_cases(component, RuleInput(release=(0, 20, 1), **facts))) == expected
+
+
+def test_every_known_version_was_asked() -> None:
+    known = {table.release for table in load_catalog().versions.tables}
+    # 0.11.0 checks no pin before it loads the backend; the wheel of 0.21.0 is not in the index
+    assert known - load_selectors().versions.keys() == {(0, 11, 0), (0, 21, 0)}
