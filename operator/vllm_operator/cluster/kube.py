@@ -24,6 +24,7 @@ from vllm_operator import __version__
 from vllm_operator.cluster.client import (
     ACCESS_REVIEW,
     POD,
+    REVISION,
     ClusterError,
     Conflict,
     Invalid,
@@ -148,7 +149,13 @@ class KubeClient:
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
         kind = kind_of(manifest)
-        return await self._call("POST", kind.path(manifest["metadata"].get("namespace")), kind, body=manifest)
+        path = kind.path(manifest["metadata"].get("namespace"))
+        if kind == REVISION:
+            # The API server keeps the data of a ControllerRevision as it was sent, byte by byte, but writes it in Go's form (sorted keys,
+            # Go's escapes) at each later change of the metadata, and then refuses the change because the data differs. What is sent
+            # as YAML it converts to that form at once.
+            return await self._call("POST", path, kind, body=json.dumps(manifest), content_type="application/yaml")
+        return await self._call("POST", path, kind, body=manifest)
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
         """Delete an object in the background."""
