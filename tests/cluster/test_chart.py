@@ -156,7 +156,7 @@ async def test_every_example_is_served_through_the_installed_chart(release: Rele
             assert condition(resource, "Accepted")["status"] == "True", name
             if resource["spec"].get("accelerator", {}).get("allocation") == "DRA":
                 # no node here publishes devices
-                assert "Install NVIDIA's DRA driver" in condition(resource, "Planned")["message"]
+                assert "Install the NVIDIA DRA driver" in condition(resource, "Planned")["message"]
             else:
                 assert condition(resource, "Planned")["status"] == "True", condition(resource, "Planned")["message"]
                 # an API server that enforces the permissions of owner references knows a new kind after some seconds
