@@ -266,7 +266,8 @@ class Run:
         name = random.choice(NAMES)
         keys = []
         for spec in (OUTDATED, {}):
-            await self._users.apply(name, spec)
+            # without priming: a Pod that fills the cache first may wait for a GPU, and the rollout for it, for five minutes
+            await self._users.apply(name, {**spec, "cache": {"priming": "Never"}})
             resource = await self._client.wait_for("VLLMDeployment", name, _serves, within=SETTLED_WITHIN)
             keys.append(resource["status"]["cache"]["key"])
         claim = await self._client.get("PersistentVolumeClaim", f"{name}-cache")
