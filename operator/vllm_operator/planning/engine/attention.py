@@ -30,12 +30,17 @@ COMPONENTS = {
 }
 
 
+def attention_component(rule_input: RuleInput) -> Component:
+    """The component that an attention backend of the user is for."""
+    return COMPONENTS[Attention(rule_input.attention)] if rule_input.attention else Component.ATTENTION
+
+
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
     """Name the cases that the model's layers may be, the likeliest first; none if the table cannot answer."""
     kind = Attention(rule_input.attention) if rule_input.attention else None
     cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
     other = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
-    if kind is None or COMPONENTS[kind] is not component or cache is None or other:
+    if kind is None or attention_component(rule_input) is not component or cache is None or other:
         return ()
     if component is Component.ATTENTION:
         if rule_input.family in FAMILIES_WITH_SINKS:

@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION
 from vllm_operator.api.plan import BackendChoice, ChosenBy, PlannedArgument, PlannedVariable
-from vllm_operator.api.spec import Attention, BackendsSpec
+from vllm_operator.api.spec import BackendsSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
 from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.attention import COMPONENTS, attention_component
 from vllm_operator.planning.engine.pins import FIELDS, LABELS, Pin, PinCheck
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.notes import Note
@@ -24,7 +25,6 @@ from vllm_operator.planning.outcome import Verdict
 
 AUTO = "auto"
 ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
-_ATTENTION = (Component.ATTENTION, Component.MLA_DECODE, Component.SPARSE_ATTENTION)
 _SETTING_LENGTH = 120
 """Characters of a user's flag or variable in a message."""
 
@@ -80,7 +80,7 @@ def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dic
     if backends is None:
         return {}
     named = {
-        _attention_of(rule_input): backends.attention,
+        attention_component(rule_input): backends.attention,
         Component.MLA_PREFILL: backends.mla_prefill,
         Component.GEMM: backends.gemm,
         Component.MOE: backends.moe,
@@ -88,12 +88,6 @@ def pinned_backends(backends: BackendsSpec | None, rule_input: RuleInput) -> dic
         Component.SAMPLER: backends.sampler,
     }
     return {component: name for component, name in named.items() if name is not None and name.lower() != AUTO}
-
-
-def _attention_of(rule_input: RuleInput) -> Component:
-    """The component that an attention backend of the user is for."""
-    kinds = {Attention.MLA.value: Component.MLA_DECODE, Attention.SPARSE_MLA.value: Component.SPARSE_ATTENTION}
-    return kinds.get(rule_input.attention or "", Component.ATTENTION)
 
 
 def _without_table(version: ResolvedVersion, pinned: Mapping[Component, str]) -> BackendDecision:
@@ -197,7 +191,7 @@ class _Choosing:
         """What the user pins for a component. A field of `spec.backends` beats a flag or variable."""
         if component in self.pinned:
             return Pin(component, canonical(self.pinned[component], ways))
-        if component in _ATTENTION and component is not _attention_of(self.rule_input):
+        if component in COMPONENTS.values() and component is not attention_component(self.rule_input):
             return None  # one flag is for all kinds of attention
         for way in ways:
             if asked := way.asked(self.rule_input, self.table):

@@ -122,21 +122,20 @@ class PinCheck:
         """Why a pinned backend is known not to work; None if nothing known speaks against it."""
         kernels = self.rules.kernels
         working = kernels.working(pin.component, self.rule_input, chosen)
-        offered = sorted(name for name in working if any(way.setting(name, self.table) is not None for way in ways))
+        offered = self._settable(working, ways)
+        on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
         if self._is_refused_by_flag(pin, ways):
             return f"vLLM {self.version.version} does not accept {pin.setting}. {pin.advice(offered)}"
         selection = self.selection(pin.component)
         if selection is not None and pin.backend in selection.accepts:
             return None
         if selection is not None and pin.backend in selection.refuses:
-            on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
-            accepted = sorted(name for name in selection.accepts if any(way.setting(name, self.table) is not None for way in ways))
             reason = selection.refuses[pin.backend]
-            return f"vLLM {self.version.version} refuses {pin}{on}: {reason}. {pin.advice(accepted)}"
+            advice = pin.advice(self._settable(selection.accepts, ways))
+            return f"vLLM {self.version.version} refuses {pin}{on}: {reason}. {advice}"
         if kernels.find(pin.component, pin.backend) is not None:
             if pin.backend in working:
                 return None
-            on = f" on {self.rule_input.architecture}" if self.rule_input.architecture else ""
             weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
             return f"{_capital(str(pin))} does not work with vLLM {self.version.version}{on}{weights}. {pin.advice(offered)}"
         if pin.component not in _KINDS or self.rule_input.attention is None:
@@ -162,6 +161,10 @@ class PinCheck:
             f"The catalog does not know {what}: {gap}. If the engine does not start, {_small(pin.advice())} For what is known, see "
             f"`vllm-operator catalog gpus{architecture}` and `vllm-operator catalog versions {self.table.version}`."
         )
+
+    def _settable(self, backends: Iterable[str], ways: tuple[Invocation, ...]) -> list[str]:
+        """Those of the backends that this version has a setting for."""
+        return sorted(name for name in backends if any(way.setting(name, self.table) is not None for way in ways))
 
     def selection(self, component: Component) -> Selection | None:
         """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
