@@ -43,7 +43,7 @@ from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
-from vllm_operator.runtime.leadership import Leadership
+from vllm_operator.runtime.leadership import Leadership, LeadershipLost
 from vllm_operator.runtime.log_output import configure, describe_end, handle_loop_error
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
@@ -245,8 +245,7 @@ class Operator:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not stop.is_set():
             ended = next(task for task in tasks if task in done)
-            failure = None if ended.cancelled() else ended.exception()
-            log.error("the task %r %s; the operator exits, to be started again", ended.get_name(), describe_end(ended), exc_info=failure)
+            _log_end(ended)
         log.info("stopping")
         if self._client.fence is not None:
             self._client.fence.close()
@@ -309,6 +308,15 @@ class Operator:
         if (seconds := self.queue.stalled_seconds()) > limit:
             return f"no key was handed out for {seconds:.0f} s although one is ready"
         return None
+
+
+def _log_end(task: asyncio.Task[object]) -> None:
+    """Log why the operator exits: a part of it has ended."""
+    failure = None if task.cancelled() else task.exception()
+    if isinstance(failure, LeadershipLost):  # expected where two operators run, so the traceback of a bug would mislead
+        log.warning("%s. The operator exits, to be started again as a standby", failure)
+        return
+    log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)
 
 
 def _tune_garbage_collector() -> None:

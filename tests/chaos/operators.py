@@ -90,7 +90,7 @@ class Operators:
 
     def _has_lost_lease(self, operator: OperatorProcess) -> bool:
         log = operator.log[self._begin_at[operator] :]
-        return operator.process.returncode == LEASE_LOST and "was taken over; its holder is" in log
+        return operator.process.returncode == LEASE_LOST and "to be started again as a standby" in log
 
     async def _start(self, operator: OperatorProcess, *, new_pod: bool = False) -> None:
         if new_pod:

@@ -252,7 +252,7 @@ async def test_a_slip_in_the_pod_template_is_said_and_repaired(
     message = condition(seen, "Ready")["message"]
     assert words in message
     assert message.endswith("The refused field comes from spec.podTemplate. Correct it there.")
-    assert [event["reason"] for event in await served.events()].count("ApplyFailed") == 1
+    await served.wait_for_event("llama", "ApplyFailed")
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 
@@ -262,7 +262,7 @@ async def test_a_field_that_the_api_server_does_not_know_is_said_and_repaired(se
     await served.create(llama(served.namespace, podTemplate={"spec": {"tolerations": tolerations}}))
     seen = await served.wait_for("VLLMDeployment", "llama", has("Ready", "False", "InvalidSpec"))
     assert "podTemplate.spec.tolerations[0].effekt (did you mean effect?)" in condition(seen, "Ready")["message"]
-    assert [event["reason"] for event in await served.events()].count("InvalidSpec") == 1
+    await served.wait_for_event("llama", "InvalidSpec")
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 

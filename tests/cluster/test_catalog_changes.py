@@ -96,8 +96,8 @@ async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harm
         await operator.until_says("rule our-attention: when: 'moon' is not a field", within=60)
         assert await running(served) == before
         assert (await operator.fetch("/readyz"))[0] == 200
-        [event] = await served.events(name="rules")
-        assert (event["reason"], event["type"]) == ("RuleIgnored", "Warning")
+        event = await served.wait_for_event("rules", "RuleIgnored")
+        assert event["type"] == "Warning"
         await served.delete("ConfigMap", "rules")
         await served.wait_for("VLLMDeployment", "llama", has("Planned", "True", "Resolved"), within=60)
         assert await running(served) == before

@@ -151,7 +151,7 @@ async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
         log.exit()
     await sim.change(pod, crash_after="0.5")
     await cluster.wait_for("VLLMDeployment", "full", lambda it: "lastCrash" in it.get("status", {}), within=60)
-    [told] = [event for event in await cluster.events(name="full") if event["reason"] == "DiskFull"]
+    told = await cluster.wait_for_event("full", "DiskFull")
     await cluster.wait_for(
         "VLLMDeployment", "full", lambda it: "volume is full" in condition(it, "CacheWarm").get("message", ""), within=60
     )

@@ -64,7 +64,7 @@ async def test_the_labels_that_select_pods_are_kept_and_that_is_told(served: Clu
     pod = await the_pod(served)
     assert await label_of(served, "Pod", pod, INSTANCE) == "llama"
     assert await label_of(served, "Pod", pod, "app.kubernetes.io/part-of") == "shop"
-    [event] = [event for event in await served.events(name="llama") if event["reason"] == "FieldsIgnored"]
+    event = await served.wait_for_event("llama", "FieldsIgnored")
     assert event["type"] == "Warning"
 
 
@@ -173,7 +173,7 @@ async def test_fields_that_kubernetes_does_not_know_are_told(served: Cluster, op
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": None}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     assert condition(await served.get("VLLMDeployment", "llama"), "Accepted")["reason"] == "Valid"
-    [event] = [event for event in await served.events(name="llama") if event["reason"] == "InvalidSpec"]
+    event = await served.wait_for_event("llama", "InvalidSpec")
     assert SLIPS_TOLD[0] in event["message"]
 
 

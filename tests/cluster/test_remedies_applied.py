@@ -10,7 +10,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, RefusedError, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
-from support.stories import LOADING, RUNNING, TOO_LONG, arguments, in_order, own_events, story
+from support.stories import LOADING, RUNNING, TOO_LONG, arguments, in_order, own_events, wait_for_story
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -58,9 +58,8 @@ async def test_the_suggested_command_does_what_it_says(
     await served.create(llama(served.namespace, engine=engine))
     await crash(served, sim)
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("remediation") or {}).get("command"), within=40)
-    page = await story(served)
-    assert in_order(
-        page,
+    await wait_for_story(
+        served,
         "Ready=False MaxModelLenExceedsKvCache",
         "What to do: Lower --max-model-len to at most 5568",
         "status.remediation.command has a command for",
@@ -100,9 +99,8 @@ async def test_a_remedy_that_helps_is_applied_told_and_undone_with_the_spec(
     assert "args" not in (told["spec"].get("engine") or {})
     plan = await pinned_plan(served, told)
     assert all(argument["name"] != "--max-model-len" for argument in plan.get("args", []))
-    page = await story(served)
-    assert in_order(
-        page, "Crashed=False Recovered", "Warning MaxModelLenExceedsKvCache x1", "Normal RemedyApplied x1: Applied --max-model-len 5568"
+    await wait_for_story(
+        served, "Crashed=False Recovered", "Warning MaxModelLenExceedsKvCache x1", "Normal RemedyApplied x1: Applied --max-model-len 5568"
     )
     generation = deployment["metadata"]["generation"]
     await operator.kill()
@@ -139,8 +137,7 @@ async def test_a_remedy_that_does_not_help_is_not_tried_again(served: Cluster, s
         log.exit()
     await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("lastCrash") or {}).get("restarts") == 2, within=60)
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == deployment["metadata"]["generation"]
-    page = await story(served)
-    assert in_order(page, "Normal RemedyApplied x1", "Warning RemedyGaveUp x1")
+    await wait_for_story(served, "Normal RemedyApplied x1", "Warning RemedyGaveUp x1")
 
 
 async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
@@ -158,9 +155,8 @@ async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
     await served.wait_until_gone("Pod", pod)
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Stopped"), within=30)
     assert condition(told, "Crashed")["reason"] == "MaxModelLenExceedsKvCache"
-    page = await story(served)
-    assert in_order(
-        page,
+    await wait_for_story(
+        served,
         "Ready=False MaxModelLenExceedsKvCache",
         "The GPUs are free",
         "What to do:",

@@ -9,7 +9,7 @@ import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
-from support.stories import LOADING, RUNNING, in_order, own_events, story
+from support.stories import LOADING, RUNNING, in_order, own_events, story, wait_for_story
 from testenv.replay import read_recording
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
@@ -50,9 +50,8 @@ async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
     assert len(set(counted)) >= 3, counted
     await sim.change(pod, load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
-    page = await story(served)
-    assert in_order(
-        page, "Ready=True Serving: The replica serves model", "Starting=False Started", "Planned", "Started x1: The replica is ready"
+    await wait_for_story(
+        served, "Ready=True Serving: The replica serves model", "Starting=False Started", "Planned", "Started x1: The replica is ready"
     )
 
 
@@ -84,7 +83,7 @@ async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it
     await asyncio.sleep(2)
     events = await own_events(served)
     assert (events["StageCompleted"], events["Started"]) == (1, 1)
-    assert in_order(await story(served), "Normal StageCompleted x1", "warming up FlashInfer attention took 1 min 3", "Normal Started x1")
+    await wait_for_story(served, "Normal StageCompleted x1", "warming up FlashInfer attention took 1 min 3", "Normal Started x1")
 
 
 async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
@@ -92,9 +91,8 @@ async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Sim
     await served.create(llama(served.namespace))
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ImagePullFailed"))
     assert condition(told, "Ready")["reason"] == "ImagePullFailed"
-    page = await story(served)
-    assert in_order(
-        page,
+    await wait_for_story(
+        served,
         "Ready=False ImagePullFailed",
         "cannot pull image vllm/vllm-openai:v0.20.1",
         "Check spec.engine.image",
@@ -109,9 +107,8 @@ async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: C
     )
     told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Unschedulable"), within=40)
     assert "Insufficient nvidia.com/gpu" in condition(told, "Starting")["message"]
-    page = await story(served)
-    assert in_order(
-        page, "8 of 9 replicas are ready", "No node fits Pod", "Each replica needs", "Scale something down", "Warning Unschedulable x1"
+    await wait_for_story(
+        served, "8 of 9 replicas are ready", "No node fits Pod", "Each replica needs", "Scale something down", "Warning Unschedulable x1"
     )
     await served.patch("VLLMDeployment", "llama", {"spec": {"replicas": 8}})
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
@@ -119,9 +116,8 @@ async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: C
 
 async def test_a_stalled_start_is_reported_and_left_alone(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await stalled(served, sim, {"stallSeconds": 30})
-    page = await story(served)
-    assert in_order(
-        page,
+    await wait_for_story(
+        served,
         "Starting=False StartStalled",
         "stage: waiting for the readiness probe",
         "To start again with the caches filled so far, delete the Pod",
@@ -170,8 +166,7 @@ async def test_a_stalled_start_is_restarted_where_that_is_wished_and_not_for_eve
     await served.wait_until_gone("Pod", first)
     second = await the_running_pod(served)
     assert second != first
-    page = await story(served)
-    assert in_order(page, "Warning StartStalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
+    await wait_for_story(served, "Warning StartStalled x1", "The operator deletes the Pod", "Warning RestartedStalled x1")
     status = (await served.get("VLLMDeployment", "llama"))["status"]
     assert status["remediation"]["stalledPods"] == [first]
     await served.wait_for("VLLMDeployment", "llama", has("Starting", "True"))

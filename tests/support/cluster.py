@@ -233,6 +233,22 @@ class Cluster:
         found = [event for event in await self.list_all("Event") if not name or event["involvedObject"]["name"] == name]
         return sorted(found, key=lambda event: int(event["metadata"]["resourceVersion"]))
 
+    async def wait_for_event(self, name: str, reason: str, *, within: float = PATIENCE) -> Manifest:
+        """Returns the only Event about an object with this reason, once there is one: Events are written after the status.
+
+        Raises:
+            AssertionError: There are several, or there is none in time.
+        """
+        events: list[Manifest] = []
+        try:
+            async with asyncio.timeout(within):
+                while not (events := [event for event in await self.events(name=name) if event["reason"] == reason]):  # noqa: ASYNC110 - they are in the API server
+                    await asyncio.sleep(0.05)
+        except TimeoutError:
+            raise AssertionError(f"no Event {reason} about {name}: {await self.events(name=name)}") from None
+        assert len(events) == 1, events
+        return events[0]
+
     async def act_as(self, account: str, path: Path) -> Path:
         """Writes a kubeconfig that acts as a service account of the namespace, which is made if it is not there.
 

@@ -1,5 +1,6 @@
 """What `kubectl describe` tells of a VLLMDeployment on a real API server: its conditions and its events, as one page."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -31,6 +32,22 @@ async def story(cluster: Cluster, name: str = "llama") -> str:
         assert 0 < len(message) <= 500, line
         assert message.isprintable(), line
     return "\n".join(lines)
+
+
+async def wait_for_story(cluster: Cluster, *words: str, name: str = "llama", within: float = 10) -> str:
+    """Wait until these words come one after the other in the page, because Events are written after the status; return the page.
+
+    Raises:
+        AssertionError: They do not in time; shows the page.
+    """
+    page = ""
+    try:
+        async with asyncio.timeout(within):
+            while not in_order(page := await story(cluster, name), *words):  # noqa: ASYNC110 - they are in the API server
+                await asyncio.sleep(0.1)
+    except TimeoutError:
+        raise AssertionError(f"{words} are not in order in\n{page}") from None
+    return page
 
 
 async def own_events(cluster: Cluster, name: str = "llama") -> Mapping[str, int]:

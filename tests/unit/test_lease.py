@@ -146,7 +146,7 @@ async def test_a_process_that_stood_still_and_was_replaced_ends_without_a_write(
     assert not fence.is_open()
     world.cluster.edit(LEASE, "system", "vllm-operator", {"spec": held("two", None, NOW)})
     writes = len(world.cluster.writes)
-    with pytest.raises(LeadershipLost, match="its holder is two"):
+    with pytest.raises(LeadershipLost, match="two has taken the Lease"):
         await asyncio.wait_for(task, 5)
     assert len(world.cluster.writes) == writes
     assert not fence.is_open()

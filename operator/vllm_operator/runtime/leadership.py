@@ -211,8 +211,8 @@ class Leadership:
         record = read_lease(manifest)
         assert self._term is not None
         if (record.holder, record.acquired) != (self._term.holder, self._term.acquired):
-            holder = record.holder or "nobody"
-            raise LeadershipLost(f"the Lease {self._namespace}/{self._name} was taken over; its holder is {holder}")
+            taker = f"{record.holder} has taken" if record.holder else "another operator took, and then released,"
+            raise LeadershipLost(f"{taker} the Lease {self._namespace}/{self._name}")
         self._version = manifest["metadata"]["resourceVersion"]
 
     def _renewal(self) -> Manifest:
