@@ -119,8 +119,8 @@ async def test_a_crash_loop_is_one_event_that_counts_over_a_restart_of_the_opera
     assert sum((await own_events(served)).values()) > before
     mine = await served.wait_for_event("llama", "MaxModelLenExceedsKvCache")
     assert 3 <= mine["count"] <= times, "a run may end while nobody looks"
-    assert f"Pod {pod} crashed" in mine[0]["message"]
-    assert mine["firstTimestamp"] < mine[0]["lastTimestamp"]
+    assert f"Pod {pod} crashed" in mine["message"]
+    assert mine["firstTimestamp"] < mine["lastTimestamp"]
 
 
 async def test_a_container_killed_for_memory_is_named_so(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
