@@ -106,7 +106,7 @@ class StartTracker:
         """Read an error record or raw output that is no bar."""
         if level is None and self._is_banner(text, number):
             return
-        self.crashes.records = self.records
+        self.crashes.count(self.records)
         self.crashes.error(process, level, text, number)
 
     def _is_banner(self, text: str, number: int) -> bool:
@@ -134,7 +134,7 @@ class StartTracker:
         elif level == INFO and "throughput: " in text:
             self._meaning("Avg", text, number)
         if level == WARNING or word in _NOTICES or "NvFp4" in text:
-            self.crashes.records = self.records
+            self.crashes.count(self.records)
             self.crashes.record(level, text, number)
 
     def _meaning(self, word: str, text: str, number: int) -> bool:
@@ -212,12 +212,12 @@ class StartTracker:
 
     def state(self, lines: int) -> StartupState:
         """Return what the log has told while the process may still run. `lines` is the number of lines of the log."""
-        self.crashes.records = self.records
+        self.crashes.count(self.records)
         return self._state(self.crashes.crash(ended=False), lines)
 
     def final_state(self, lines: int) -> StartupState:
         """Return what the log has told if the process ended where the log ends."""
-        self.crashes.records = self.records
+        self.crashes.count(self.records)
         crash = self.crashes.crash(ended=True)
         if crash is None and self.timeline.stage is not Stage.READY:
             crash = self._earlier or (self.crashes.of_source_line(self._recent[0]) if lines == len(self._recent) == 1 else None)

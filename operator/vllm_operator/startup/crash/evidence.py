@@ -123,6 +123,7 @@ class Findings:
     `evidence`: by signature. The first exception that matches no signature is `unknown`, `echoed` if it only reports a failure elsewhere,
     or `quoted` if a record quotes its message. `beside`: an error of a program beside the engine. `survived` and `survived_unknown`:
     evidence of earlier stages. `failed`: a process has failed, at line `failed_at`, after `failed_records` records below ERROR.
+    `records`: the number of records below ERROR so far.
     """
 
     evidence: dict[str, Evidence] = field(default_factory=dict)
@@ -135,14 +136,17 @@ class Findings:
     failed: bool = False
     failed_at: int = 0
     failed_records: int = 0
+    records: int = 0
 
     def fresh(self) -> "Findings":
         """Return findings for the next stage."""
-        return Findings(survived=self.evidence or self.survived, survived_unknown=self.unknown or self.survived_unknown)
+        return Findings(
+            survived=self.evidence or self.survived, survived_unknown=self.unknown or self.survived_unknown, records=self.records
+        )
 
-    def fail(self, number: int, records: int) -> None:
-        """Note that a process has failed, at this line and after this number of records below ERROR."""
-        self.failed, self.failed_at, self.failed_records = True, number, records
+    def fail(self, number: int) -> None:
+        """Note that a process has failed, at this line."""
+        self.failed, self.failed_at, self.failed_records = True, number, self.records
 
     def keep(self, is_kept: Callable[[Evidence], bool]) -> None:
         """Forget all other evidence."""
@@ -162,61 +166,61 @@ class Findings:
         before = self.evidence.get(evidence.signature.id)
         return before is None or before.quality < evidence.quality
 
-    def root(self, records: int) -> Evidence | None:
-        """Return the error itself, if the log contains it. `records`: the number of records below ERROR so far."""
-        known = best(each for each in self._explaining(records) if not (each.weak or each.warned))
+    def root(self) -> Evidence | None:
+        """Return the error itself, if the log contains it."""
+        known = best(each for each in self._explaining() if not (each.weak or each.warned))
         unknown = self.unknown
-        counts = unknown is not None and self._counts(unknown, records) and not self._is_overruled(unknown, records)
+        counts = unknown is not None and self._counts(unknown) and not self._is_overruled(unknown)
         return known or (unknown if counts else None)
 
-    def cause(self, records: int, titled: Evidence | None) -> Evidence | None:
+    def cause(self, titled: Evidence | None) -> Evidence | None:
         """Return the best explanation. `titled`: the record that announces an error which the log does not contain."""
         return (
-            self.root(records)
-            or best(each for each in self._explaining(records) if each.weak or (each.warned and self.failed))
-            or self._ended_from_outside(records)
-            or self._just_before(records)
+            self.root()
+            or best(each for each in self._explaining() if each.weak or (each.warned and self.failed))
+            or self._ended_from_outside()
+            or self._just_before()
             or titled
             or self.quoted
             or self._fallback()
         )
 
-    def _explaining(self, records: int) -> Iterator[Evidence]:
+    def _explaining(self) -> Iterator[Evidence]:
         for each in self.evidence.values():
             fatal = each.signature is not None and each.signature.severity is Severity.FATAL and not each.signature.is_echo
-            if fatal and self._counts(each, records) and not self._is_overruled(each, records):
+            if fatal and self._counts(each) and not self._is_overruled(each):
                 yield each
 
-    def _counts(self, evidence: Evidence, records: int) -> bool:
+    def _counts(self, evidence: Evidence) -> bool:
         # Without a failure, an error that the engine survived by some records explains nothing.
-        return self.failed or records - evidence.records <= _RECORDS_AFTER
+        return self.failed or self.records - evidence.records <= _RECORDS_AFTER
 
-    def _ended_from_outside(self, records: int) -> Evidence | None:
+    def _ended_from_outside(self) -> Evidence | None:
         """Return the line that says that the failed process was ended from outside."""
-        return next((each for each in self.evidence.values() if each.overrules and self._counts(each, records)), None)
+        return next((each for each in self.evidence.values() if each.overrules and self._counts(each)), None)
 
-    def _is_overruled(self, evidence: Evidence, records: int) -> bool:
-        line = self._ended_from_outside(records)
+    def _is_overruled(self, evidence: Evidence) -> bool:
+        line = self._ended_from_outside()
         if line is None or evidence is line:
             return False
         is_named = evidence.signature is not None and evidence.signature.id in line.overrules
         return evidence.weak or is_named or evidence.number > line.number
 
-    def _just_before(self, records: int) -> Evidence | None:
+    def _just_before(self) -> Evidence | None:
         # Another process may log for a moment, so that the engine seems to have survived an error right before the failure.
         known = best(
             each
             for each in self.survived.values()
-            if self._failed_soon_after(each, records)
+            if self._failed_soon_after(each)
             and each.signature is not None
             and each.signature.severity is Severity.FATAL
             and not (each.signature.is_echo or each.weak or each.warned)
         )
         unknown = self.survived_unknown
-        return known or (unknown if unknown is not None and self.failed and self._failed_soon_after(unknown, records) else None)
+        return known or (unknown if unknown is not None and self.failed and self._failed_soon_after(unknown) else None)
 
-    def _failed_soon_after(self, evidence: Evidence, records: int) -> bool:
-        return (self.failed_records if self.failed else records) - evidence.records <= _RECORDS_AFTER
+    def _failed_soon_after(self, evidence: Evidence) -> bool:
+        return (self.failed_records if self.failed else self.records) - evidence.records <= _RECORDS_AFTER
 
     def _fallback(self) -> Evidence | None:
         echo = best(each for each in self.evidence.values() if each.signature is not None and each.signature.is_echo)

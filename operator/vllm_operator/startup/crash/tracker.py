@@ -63,19 +63,22 @@ class CrashTracker:
         self.notices: dict[str, Evidence] = {}
         self.stage = ""
         """Stage of the start, which the caller sets."""
-        self.records = 0
-        """Number of records below ERROR, which the caller counts."""
         self._ready = False
         self._stopping = False
         self.settings: dict[str, str] = {}
         """Settings of the engine that texts of signatures use. The caller adds them."""
+        self._found = Findings()
         self._reset()
 
     def _reset(self, findings: Findings | None = None) -> None:
-        self._found = findings or Findings()
+        self._found = findings or Findings(records=self._found.records)
         self._failure_at: int | None = None
         self._wrapped: tuple[str, str, int, int] | None = None
         self._only_death = False
+
+    def count(self, records: int) -> None:
+        """Note the number of records below ERROR so far."""
+        self._found.records = records
 
     @property
     def failed(self) -> bool:
@@ -96,7 +99,7 @@ class CrashTracker:
         """Note that the engine was told to stop. What it logs then is no crash, unless an error came before."""
         if not self._ready:
             return
-        orderly = self._only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root(self.records)
+        orderly = self._only_death and number - self._found.failed_at <= _SHUTDOWN_WINDOW and not self._found.root()
         if orderly or not self._found.failed:
             self._stopping = True
             self._reset()
@@ -218,7 +221,7 @@ class CrashTracker:
 
     def _fail(self, number: int, *, death: bool = False) -> None:
         if not self._found.failed:
-            self._found.fail(number, self.records)
+            self._found.fail(number)
             self._only_death = death
             if self._ready:
                 self._found.keep(lambda each: number - each.number < _SERVING_WINDOW)
@@ -287,7 +290,7 @@ class CrashTracker:
         """Return the crash, if the log shows one. `ended`: the process ended where the log ends."""
         if not self._found.failed and (self._ready or not ended or self._stopping or self.tracebacks.mention(CLIENTS)):
             return None
-        chosen = self._found.cause(self.records, self._titled() if ended else None)
+        chosen = self._found.cause(self._titled() if ended else None)
         return to_crash(chosen, self._facts()) if chosen is not None else None
 
     def of_source_line(self, raw: str) -> Crash | None:
@@ -339,7 +342,7 @@ class CrashTracker:
         provisional: bool = False,
     ) -> Evidence:
         bounded = tuple((name, value[:LINE_LIMIT]) for name, value in captures)
-        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, (), bounded, weak, warned, provisional, self.records)
+        evidence = Evidence(signature, text[: 2 * LINE_LIMIT], number, (), bounded, weak, warned, provisional, self._found.records)
         return self._with_frames(process, evidence)
 
     def _with_frames(self, process: str | None, evidence: Evidence) -> Evidence:
