@@ -20,7 +20,7 @@ KEY = "v0.20.1-sm_90-4f2a"
 
 DEEP_GEMM_CRASH = Crash(
     signature="MigUuidNotInteger",
-    cause="CUDA_VISIBLE_DEVICES holds a MIG UUID, and this vLLM release reads it as a list of numbers",
+    cause="CUDA_VISIBLE_DEVICES contains a MIG UUID, but this vLLM version accepts only device numbers",
     remedy="remove CUDA_VISIBLE_DEVICES from spec.engine.env; the device plugin gives the Pod its slice",
     reference="https://github.com/vllm-project/vllm/issues/41849",
     line="ValueError: invalid literal for int() with base 10: 'MIG-4cae0ba7-1f2c-5f9b-8b5e-0c6f7d0a9a11'",

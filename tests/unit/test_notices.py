@@ -95,7 +95,7 @@ def test_out_of_memory_while_serving_is_told_apart_from_weights_that_do_not_fit(
     assert loading.signature == serving.signature == "CudaOutOfMemory"
     assert "The weights do not fit" in str(loading.remedy)
     assert "weights fit" in str(serving.remedy)
-    assert "(it is 0.012)" in str(serving.remedy)
+    assert "(now 0.012)" in str(serving.remedy)
     assert "tensor" not in str(serving.remedy)
 
 
@@ -111,7 +111,7 @@ def test_a_share_of_the_gpu_that_is_too_small_is_named(asked: str) -> None:
     crash = crash_of(HEALTHY_START + asked + engine_failure("ValueError: No available memory for the cache blocks."))
 
     assert crash.signature == "NoKvCacheMemory"
-    assert "--gpu-memory-utilization 0.012 is the cause" in str(crash.remedy)
+    assert "Remove --gpu-memory-utilization 0.012 " in str(crash.remedy)
     assert "1.2 %" in crash.cause
 
 
@@ -125,8 +125,8 @@ def test_without_a_share_in_the_log_the_advice_is_general() -> None:
     ("stage", "says", "says_not"),
     [
         ("WeightLoad", "checkpoint", "MAX_JOBS"),
-        ("FlashInferWarmup", "MAX_JOBS=4", "serving"),
-        ("Ready", "serving takes more", "checkpoint"),
+        ("FlashInferWarmup", "MAX_JOBS=4", "Serving"),
+        ("Ready", "Serving needs more", "checkpoint"),
         ("", "checkpoint", "MAX_JOBS"),
     ],
 )
@@ -146,7 +146,7 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
     [
         (
             "ValueError: vLLM CUTLASS FP8 MoE backend is disabled for this configuration.",
-            "triton, which runs on every GPU that can do this, marlin",
+            "triton, which runs on every GPU that supports this type, marlin",
         ),
         ("ValueError: NVFP4 MoE backend TRITON does not support the deployment configuration.", "flashinfer_cutlass or flashinfer_trtllm"),
         (
@@ -154,7 +154,7 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
             "'cutlass', 'marlin'",
         ),
         ("NotImplementedError: DeepSeek V4 MegaMoE currently requires expert parallel. Enable it with x.", "--enable-expert-parallel"),
-        ("ValueError: RecoverSSM requires --mamba-backend triton", "Ask for triton instead"),
+        ("ValueError: RecoverSSM requires --mamba-backend triton", "Request triton instead"),
     ],
 )
 def test_a_refused_backend_is_told_with_what_can_be_asked_for(error: str, instead: str) -> None:

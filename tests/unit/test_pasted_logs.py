@@ -300,12 +300,12 @@ def test_what_is_indented_below_a_program_stays_so() -> None:
 @pytest.mark.parametrize(
     ("line", "cause"),
     [
-        ("OSError: llama-2-7b-chat does not appear to have a file named config.json.\n", "incomplete: config.json is missing."),
-        ("ImportError: cannot import name 'activation_ops' from 'vllm'\n", "This vLLM has no vllm.activation_ops: "),
-        ("ModuleNotFoundError: No module named 'vllm.entrypoints.serve.render'\n", "This vLLM has no vllm.entrypoints.serve.render: "),
+        ("OSError: llama-2-7b-chat does not appear to have a file named config.json.\n", "incomplete. It lacks config.json."),
+        ("ImportError: cannot import name 'activation_ops' from 'vllm'\n", "This vLLM has no vllm.activation_ops. "),
+        ("ModuleNotFoundError: No module named 'vllm.entrypoints.serve.render'\n", "This vLLM has no vllm.entrypoints.serve.render. "),
         (
             "```SSLError: host='huggingface.co' (Caused by SSLError(1, '[SSL: CERTIFICATE_VERIFY_FAILED]')))```\n",
-            "The Pod does not trust the certificate",
+            "The Pod does not trust the TLS certificate",
         ),
         ("ModuleNotFoundError: No module named 'cachetools'\n", "The image lacks the Python package cachetools."),
     ],

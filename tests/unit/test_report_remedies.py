@@ -13,7 +13,7 @@ from vllm_operator.status.report import Report
 X1 = ("vllm-a-x1", 0)
 CRASH = Crash(
     signature="MaxModelLenExceedsKvCache",
-    cause="One request of --max-model-len 131072 does not fit the KV cache",
+    cause="A request of --max-model-len 131072 tokens does not fit in the KV cache",
     remedy="Lower --max-model-len to at most 5568",
     reference=None,
     line="ValueError: ...",

@@ -109,13 +109,16 @@ def test_a_remedy_names_only_what_its_versions_know(name: str, change: Change) -
 
 @pytest.mark.parametrize("signature", [pytest.param(each, id=each.id) for each in KNOWLEDGE.signatures])
 def test_what_a_text_tells_to_set_exists_or_is_said_to_be_of_old_versions(signature: Signature) -> None:
+    rest = r"(?:[^.]|\.\d)*"  # of the sentence
     for name in NAMED.findall(f"{signature.cause} {signature.remedy}"):
         knowing = [
             table.version for table in VERSIONS.tables if (table.knows_flag if name.startswith("--") else table.knows_variable)(name)
         ]
         assert knowing, f"no vLLM knows {name}"
         is_said = re.search(
-            rf"{name}\S* ?\(?[^.]*(?:until|before|on 0\.|removed)|(?:before|on 0\.)[^.]*{name}|not force {name}", signature.remedy
+            rf"{name}\S* ?\(?{rest}(?:until|before|on 0\.|removed)|(?:before|on 0\.){rest}{name}|not set {name}",
+            signature.remedy,
+            re.IGNORECASE,
         )
         is_old = "0.2" not in signature.versions and "0.3" not in signature.versions and signature.versions != "all"
         assert VERSIONS.newest.version in knowing or is_said or is_old, f"{name} is gone since {knowing[-1]}, and the text does not say so"
