@@ -116,9 +116,9 @@ def conditions_reference() -> str:
     lines = [
         NOTE + "# Conditions\n",
         "`kubectl describe vllm NAME` shows the conditions in this order. `Ready` is the summary: it gives the reason and the message "
-        "of the problem that keeps the VLLMDeployment from serving as specified. Every condition except `Stalled` is set at the first "
-        "reconciliation, and has the generation of the spec that it is about. `Starting` and `Crashed` are normally False and `Stalled` is "
-        "normally absent; for all others, True is the good state. A message states the situation, then what you can do.\n",
+        "of the problem that keeps the VLLMDeployment from serving as specified. `Ready` and `Planned` are always set. Every other "
+        "condition is absent while it has nothing to report. `status.observedGeneration` is the generation of the spec that all "
+        "conditions are about. A message states the situation, then what you can do.\n",
         "| condition | True means |\n|---|---|",
     ]
     lines += [f"| `{type}` | {meaning[type]} |" for type in conditions.ORDER]

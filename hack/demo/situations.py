@@ -33,7 +33,6 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     """Compiled with visible progress, and serves."""
     seen = histories["deepseek"]
     yield from want_condition(seen, "Ready", "True")
-    yield from want_condition(seen, "Available", "True")
     yield from want_condition(seen, "Planned", "True", "Resolved")
     yield from want_condition(seen, "CacheWarm", "False", "Miss")
     plan = seen.status.get("pinnedPlan", {})
@@ -80,7 +79,6 @@ def check_crash(histories: dict[str, History]) -> Iterator[str]:
 def check_no_gpu(histories: dict[str, History]) -> Iterator[str]:
     """Names what was asked for, what there is, and what can be done."""
     seen = histories["llama"]
-    yield from want_condition(seen, "Accepted", "True")
     yield from want_condition(seen, "Planned", "False", "NoMatchingGPU")
     yield from want_condition(seen, "Ready", "False", "NoMatchingGPU")
     yield from want_words(seen, "Ready", "sm_103", "sm_90", "sm_100", "sm_120", "sm_121", "accelerator.architectures")

@@ -6,7 +6,7 @@ from typing import Any
 
 from support.cluster import Manifest, is_ready
 from vllm_operator.api import labels
-from vllm_operator.api.conditions import CRASHED, ORDER, READY, STALLED, Reason
+from vllm_operator.api.conditions import ACCEPTED, CRASHED, ORDER, PLANNED, READY, Reason
 from vllm_operator.catalog.signatures import load_signatures
 from vllm_operator.observation.knowledge import load_termination_rules
 
@@ -33,7 +33,7 @@ def _unexplained(resource: Manifest) -> Iterator[str]:
     if not conditions:
         return
     types = [condition["type"] for condition in conditions]
-    is_complete = types == [type for type in ORDER if type != STALLED or type in types]
+    is_complete = types == [type for type in ORDER if type in types] and {READY, PLANNED} <= set(types)
     if not is_complete and Reason.OPERATOR_FAILED not in [condition["reason"] for condition in conditions]:
         yield f"conditions are {types}"
     if (status.get("observedGeneration") or 0) > generation:
@@ -61,18 +61,21 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
     if not conditions:
         yield "there is none"
         return
-    told = {status.get("observedGeneration"), *(condition.get("observedGeneration") for condition in conditions.values())}
-    if told != {generation}:
-        yield f"it is about generations {told}, the newest is {generation}"
+
+    def is_condition(type: str, status: str) -> bool:
+        return type in conditions and conditions[type]["status"] == status
+
+    if status.get("observedGeneration") != generation:
+        yield f"it is about generation {status.get('observedGeneration')}, the newest is {generation}"
     serving = sum(is_ready(pod) and "deletionTimestamp" not in pod["metadata"] for pod in pods)
     if (status.get("readyReplicas") or 0) != serving:
         yield f"it tells of {status.get('readyReplicas')} ready replicas, {serving} Pods are Ready"
     wanted = resource["spec"].get("replicas", 1)
     if (conditions[READY]["status"] == "True") != (serving == wanted):
         yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
-    if serving == wanted and conditions[CRASHED]["status"] == "True":
+    if serving == wanted and is_condition(CRASHED, "True"):
         yield f"a crash is told although all Pods are Ready: {conditions[CRASHED]['message']}"
-    if (conditions["Accepted"]["status"], conditions["Planned"]["status"]) == ("False", "True"):
+    if is_condition(ACCEPTED, "False") and is_condition(PLANNED, "True"):
         yield "it is planned, but not accepted"
 
 

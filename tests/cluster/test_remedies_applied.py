@@ -153,7 +153,11 @@ async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
     await crash(served, sim)
     await served.wait_for("Deployment", "llama", lambda d: d["spec"]["replicas"] == 0, within=90)
     await served.wait_until_gone("Pod", pod)
-    told = await served.wait_for("VLLMDeployment", "llama", has("Starting", "False", "Stopped"), within=30)
+
+    def is_stopped(resource: Manifest) -> bool:
+        return bool(resource["status"].get("remediation", {}).get("state") == "Stopped")
+
+    told = await served.wait_for("VLLMDeployment", "llama", is_stopped, within=30)
     assert condition(told, "Crashed")["reason"] == "MaxModelLenExceedsKvCache"
     await wait_for_story(
         served,

@@ -106,6 +106,9 @@ async def test_twenty_objects_of_an_earlier_version_are_taken_over_without_a_rol
             now = await cluster.wait_for(labels.KIND, name, lambda r: "pinnedPlan" in r["status"] and "plan" not in r["status"])
             for field in ("status", "reason", "lastTransitionTime"):
                 assert condition(now, "Ready")[field] == condition(resource, "Ready")[field], "it did not serve all the time"
+            conditions = now["status"]["conditions"]
+            assert {found["type"] for found in conditions} <= {"Ready", "Planned", "CacheWarm"}, "what has nothing to report is absent"
+            assert not [found for found in conditions if "observedGeneration" in found]
             assert now["status"]["cache"].items() >= resource["status"]["cache"].items()
             revision = await cluster.get("ControllerRevision", now["status"]["pinnedPlan"]["revision"])
             assert (revision["revision"], revision["data"]) == (1, plan)

@@ -24,7 +24,6 @@ pytestmark = pytest.mark.skipif(find_binary("promtool") is None, reason="there i
 
 RULES = {rule["alert"]: rule for group in yaml.safe_load(ALERTS.read_text("utf-8"))["groups"] for rule in group["rules"]}
 OBJECT = {"namespace": o.NAMESPACE, "name": "vllm-a"}
-NOT_AVAILABLE = {**OBJECT, "type": "Available", "status": "False", "reason": "NotServing"}
 STALLED = {**OBJECT, "type": "Starting", "status": "False", "reason": "StartStalled"}
 X1 = ("vllm-a-x1", 0)
 Minute = Callable[[int], Observation]
@@ -108,7 +107,7 @@ def refused(minute: int) -> Observation:
 
 
 def serves_nothing(reason: str) -> dict[str, Sequence[Firing]]:
-    return {"VLLMDeploymentNotAvailable": [Firing(NOT_AVAILABLE, f"models/vllm-a serves nothing: {reason}.")]}
+    return {"VLLMDeploymentNotAvailable": [Firing(OBJECT, f"models/vllm-a serves nothing: {reason}.")]}
 
 
 def late(duration: str) -> dict[str, Sequence[Firing]]:

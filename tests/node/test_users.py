@@ -41,7 +41,7 @@ async def test_who_may_edit_a_namespace_creates_scales_describes_and_deletes(clu
     await kubectl.run("wait", "vllm/llama", "--for=condition=Ready", "--timeout=120s")
     assert "Serving" in await kubectl.run("get", "vllm")
     await kubectl.run("scale", "vllm/llama", "--replicas=0")
-    await cluster.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ScaledToZero"), within=60)
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True", "ScaledToZero"), within=60)
     page = await kubectl.run("describe", "vllm", "llama")
     assert all(word in page for word in ("ScaledToZero", "Backends:", "Events:", "Started"))
     await kubectl.run("delete", "vllm", "llama")
@@ -50,7 +50,7 @@ async def test_who_may_edit_a_namespace_creates_scales_describes_and_deletes(clu
 
 async def test_who_may_only_view_a_namespace_sees_and_changes_nothing(cluster: Cluster, tmp_path: Path) -> None:
     await cluster.create(model(cluster, spec={"replicas": 0}))
-    await cluster.wait_for("VLLMDeployment", "llama", has("Starting", "False", "ScaledToZero"), within=60)
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True", "ScaledToZero"), within=60)
     kubectl = await person(cluster, tmp_path, "view")
     assert "ScaledToZero" in await kubectl.run("describe", "vllm", "llama")
     for attempt in (["scale", "vllm/llama", "--replicas=1"], ["delete", "vllm", "llama"], ["label", "vllm", "llama", "a=b"]):

@@ -38,7 +38,7 @@ def stamp(seconds: float) -> str:
     return at(seconds).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def condition(type: str, status: str, seconds: float = -300, **more: str) -> dict[str, Any]:
+def condition(type: str, status: str, seconds: float = -300, **more: object) -> dict[str, Any]:
     return {"type": type, "status": status, "lastTransitionTime": stamp(seconds), **more}
 
 

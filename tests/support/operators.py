@@ -9,6 +9,7 @@ from typing import Any
 from support.fake_cluster import FakeCluster
 from support.gpus import real_node
 from vllm_operator.api import labels
+from vllm_operator.api.conditions import find_condition
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import CacheStatus, Condition, VLLMDeploymentStatus
@@ -122,6 +123,11 @@ class Bench:
 
     def condition(self, type: str, name: str = "llama") -> Condition:
         return next(condition for condition in self.status(name).conditions if condition.type == type)
+
+    def message(self, type: str, name: str = "llama") -> str:
+        """The message of a condition; empty if the condition is absent."""
+        found = find_condition(self.status(name).conditions, type)
+        return found.message if found is not None else ""
 
     def cache(self) -> CacheStatus:
         found = self.status().cache

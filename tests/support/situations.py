@@ -12,7 +12,7 @@ X1 = ("vllm-a-x1", 0)
 
 @dataclass(frozen=True)
 class Situation:
-    """What is observed; the condition and its status and reason; words in its message."""
+    """What is observed; the condition and its status and reason (empty if it is absent); words in its message."""
 
     observation: Observation
     condition: str
@@ -78,7 +78,7 @@ CRASHES = {
         o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-11))}), "Crashed", "True", "MigUuidNotInteger"
     ),
     "a crash that the log shows a moment before the container ends": Situation(
-        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-2))}), "Crashed", "False", "NoCrash"
+        o.observe(o.starting_pod(), states={X1: crashed_state(last_line_at=o.at(-2))}), "Crashed", "", ""
     ),
     "ended without an error": Situation(
         o.observe(o.crashed_pod(code=0, reason="Completed")), "Crashed", "True", "EndedWithoutError", ("spec.podTemplate",)

@@ -122,7 +122,7 @@ async def moved(bench: Bench, fleet: Fleet) -> None:
 async def test_a_tag_that_moves_is_told_and_moves_nothing_by_itself(bench: Bench, fleet: Fleet) -> None:
     await moved(bench, fleet)
     assert mounted(fleet) == BY_TAG
-    assert f"The tag of image {TAG} now points to" in bench.condition("CacheWarm").message
+    assert f"The tag of image {TAG} now points to" in bench.message("CacheWarm")
     assert fleet.annotations()[labels.IMAGE_ANNOTATION_PREFIX + BY_TAG] == f"{TAG}@{ONE} {TWO}"
     before = (fleet.deployment() or {})["spec"]["template"]
     await fleet.change(replicas=3)
@@ -135,7 +135,7 @@ async def test_a_new_plan_that_is_asked_for_takes_the_directory_of_the_new_image
     fleet.gone(fleet.pods()[0])
     await fleet.settle()
     assert mounted(fleet) == BY_TWO
-    assert "now points to" not in bench.condition("CacheWarm").message
+    assert "now points to" not in bench.message("CacheWarm")
     await serving(fleet, TWO)
     await fleet.change(replicas=2)
     assert mounted(fleet) == BY_TWO, "it stays there"

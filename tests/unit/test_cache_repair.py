@@ -59,7 +59,7 @@ async def test_a_damaged_cache_is_left_behind_and_the_next_start_is_clean(bench:
     assert (cache.generation, fleet.key() != damaged, volume(fleet)) == (1, True, fleet.key())
     assert [(entry.key, entry.signature) for entry in cache.quarantined or ()] == [(damaged, "TritonKernelImageInvalid")]
     assert fleet.annotations()[labels.QUARANTINED_ANNOTATION_PREFIX + damaged] == fleet.time()
-    assert damaged in bench.condition("CacheWarm").message
+    assert damaged in bench.message("CacheWarm")
     fleet.gone(pod)
     fleet.ready(fleet.start())
     await fleet.settle()
@@ -73,7 +73,7 @@ async def test_a_crash_with_empty_caches_is_not_blamed_on_them(bench: Bench, fle
     crash(fleet, pod, evidence=COLD)
     await fleet.settle()
     assert fleet.key() == key
-    assert "empty caches, so they are not the cause" in bench.condition("CacheWarm").message
+    assert "empty caches, so they are not the cause" in bench.message("CacheWarm")
 
 
 async def test_bytecode_that_a_full_volume_truncates_in_each_new_directory_is_replaced_until_there_is_room(
@@ -138,7 +138,7 @@ async def test_the_same_crash_with_new_caches_is_the_drivers(bench: Bench, fleet
         bench.pass_time(60)
         await fleet.settle()
     assert fleet.key() == clean
-    assert "not the cause" in bench.condition("CacheWarm").message
+    assert "not the cause" in bench.message("CacheWarm")
 
 
 async def test_after_three_times_in_a_day_a_person_is_asked(bench: Bench, fleet: Fleet) -> None:
@@ -160,7 +160,7 @@ async def test_after_three_times_in_a_day_a_person_is_asked(bench: Bench, fleet:
     crash(fleet, pod)
     await fleet.settle()
     assert fleet.key() == key
-    assert "3 cache directories were quarantined as damaged within a day" in bench.condition("CacheWarm").message
+    assert "3 cache directories were quarantined as damaged within a day" in bench.message("CacheWarm")
     bench.pass_time(24 * 3600)
     await fleet.settle()
     assert fleet.key() != key
@@ -230,7 +230,7 @@ async def test_a_lock_that_nobody_holds_is_left_behind_with_its_caches(bench: Be
     bench.pass_time(2 * 3600)
     await fleet.settle()
     assert fleet.key() != key
-    assert "JitLockStale" in bench.condition("CacheWarm").message
+    assert "JitLockStale" in bench.message("CacheWarm")
 
 
 @pytest.mark.timeout(30)

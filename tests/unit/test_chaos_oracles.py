@@ -17,7 +17,6 @@ from support.audit import Request
 from support.gpus import real_node
 from support.operator_process import llama
 from support.plans import known
-from vllm_operator.api.conditions import ORDER
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
@@ -28,13 +27,12 @@ NODE: Manifest = {"apiVersion": "v1", "kind": "Node", **real_node("h100-sxm")}
 
 
 def resource(**ready: Any) -> Manifest:
-    healthy: dict[str, tuple[str, str]] = {"Starting": ("False", "Started"), "Crashed": ("False", "NoCrash")}
-    conditions: list[Manifest] = []
-    for type in ORDER:
-        status, reason = healthy.get(type, ("True", "Serving"))
-        conditions.append({"type": type, "status": status, "reason": reason, "message": "All is well.", "observedGeneration": 2})
+    conditions: list[Manifest] = [
+        {"type": type, "status": status, "reason": reason, "message": "All is well."}
+        for type, status, reason in (("Ready", "True", "Serving"), ("Planned", "True", "Resolved"), ("Crashed", "False", "Recovered"))
+    ]
+    told = {"observedGeneration": ready.pop("observedGeneration", 2), "readyReplicas": 1, "conditions": conditions}
     conditions[0] |= ready
-    told = {"observedGeneration": 2, "readyReplicas": 1, "conditions": conditions}
     metadata: Manifest = {"name": "llama", "generation": 2, "uid": "u", "namespace": "default"}
     return {**llama("default"), "metadata": metadata, "status": told}
 
@@ -54,6 +52,7 @@ def test_a_status_that_is_right_is_not_complained_of() -> None:
         ({"reason": "OperatorFailed", "message": "KeyError"}, "OperatorFailed: KeyError"),
         ({"reason": "SomethingElse"}, "no such reason is documented"),
         ({"message": ""}, "the message is ''"),
+        ({"type": "Accepted"}, "conditions are ['Accepted', 'Planned', 'Crashed']"),
         ({"message": "x" * 501}, "the message is"),
         ({"message": "a\x1bb"}, "the message is"),
     ],

@@ -27,7 +27,7 @@ async def test_a_job_makes_room_and_mounts_nothing_but_the_claim(bench: Bench, f
     variables = {variable["name"]: variable["value"] for variable in container["env"]}
     assert fleet.key() in json.loads(variables["CLEAN_KEEP"])
     assert job["metadata"]["ownerReferences"][0]["kind"] == "VLLMDeployment"
-    assert "is removing unused caches" in bench.condition("CacheWarm").message
+    assert "is removing unused caches" in bench.message("CacheWarm")
 
 
 async def test_a_full_volume_is_cleaned_although_nothing_else_happens(bench: Bench, fleet: Fleet) -> None:
@@ -62,7 +62,7 @@ async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Be
     await fleet.settle()
     finish(fleet, json.dumps({"removed": [OLD], "freedBytes": 3 * 2**30}))
     await fleet.settle()
-    assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.condition("CacheWarm").message
+    assert "The operator removed 1 unused directory (3.0 GiB) and starts the engine again" in bench.message("CacheWarm")
     assert labels.PRIMED_ANNOTATION_PREFIX + OLD not in fleet.annotations()
     assert len(jobs(bench)) == 1
     # another VLLMDeployment that shares the claim fills it anew: the Job said nothing about that
@@ -77,7 +77,7 @@ async def test_where_nothing_can_go_the_command_to_enlarge_the_claim_is_given(be
     await full(fleet)
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0}))
     await fleet.settle()
-    said = bench.condition("CacheWarm").message
+    said = bench.message("CacheWarm")
     assert """kubectl patch vllm llama -n default --type merge -p '{"spec":{"cache":{"volume":{"size":"40Gi"}}}}'""" in said
 
 
@@ -87,7 +87,7 @@ async def test_the_size_that_is_advised_is_twice_that_of_the_claim(bench: Bench,
     bench.cluster.edit(CLAIM, "default", "llama-cache", {"spec": {"resources": {"requests": {"storage": size}}}})
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0}))
     await fleet.settle()
-    assert f'{{"size":"{advised}"}}' in bench.condition("CacheWarm").message
+    assert f'{{"size":"{advised}"}}' in bench.message("CacheWarm")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ async def test_where_the_caches_have_room_something_else_is_full(
     await full(fleet, **spec)
     finish(fleet, json.dumps({"removed": [], "freedBytes": 0, "freeBytes": 6 * 2**30, "totalBytes": 20 * 2**30}))
     await fleet.settle()
-    said = bench.condition("CacheWarm").message
+    said = bench.message("CacheWarm")
     assert all(word in said for word in words), said
 
 
@@ -127,20 +127,20 @@ async def test_a_job_that_fails_is_told(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     finish(fleet, "python3: not found", code=127)
     await fleet.settle()
-    assert "removes unused caches failed" in bench.condition("CacheWarm").message
+    assert "removes unused caches failed" in bench.message("CacheWarm")
 
 
 async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench, fleet: Fleet) -> None:
     error = Forbidden('jobs.batch is forbidden: User "operator" cannot create resource "jobs"', verb="create", resource="jobs")
     bench.cluster.fail("create", JOB, error, times=100)
     await full(fleet)
-    said = bench.condition("CacheWarm").message
+    said = bench.message("CacheWarm")
     assert "the Job that removes unused caches cannot be created: jobs.batch is forbidden" in said
     assert "Allow it, or enlarge the volume: kubectl patch vllm llama" in said
     assert "is removing unused caches" not in said
     bench.cluster.heal()
     await fleet.settle()
-    assert "is removing unused caches" in bench.condition("CacheWarm").message
+    assert "is removing unused caches" in bench.message("CacheWarm")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ async def test_nothing_is_removed_while_somebody_elses_pod_may_use_anything(
     bench.cluster.put({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Running"}})
     await full(fleet)
     assert (jobs(bench) == []) is blocks
-    assert ("while Pod debugger mounts the whole volume" in bench.condition("CacheWarm").message) is blocks
+    assert ("while Pod debugger mounts the whole volume" in bench.message("CacheWarm")) is blocks
     bench.cluster.remove(POD, "default", "debugger")
     await fleet.settle()
     assert len(jobs(bench)) == 1
@@ -169,7 +169,7 @@ async def test_nothing_is_removed_while_somebody_elses_pod_may_use_anything(
 async def test_a_claim_for_one_pod_cannot_be_cleaned(bench: Bench, fleet: Fleet) -> None:
     await full(fleet, cache={"volume": {"accessMode": "ReadWriteOncePod"}})
     assert jobs(bench) == []
-    assert "no other Pod can mount it" in bench.condition("CacheWarm").message
+    assert "no other Pod can mount it" in bench.message("CacheWarm")
 
 
 async def test_a_damaged_directory_is_removed_after_a_week(bench: Bench, fleet: Fleet) -> None:
@@ -235,7 +235,7 @@ async def test_what_is_left_alone_is_told(bench: Bench, fleet: Fleet) -> None:
     told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30, "unmarked": 1, "unmarkedBytes": 2**30}
     finish(fleet, json.dumps(told))
     await fleet.settle()
-    said = bench.condition("CacheWarm").message
+    said = bench.message("CacheWarm")
     assert "The operator left 2 other files and directories on the volume alone (5.0 GiB)." in said
     assert "1 cache directory of an earlier version of the operator has no marker (1.0 GiB)." in said
 

@@ -36,7 +36,7 @@ async def test_the_pods_are_taken_away_and_started_again(bench: Bench, fleet: Fl
     await fleet.serve()
     pod = await crashed(fleet)
     assert fleet.replicas() == 0
-    assert "has become read-only. The operator deletes the Pods" in bench.condition("CacheWarm").message
+    assert "has become read-only. The operator deletes the Pods" in bench.message("CacheWarm")
     bench.restart()
     bench.pass_time(30)
     await fleet.settle()
@@ -47,7 +47,7 @@ async def test_the_pods_are_taken_away_and_started_again(bench: Bench, fleet: Fl
     fleet.ready(fleet.start(created=bench.now))
     await fleet.settle()
     assert bench.condition("Ready").status == "True"
-    assert "read-only" not in bench.condition("CacheWarm").message
+    assert "read-only" not in bench.message("CacheWarm")
 
 
 async def test_what_does_not_help_is_not_done_for_ever(bench: Bench, fleet: Fleet) -> None:
@@ -59,7 +59,7 @@ async def test_what_does_not_help_is_not_done_for_ever(bench: Bench, fleet: Flee
         await fleet.settle()
     await crashed(fleet)
     assert fleet.replicas() == 1
-    assert "read-only again after two remounts" in bench.condition("CacheWarm").message
+    assert "read-only again after two remounts" in bench.message("CacheWarm")
     assert len(fleet.annotations()[labels.REMOUNTED_ANNOTATION].split()) == 2
 
 
@@ -86,7 +86,7 @@ async def test_what_the_pod_template_says_is_not_tried_but_told(bench: Bench, fl
     await fleet.serve(podTemplate={"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": claim}]}})
     await crashed(fleet)
     assert fleet.replicas() == 1
-    assert "spec.podTemplate mounts the caches or the weights read-only" in bench.condition("CacheWarm").message
+    assert "spec.podTemplate mounts the caches or the weights read-only" in bench.message("CacheWarm")
 
 
 @pytest.mark.parametrize("field", ["cache", "weights"])
@@ -123,4 +123,4 @@ async def test_what_cannot_be_recorded_is_not_done(bench: Bench, fleet: Fleet) -
     bench.cluster.fail("patch", CLAIM, Forbidden("a policy forbids it"), times=1000)
     await crashed(fleet)
     assert fleet.replicas() == 1
-    assert "read-only" not in bench.condition("CacheWarm").message
+    assert "read-only" not in bench.message("CacheWarm")

@@ -9,7 +9,7 @@ from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from support.situations import CRASHES, X1, Situation, crashed_state
 from support.taints import TAINTS
-from vllm_operator.api.conditions import ORDER, STALLED, find_condition
+from vllm_operator.api.conditions import ORDER, PLANNED, READY, find_condition
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
@@ -240,7 +240,10 @@ SITUATIONS = {
     "an end that an event may explain yet": Situation(
         o.observe(o.crashed_pod(code=137, seconds=-1), states={X1: StartupState(is_final=True)}), "Crashed", "True", "CrashUnderExamination"
     ),
-    "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "False", "NoCrash"),
+    "nothing crashed": Situation(o.observe(o.ready_pod()), "Crashed", "", ""),
+    "nothing starts": Situation(o.observe(o.ready_pod()), "Starting", "", ""),
+    "all of the spec is in effect": Situation(o.observe(o.ready_pod()), "Accepted", "", ""),
+    "one Pod crashes again and again": Situation(o.observe(o.crashed_pod(), states={X1: crashed_state()}), "Starting", "", ""),
     "no Pod yet": Situation(o.observe(), "Starting", "False", "NotStarted", ("No Pod exists yet",)),
     "one serves, the next Pod is not there yet": Situation(
         o.observe(o.ready_pod(), replicas=2, deployment=o.deployment(1)),
@@ -323,7 +326,7 @@ SITUATIONS = {
         ("is terminating",),
     ),
     "scaled to zero": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Ready", "True", "ScaledToZero"),
-    "scaled to zero is not available": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Available", "False", "ScaledToZero"),
+    "scaled to zero starts nothing": Situation(o.observe(replicas=0, deployment=o.deployment(0)), "Starting", "", ""),
     "no GPU as asked for": Situation(
         o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None), "Ready", "False", "NoMatchingGPU", ("NVIDIA-H200",)
     ),
@@ -335,11 +338,7 @@ SITUATIONS = {
         ("tensor is 3",),
     ),
     "nothing is started without a plan": Situation(
-        o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None),
-        "Starting",
-        "False",
-        "NotStarted",
-        ("No Pod is started",),
+        o.observe(outcome=o.outcome(planned=REFUSED, plan=None), deployment=None), "Starting", "", ""
     ),
     "the engine chose otherwise, after many words about the plan": Situation(
         o.observe(
@@ -374,17 +373,18 @@ SITUATIONS = {
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
 def test_a_situation_leads_to_its_condition(situation: Situation) -> None:
     condition = find_condition(report(situation.observation).status.conditions, situation.condition)
-    assert condition is not None
-    assert (condition.status, condition.reason) == (situation.status, situation.reason), condition.message
+    found = (condition.status, condition.reason, condition.message) if condition is not None else ("", "", "")
+    assert found[:2] == (situation.status, situation.reason), found
     for words in situation.words:
-        assert words in condition.message
+        assert words in found[2]
 
 
 @pytest.mark.parametrize("situation", SITUATIONS.values(), ids=SITUATIONS)
-def test_every_condition_is_there_in_order_and_short(situation: Situation) -> None:
+def test_conditions_are_in_order_and_short(situation: Situation) -> None:
     conditions = report(situation.observation).status.conditions
-    assert tuple(c.type for c in conditions if c.type != STALLED) == tuple(type for type in ORDER if type != STALLED)
-    assert {c.observed_generation for c in conditions} == {3}
+    types = [condition.type for condition in conditions]
+    assert {READY, PLANNED} <= set(types)
+    assert types == [type for type in ORDER if type in types]
     for condition in conditions:
         assert 0 < len(condition.message) <= 500
         assert condition.message == " ".join(condition.message.split())

@@ -1,7 +1,7 @@
 """Types and reasons of conditions, each a documented constant, and how conditions are set.
 
-`Starting`, `Crashed` and `Stalled` have negative polarity: False is their normal status. All others have positive polarity. `Ready`
-is the summary: while it is not True, it has the reason and the message of the problem.
+`Ready` and `Planned` are always set. Every other condition is absent while it has nothing to report. `Ready` is the summary: while it is
+not True, it has the reason and the message of the problem.
 
 kstatus, which Flux and other tools use, reads `Ready`, `Stalled` and `status.observedGeneration`
 (https://github.com/kubernetes-sigs/cli-utils/tree/master/pkg/kstatus).
@@ -13,22 +13,20 @@ from vllm_operator.api.status import Condition, ConditionStatus
 
 READY = "Ready"
 """All replicas are ready and serve the current spec."""
-AVAILABLE = "Available"
-"""At least one replica is ready."""
 ACCEPTED = "Accepted"
-"""The spec is valid: a supported model URI, a known vLLM version, no contradiction."""
+"""The spec is valid, but parts of it have no effect. False: the spec contains an error. Absent if all of the spec is in effect."""
 PLANNED = "Planned"
 """The operator chose a GPU and backends."""
 CACHE_WARM = "CacheWarm"
-"""The log of the engine showed that it loaded compiled artifacts instead of building them."""
+"""The log of the engine showed that it loaded compiled artifacts instead of building them. Absent until a start has shown it."""
 STARTING = "Starting"
-"""A Pod is starting."""
+"""A Pod is starting. False: a Pod cannot start, or no longer responds. Absent if all replicas have started."""
 CRASHED = "Crashed"
-"""A Pod crashed, and no later start of it has succeeded yet."""
+"""A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, AVAILABLE, ACCEPTED, PLANNED, CACHE_WARM, STARTING, CRASHED, STALLED)
+ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, STARTING, CRASHED, STALLED)
 """Order in which conditions are shown."""
 
 
@@ -37,7 +35,7 @@ class Reason:
 
     # Accepted
     VALID = "Valid"
-    """The spec is valid."""
+    """All of the spec is in effect. Only in the output of `vllm-operator plan`: the condition is absent."""
     FIELDS_IGNORED = "FieldsIgnored"
     """The spec is valid, but some fields of `spec.podTemplate` have no effect. The message lists them."""
     INVALID_SPEC = "InvalidSpec"
@@ -87,6 +85,8 @@ class Reason:
     QUARANTINED = "Quarantined"
     """The cache directory was damaged and is no longer used."""
     # Starting
+    STARTED = "Started"
+    """All replicas have started. Only an event: the condition is absent."""
     PROGRESSING = "Progressing"
     """A start is making progress."""
     UNSCHEDULABLE = "Unschedulable"
@@ -107,32 +107,28 @@ class Reason:
     """All replicas are ready, but some of them still serve the previous spec."""
     START_STALLED = "StartStalled"
     """A start has made no progress for longer than expected in its stage."""
-    STARTED = "Started"
-    """All replicas have started."""
-    SCALED_TO_ZERO = "ScaledToZero"
-    """`spec.replicas` is 0."""
     NOT_STARTED = "NotStarted"
     """No Pod exists yet."""
     POD_REFUSED = "PodRefused"
     """The Deployment cannot create Pods, for example because of a quota or a policy. The message says why."""
     START_FAILED = "StartFailed"
-    """The start ended in a crash."""
-    STOPPED = "Stopped"
-    """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash. Also a reason of Ready."""
+    """A start failed. Reported only if there are other Pods that are not ready."""
     # Crashed
     NO_CRASH = "NoCrash"
-    """No crash since the last successful start."""
+    """A Pod that no longer exists crashed. No replica is ready yet."""
     CRASH_UNDER_EXAMINATION = "CrashUnderExamination"
     """The Pod crashed a moment ago. The operator is reading its log."""
     RECOVERED = "Recovered"
     """The Pod crashed earlier and is ready now."""
     UNKNOWN_CRASH = "UnknownCrash"
     """The Pod crashed and no known signature matches. The message quotes the innermost error."""
-    # Available, Ready
+    # Ready
     SERVING = "Serving"
-    """Replicas are ready."""
-    NOT_SERVING = "NotServing"
-    """No replica is ready."""
+    """All replicas are ready and serve the current spec."""
+    SCALED_TO_ZERO = "ScaledToZero"
+    """`spec.replicas` is 0."""
+    STOPPED = "Stopped"
+    """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash."""
     APPLY_FAILED = "ApplyFailed"
     """The API server refused an object that the operator applied. The message says which and why."""
     PERMISSION_MISSING = "PermissionMissing"
@@ -144,7 +140,7 @@ class Reason:
 
 
 def set_condition(
-    conditions: Sequence[Condition], *, type: str, status: ConditionStatus, reason: str, message: str, generation: int, now: str
+    conditions: Sequence[Condition], *, type: str, status: ConditionStatus, reason: str, message: str, now: str
 ) -> tuple[Condition, ...]:
     """Return the conditions with one of them set, sorted by `sort_conditions`.
 
@@ -157,7 +153,6 @@ def set_condition(
         status=status,
         reason=reason,
         message=message,
-        observed_generation=generation,
         last_transition_time=since or now,
     )
     return sort_conditions([c for c in conditions if c.type != type] + [changed])

@@ -20,11 +20,10 @@ class ConditionStatus(StrEnum):
 
 
 class Condition(Model):
-    """One aspect of the observed state, as metav1.Condition."""
+    """One aspect of the observed state, as metav1.Condition. `status.observedGeneration` is the generation of all conditions."""
 
     type: str = Field(max_length=316, description="Type of the condition in CamelCase.")
     status: ConditionStatus = Field(description="True, False or Unknown.")
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the condition was set for.")
     last_transition_time: Timestamp | None = Field(
         default=None, description="Time of the last change of `status`.", json_schema_extra={"format": "date-time"}
     )
@@ -222,7 +221,10 @@ class VLLMDeploymentStatus(Model):
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(
-        default_factory=list, max_length=16, description="Conditions, Ready first.", json_schema_extra=list_map("type")
+        default_factory=list,
+        max_length=16,
+        description="Conditions that have something to report, Ready first.",
+        json_schema_extra=list_map("type"),
     )
     # Both change as a whole. With an owner per field, each write costs the API server 50 % more.
     pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())

@@ -66,7 +66,7 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
     done = planned is not None and planned.status is ConditionStatus.TRUE
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
         return PENDING_SECONDS if not done or any(map(waits_for_node, pods)) else None
-    tried = planned is not None and not done and planned.observed_generation == resource.metadata.generation
+    tried = planned is not None and not done and resource.status.observed_generation == resource.metadata.generation
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 

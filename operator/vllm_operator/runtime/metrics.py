@@ -103,7 +103,7 @@ class Metrics:
         gauge.labels("waiting").set_function(lambda: streams()[1])
 
     def reported(self, namespace: str, name: str, status: VLLMDeploymentStatus, start: StartClock | None = None) -> None:
-        """Set the samples of a VLLMDeployment: conditions, caches, and the start in progress."""
+        """Set the samples of a VLLMDeployment: conditions, ready Pods, caches, and the start in progress."""
         self._deployments.show((namespace, name), status, start)
 
     def forget(self, namespace: str, name: str) -> None:
@@ -180,6 +180,7 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
         f"Conditions of a VLLMDeployment: 1 for the current status and reason of each. Reason {OTHER}: one that is not documented.",
         ("type", "status", "reason"),
     ),
+    "ready_replicas": ("Number of ready Pods of a VLLMDeployment.", ()),
     "startup_stage": (f"Stage of the start in progress, from 0: {', '.join(Stage)}. Absent if there is none.", ()),
     "start_timestamp_seconds": ("Begin of the start in progress in Unix time. Absent if there is none.", ()),
     "start_late_after_seconds": (
@@ -204,6 +205,8 @@ def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Co
         if condition.type in ORDER:
             reason = condition.reason if condition.reason in reasons else OTHER
             yield "condition", (condition.type, condition.status.value, reason), 1
+    if status.ready_replicas is not None:
+        yield "ready_replicas", (), status.ready_replicas
     stages = list(Stage)
     stage = status.startup.stage if status.startup else None
     if stage in stages:

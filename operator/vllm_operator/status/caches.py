@@ -98,11 +98,11 @@ def _generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | 
 
 def cache_warm(
     observed: ObservedState, cache: CacheStatus | None, block: StartupStatus | None = None, damage: CacheDamage | None = None
-) -> Verdict:
-    """Judge CacheWarm: a problem with a PVC, else who fills the cache, else what the last start did."""
+) -> Verdict | None:
+    """Judge CacheWarm: a problem with a PVC, else who fills the cache, else what the last start did. None if nothing is known yet."""
     say, observation = observed.messages.say, observed.observation
     if cache is None:
-        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_planned"))
+        return None
     place = locate_cache(observation)
     if place is None:
         return Verdict(FALSE, Reason.NO_CLAIM, say("cache.none"))
@@ -111,7 +111,9 @@ def cache_warm(
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
     text = _with_notes(observed, verdict.message)
-    return Verdict(verdict.status, verdict.reason, _with_damage(observed, text, damage) if verdict.status is not TRUE else text)
+    text = _with_damage(observed, text, damage) if verdict.status is not TRUE else text
+    has_news = verdict.reason != Reason.NOT_SEEN_YET or text != verdict.message or not place.is_shared
+    return Verdict(verdict.status, verdict.reason, text) if has_news else None
 
 
 def _with_damage(observed: ObservedState, text: str, damage: CacheDamage | None) -> str:

@@ -11,7 +11,7 @@ from vllm_operator.planning.outcome import Verdict
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 
 
-def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, generation: int, now: str) -> list[Condition]:
+def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
     """Set conditions by type. Conditions without a verdict are removed."""
     conditions: tuple[Condition, ...] = tuple(c for c in previous if c.type in verdicts)
     for type, verdict in verdicts.items():
@@ -21,7 +21,6 @@ def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict
             status=verdict.status,
             reason=verdict.reason,
             message=verdict.message,
-            generation=generation,
             now=now,
         )
     return list(conditions)
@@ -50,7 +49,7 @@ def status_with_failure(previous: VLLMDeploymentStatus, *, reason: str, message:
     conditions = tuple(condition for condition in previous.conditions if is_stalled or condition.type != STALLED)
     verdicts = [(READY, ConditionStatus.FALSE, message), (STALLED, ConditionStatus.TRUE, _STALLED)]
     for type, status, text in verdicts[: 2 if is_stalled else 1]:
-        conditions = set_condition(conditions, type=type, status=status, reason=reason, message=text, generation=generation, now=now)
+        conditions = set_condition(conditions, type=type, status=status, reason=reason, message=text, now=now)
     return previous.model_copy(update={"observed_generation": generation, "conditions": list(conditions)})
 
 

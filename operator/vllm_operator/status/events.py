@@ -62,12 +62,13 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
 
 
 def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
-    generation = observed.observation.resource.metadata.generation
+    generation, previous = observed.observation.resource.metadata.generation, observed.observation.previous
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
-        follows = condition is not None and condition.reason == Reason.NOT_ACCEPTED
-        if condition is None or condition.status is ConditionStatus.TRUE or follows or _is_reported(condition, before):
+        if condition is None or condition.status is ConditionStatus.TRUE or condition.reason == Reason.NOT_ACCEPTED:
             continue
+        if before is not None and (before.reason, previous.observed_generation) == (condition.reason, generation):
+            continue  # reported already
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
     plan, before_plan = observed_plan(observed), previous_plan(observed)
@@ -94,11 +95,6 @@ def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
 def _both(observed: ObservedState, status: VLLMDeploymentStatus, type: str) -> tuple[Condition | None, Condition | None]:
     """The new and the previous condition of a type."""
     return find_condition(status.conditions, type), find_condition(observed.observation.previous.conditions, type)
-
-
-def _is_reported(condition: Condition, before: Condition | None) -> bool:
-    """Whether a refusal was reported already: the same reason for the same generation."""
-    return before is not None and (before.reason, before.observed_generation) == (condition.reason, condition.observed_generation)
 
 
 def _apply_error(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
@@ -211,7 +207,10 @@ def _remediation(observed: ObservedState, status: VLLMDeploymentStatus) -> Itera
 def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
     now, before = _both(observed, status, STARTING)
     ready = sorted((view for view in observed.pods if view.phase is Phase.READY), key=lambda v: (reading.stamp(v.ready_at) or "", v.name))
-    if now is None or now.reason != Reason.STARTED or not ready or (before is not None and before.reason == now.reason):
+    if now is not None or observed.unhealthy or not ready or observed.serving < observed.observation.wanted:
+        return
+    before = before if before is not None and before.reason != Reason.STARTED else None  # earlier versions reported Started
+    if before is None and (observed.observation.previous.ready_replicas or 0) >= observed.serving:
         return
     start, last = last_start(observed), ready[-1]
     message = observed.messages.say(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from vllm_operator.api.conditions import ACCEPTED, AVAILABLE, CACHE_WARM, CRASHED, PLANNED, READY, STALLED, STARTING, Reason, find_condition
+from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY, STALLED, STARTING, Reason, find_condition
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crashes import Crashes, crash_settles
@@ -69,24 +69,24 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
     if plan is None and summary_of_plan is not None:
         cached = observation.previous.cache  # the plan cannot be read at the moment: what is known of its caches stays
     remediation = decision.remediation
-    judged = {
+    verdicts = {
         ACCEPTED: planned.accepted(observed),
         PLANNED: planned.planned(observed, plan),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
         STARTING: starting.starting(observed, block, remediation),
         CRASHED: summary.crashed(observed, crashes, remediation),
-        AVAILABLE: summary.available(observed),
     }
+    judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     judged[READY] = summary.ready(observed, crashes, judged)
     if (verdict := summary.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
         judged[STALLED] = verdict
-    generation = observation.resource.metadata.generation
+    reported, now = summary.reportable(observed, judged), reading.stamp(observation.now) or ""
     return VLLMDeploymentStatus(
-        observed_generation=generation,
+        observed_generation=observation.resource.metadata.generation,
         replicas=rollout.replicas(observed),
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
-        conditions=set_conditions(observation.previous.conditions, judged, generation=generation, now=reading.stamp(observation.now) or ""),
+        conditions=set_conditions(observation.previous.conditions, reported, now=now),
         pinned_plan=summary_of_plan,
         plan=planned.deprecated_plan(observed, summary_of_plan),
         cache=cached,

@@ -32,12 +32,12 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 
 
 def starting(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
-    """Judge Starting. `block` and `remediation` are those of the new status."""
+    """Judge Starting. `block` and `remediation` are those of the new status. Without a message, there is nothing to report."""
     observation, say = observed.observation, observed.messages.say
     if observed.unhealthy:
         return _of_pods(observed, block)
     if observation.wanted == 0:
-        return Verdict(FALSE, Reason.SCALED_TO_ZERO, say("starting.scaled_to_zero"))
+        return Verdict(FALSE, Reason.SCALED_TO_ZERO, "")
     if remediation is not None and remediation.state is RemediationState.STOPPED:
         return Verdict(FALSE, Reason.STOPPED, say("starting.stopped", text=remediation.message))
     if observed.serving >= observation.wanted:
@@ -50,8 +50,7 @@ def starting(observed: ObservedState, block: StartupStatus | None, remediation: 
         return Verdict(TRUE, Reason.PROGRESSING, say("starting.more", serving=observed.serving, wanted=observation.wanted))
     if observed.pods:
         return Verdict(FALSE, Reason.NOT_STARTED, say("pod.Terminating", pod=observed.pods[0]))
-    name = "starting.not_planned" if observation.outcome.plan is None else "starting.no_pod"
-    return Verdict(FALSE, Reason.NOT_STARTED, say(name))
+    return Verdict(FALSE, Reason.NOT_STARTED, say("starting.no_pod") if observation.outcome.plan is not None else "")
 
 
 def pod_text(observed: ObservedState, view: PodView, block: StartupStatus | None = None) -> str:
@@ -135,4 +134,4 @@ def _all_serve(observed: ObservedState) -> Verdict:
         updated = rollout.updated_replicas(observed) or 0
         paused = rollout.paused(observed)
         return Verdict(TRUE, Reason.ROLLING_OUT, say("starting.rollout", updated=updated, wanted=observation.wanted, paused=paused))
-    return Verdict(FALSE, Reason.STARTED, say("starting.started", wanted=observation.wanted))
+    return Verdict(FALSE, Reason.STARTED, "")

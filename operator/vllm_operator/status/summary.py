@@ -1,5 +1,6 @@
-"""Crashed, Available, Stalled, and Ready, which summarizes the most important problem."""
+"""Crashed, Stalled, Ready, which summarizes the most important problem, and which conditions have something to report."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, STARTING, Reason
@@ -16,8 +17,8 @@ from vllm_operator.status.starting import partly
 from vllm_operator.text import wording
 
 
-def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict:
-    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and why."""
+def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationStatus | None = None) -> Verdict | None:
+    """Judge Crashed: whether a Pod crashed and no later start has succeeded, and why. None if no Pod has crashed."""
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
@@ -25,7 +26,7 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
     if crashes.being_read is not None:
         return _restarted_at_once(observed, crashes.being_read)
     if crashes.last is None:
-        return Verdict(FALSE, Reason.NO_CRASH, observed.messages.say("crash.none"))
+        return None
     text = observed.messages.fit(
         "crash.last",
         shrink=("cause",),
@@ -78,17 +79,7 @@ def _suggested(decided: RemediationStatus | None) -> str:
     return (decided.message or "").removeprefix(f"{RemediationState.SUGGESTED}: ").removesuffix(".")
 
 
-def available(observed: ObservedState) -> Verdict:
-    """Judge Available: whether at least one replica is ready."""
-    wanted, serving = observed.observation.wanted, observed.serving
-    if serving:
-        return Verdict(TRUE, Reason.SERVING, observed.messages.say("available.serving", serving=serving, wanted=wanted))
-    if wanted == 0:
-        return Verdict(FALSE, Reason.SCALED_TO_ZERO, observed.messages.say("starting.scaled_to_zero"))
-    return Verdict(FALSE, Reason.NOT_SERVING, observed.messages.say("available.none"))
-
-
-def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
+def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
     """Judge Ready: whether all replicas serve the current spec; if not, the most important problem."""
     observation, say = observed.observation, observed.messages.say
     for type in (ACCEPTED, PLANNED):
@@ -104,7 +95,7 @@ def ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict])
     return _not_ready(observed, crashes, judged)
 
 
-def stalled(observed: ObservedState, judged: dict[str, Verdict], *, is_hopeless: bool) -> Verdict | None:
+def stalled(observed: ObservedState, judged: Mapping[str, Verdict], *, is_hopeless: bool) -> Verdict | None:
     """Judge Stalled: why waiting does not help; None if it may help. A new node, a volume or another user may fix other problems."""
     if judged[ACCEPTED].status is FALSE:
         return Verdict(TRUE, judged[ACCEPTED].reason, observed.messages.say("stalled.not_accepted", reason=judged[ACCEPTED].reason))
@@ -113,11 +104,25 @@ def stalled(observed: ObservedState, judged: dict[str, Verdict], *, is_hopeless:
     return None
 
 
-def _not_ready(observed: ObservedState, crashes: Crashes, judged: dict[str, Verdict]) -> Verdict:
-    if judged[CRASHED].status is TRUE:
-        return Verdict(FALSE, judged[CRASHED].reason, partly(observed, _crash_in_short(observed, crashes)))
-    if judged[CACHE_WARM].reason in CLAIM_PROBLEMS:
-        return Verdict(FALSE, judged[CACHE_WARM].reason, judged[CACHE_WARM].message)
+def reportable(observed: ObservedState, judged: Mapping[str, Verdict]) -> dict[str, Verdict]:
+    """Return the verdicts that become conditions: those that say something that no other condition says."""
+    crash = judged.get(CRASHED)
+    is_only_crash = crash is not None and crash.status is TRUE and len(observed.unhealthy) <= 1
+    return {
+        type: verdict
+        for type, verdict in judged.items()
+        if verdict.message
+        and not (type == ACCEPTED and verdict.reason == Reason.VALID)
+        and not (type == STARTING and is_only_crash and verdict.reason in (Reason.START_FAILED, Reason.STOPPED))
+    }
+
+
+def _not_ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
+    crash, cache = judged.get(CRASHED), judged.get(CACHE_WARM)
+    if crash is not None and crash.status is TRUE:
+        return Verdict(FALSE, crash.reason, partly(observed, _crash_in_short(observed, crashes)))
+    if cache is not None and cache.reason in CLAIM_PROBLEMS:
+        return Verdict(FALSE, cache.reason, cache.message)
     verdict = judged[STARTING]
     merely_starting = verdict.status is TRUE and observed.serving > 0
     return Verdict(FALSE, Reason.REPLICAS_NOT_READY if merely_starting else verdict.reason, verdict.message)
