@@ -52,6 +52,21 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
     assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
 
 
+async def test_a_crash_whose_log_cannot_be_read_says_so_until_it_can(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="120")
+    await served.create(llama(served.namespace))
+    pod = await the_pod(served)
+    for previous in (False, True):
+        sim.fail_logs(pod, "500", previous=previous)
+    fail(sim, pod)
+    await sim.change(pod, crash_after="0")
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "UnknownCrash"), within=60)
+    await wait_for_story(served, "its log could not be read", "Check node")
+    for previous in (False, True):
+        sim.fail_logs(pod, "", previous=previous)
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=90)
+
+
 async def lose_the_licence_server(cluster: Cluster, sim: Simulator) -> None:
     """A crash that no signature of ours knows."""
     await cluster.create(llama(cluster.namespace))

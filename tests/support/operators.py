@@ -24,7 +24,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.reconciler import Reconciler, Result
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.state import StartupState, UnreadLog
 
 Manifest = dict[str, Any]
 KEY = ("default", "llama")
@@ -58,6 +58,9 @@ class FakeLogs:
 
     def states(self, key: tuple[str, str]) -> Mapping[tuple[str, int], StartupState]:
         return self.told
+
+    def unread(self, key: tuple[str, str]) -> Mapping[tuple[str, int], UnreadLog]:
+        return {}
 
     def caught_up(self, key: tuple[str, str]) -> bool:
         return self.ready

@@ -16,7 +16,7 @@ from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, Termination, killed_by_probe
 from vllm_operator.startup.crash.evidence import REFUSED_REMEDY, UNKNOWN
-from vllm_operator.startup.state import Crash, Stage, StartupState
+from vllm_operator.startup.state import Crash, LogProblem, Stage, StartupState, UnreadLog
 from vllm_operator.startup.termination import SAYS_NOTHING, diagnose_termination
 from vllm_operator.text import wording
 
@@ -26,7 +26,7 @@ CLOCK_SKEW = timedelta(minutes=1)
 """How far the clock of a node may be ahead. Later times do not count when crashes are ordered."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
 """Exit codes that an event may explain some seconds later."""
-_NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(5)
+_PENDING, _UNREAD, _NOTHING, _ERROR, _WEAK, _STRONG, _USER_DEFINED = range(7)
 _HAS_SERVED = (Phase.READY, Phase.NOT_RESPONDING, Phase.NODE_LOST, Phase.TERMINATING)
 
 
@@ -154,8 +154,9 @@ def _hung(observed: ObservedState, view: PodView) -> Finding:
 
 def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Finding:
     state = None if view.container else observed.observation.startups.get((view.uid, ended.run))
-    crash = _diagnose(observed, view, ended, state)
-    found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at)
+    unread = observed.observation.unread_logs.get((view.uid, ended.run)) if state is None and not view.container else None
+    crash = _diagnose(observed, view, ended, state, unread)
+    found = _status(observed, view, crash, run=ended.run, code=ended.exit_code, time=ended.finished_at, unread=unread)
     previous = _reported_before(observed, found)
     finished = ended.finished_at
     if finished is not None and finished > observed.observation.now + CLOCK_SKEW:
@@ -177,12 +178,21 @@ def _crashed(observed: ObservedState, view: PodView, ended: Termination) -> Find
 
 
 def _status(
-    observed: ObservedState, view: PodView, crash: Crash | None, *, run: int, code: int | None, time: datetime | None
+    observed: ObservedState,
+    view: PodView,
+    crash: Crash | None,
+    *,
+    run: int,
+    code: int | None,
+    time: datetime | None,
+    unread: UnreadLog | None = None,
 ) -> CrashStatus:
-    cause = wording.clean(crash.cause, 1000) if crash is not None else observed.messages.say("crash.unexplained")
+    clause = _unread_clause(observed, unread)
+    cause = wording.clean(crash.cause, 1000) if crash is not None else observed.messages.say("crash.unexplained", unread=clause)
     if crash is None or crash.signature == UNKNOWN:
         is_refused = crash is not None and crash.remedy == REFUSED_REMEDY
-        remedy = REFUSED_REMEDY if is_refused else observed.messages.say("crash.unknown_remedy", pod=view)
+        advice = f"unread_remedy.{unread.problem}" if unread is not None and clause in cause else "crash.unknown_remedy"
+        remedy = REFUSED_REMEDY if is_refused else observed.messages.say(advice, pod=view)
     else:
         remedy = wording.clean(crash.remedy or "", 1000)
     return CrashStatus(
@@ -207,13 +217,17 @@ def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashS
         return found
     before, now = _weight(observed, previous), _weight(observed, found)
     ended_meanwhile = previous.exit_code is None and found.exit_code is not None
-    return found if now > before or (now == before and (ended_meanwhile or now == _USER_DEFINED)) else previous
+    has_other_problem = now == _UNREAD and _problem(observed, found.cause) is not _problem(observed, previous.cause)
+    return found if now > before or (now == before and (ended_meanwhile or has_other_problem or now == _USER_DEFINED)) else previous
 
 
 def _weight(observed: ObservedState, crash: CrashStatus) -> int:
     """How much a description says: nothing, an error without a name, little, the cause, the cause by a user-defined signature."""
     if crash.signature == UNKNOWN:
-        says_nothing = SAYS_NOTHING in crash.cause or crash.cause == observed.messages.say("crash.unexplained")
+        problem = _problem(observed, crash.cause)
+        if problem is not None:
+            return _PENDING if problem is LogProblem.PENDING else _UNREAD
+        says_nothing = SAYS_NOTHING in crash.cause or crash.cause == observed.messages.say("crash.unexplained", unread="")
         return _NOTHING if says_nothing else _ERROR
     known = observed.knowledge.signatures.get(crash.signature)
     return (
@@ -221,7 +235,18 @@ def _weight(observed: ObservedState, crash: CrashStatus) -> int:
     )
 
 
-def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None) -> Crash | None:
+def _unread_clause(observed: ObservedState, unread: UnreadLog | None) -> str:
+    return observed.messages.say(f"unread.{unread.problem}", detail=unread.detail) if unread is not None else ""
+
+
+def _problem(observed: ObservedState, cause: str) -> LogProblem | None:
+    """Why the log could not be read, according to the cause of a crash; None if it was read."""
+    return next((problem for problem in LogProblem if f", {_unread_clause(observed, UnreadLog(problem))}" in cause), None)
+
+
+def _diagnose(
+    observed: ObservedState, view: PodView, ended: Termination, state: StartupState | None, unread: UnreadLog | None
+) -> Crash | None:
     """Name the end of a run by its log and exit code, else by its status and events."""
     found = diagnose_termination(
         observed.knowledge.startup,
@@ -231,6 +256,7 @@ def _diagnose(observed: ObservedState, view: PodView, ended: Termination, state:
         message=ended.message,
         log_crash=state.crash if state is not None else None,
         stage=state.stage if state is not None else "",
+        unread=_unread_clause(observed, unread),
     )
     if found is not None and found.signature != UNKNOWN and found.signature not in observed.knowledge.weak:
         return found

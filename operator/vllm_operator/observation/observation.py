@@ -29,7 +29,7 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest, RunKey
 from vllm_operator.pods.view import EventLog, Phase, PodView, read_pod, refine
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.startup.state import Stage, StartupState, UnreadLog
 from vllm_operator.startup.timeline import allowed_silence_seconds, infer_silence
 
 DEFAULT_STALL_SECONDS = 600
@@ -74,6 +74,7 @@ class Observation:
         pod_events: Core events about these Pods and the PVCs. Without them, some messages say less.
         startups: What the log says, by run of a container: the run that is followed and, after a crash, the crashed run. If an entry
             is missing, only the status of the Pod is used.
+        unread_logs: Why nothing could be read of a log, by run.
         cores: CPUs in use by Pods whose start is silent, by UID. Empty if the cluster does not measure it.
         taints: Taints of the nodes that have the GPUs of the plan, by node. Empty while no Pod waits for a node, and if the nodes cannot
             be read.
@@ -97,6 +98,7 @@ class Observation:
     primers: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
+    unread_logs: Mapping[RunKey, UnreadLog] = field(default_factory=dict)
     cores: Mapping[str, float] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     activity: CacheActivity = NO_ACTIVITY

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
 
 
 class Slots:
@@ -61,6 +61,8 @@ MAX_APOLOGIES = 5
 ENDED_TRIES = 8
 """Reads of the log of a run that has ended, in some forty seconds, that the kubelet refuses or answers with nothing: under load it
 lags behind its Pod's status. Reads that fail on the way to it do not count."""
+DETAIL_LIMIT = 500
+"""Characters of an error that are kept."""
 LATE_SECONDS = 2
 """A line that was written so long after the end of a run is not its own. Ends are given in whole seconds."""
 
@@ -113,6 +115,7 @@ class Follower:
         self.run = run
         self.caught_up = False
         self.finished = False
+        self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
         self._client = client
         self._slots = slots
         self._settings = settings
@@ -168,19 +171,24 @@ class Follower:
                         await self._read()
                     has_missed = self._is_at_end and (self._is_unsure or not self._latest.lines)
                     self._has_read_end = dead and self._is_at_end and not has_missed
-                except LogUnavailableError:
+                    self.unread = self.unread if has_missed else None
+                except LogUnavailableError as error:
                     apologies += 1
                     has_missed = True
                     wait = self._backoff(tries)
+                    self._note_problem(LogProblem.GONE, error)
                 except (Invalid, NotFound) as error:
                     log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
                     has_missed = True
+                    self._note_problem(LogProblem.GONE, error)
                 except Forbidden as error:
                     log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
                     wait = FORBIDDEN_SECONDS
+                    self._note_problem(LogProblem.FORBIDDEN, error)
                 except ClusterError as error:
                     log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
                     wait = self._backoff(tries)
+                    self._note_problem(LogProblem.UNREACHABLE, error)
                 tries = 0 if self._latest.lines > before else tries + 1
                 misses += dead and has_missed
                 self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
@@ -190,6 +198,13 @@ class Follower:
                 await asyncio.sleep(wait or self._backoff(tries))
         finally:
             self._finish()
+
+    def _note_problem(self, problem: LogProblem, error: Exception) -> None:
+        """Keep why the log could not be read. The first error of a kind stays, because its words may differ each time."""
+        if self.unread is None or self.unread.problem is not problem:
+            self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
+            if self.caught_up:
+                self._changed()
 
     @property
     def _is_unsure(self) -> bool:
@@ -355,6 +370,8 @@ class Follower:
         elif self._parser is not None:
             self._latest = self._parser.state
         self._parser = None  # its memory is needed no more
+        if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
+            self.unread = None  # it is empty
         self.caught_up = self.finished = True
         self._publish(force=self._published is None)
         if self._published is not None and not _same(self._published, self._latest):

@@ -15,7 +15,7 @@ from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
 from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Slots
-from vllm_operator.startup.state import Stage, StartupState
+from vllm_operator.startup.state import Stage, StartupState, UnreadLog
 
 log = logging.getLogger(__name__)
 
@@ -129,6 +129,13 @@ class Followers:
             return {}
         found = ((run_key, entry.state) for run_key, entry in deployment.runs.items())
         return {run_key: state for run_key, state in found if state is not None}
+
+    def unread(self, key: Key) -> Mapping[RunKey, UnreadLog]:
+        """Why nothing could be read of the other logs of a VLLMDeployment, by run."""
+        deployment = self._deployments.get(key)
+        entries = deployment.runs.items() if deployment is not None else ()
+        found = ((run_key, entry.follower.unread) for run_key, entry in entries if entry.state is None)
+        return {run_key: unread for run_key, unread in found if unread is not None}
 
     def caught_up(self, key: Key) -> bool:
         """Whether every followed log has shown what it holds already; before, a report would go back in time."""

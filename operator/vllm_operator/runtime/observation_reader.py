@@ -39,7 +39,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.reading import read_cores
 from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
 from vllm_operator.runtime.cache_reconciler import CacheOutcome
-from vllm_operator.startup.state import StartupState
+from vllm_operator.startup.state import StartupState, UnreadLog
 
 HOLDERS_SECONDS = 15.0
 """How often the Pods of others that keep a claim are looked at again: no watch reports them."""
@@ -56,6 +56,9 @@ class LogStates(Protocol):
 
     def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
         """Return what the logs of a VLLMDeployment's Pods say, by run."""
+
+    def unread(self, key: Key) -> Mapping[tuple[str, int], UnreadLog]:
+        """Return why nothing could be read of the other logs, by run."""
 
 
 class ObservationReader:
@@ -93,7 +96,8 @@ class ObservationReader:
         holders = await self._holders(resource.metadata.namespace, (claim, weights))
         if any(holder.instance != resource.metadata.name for found in holders.values() for holder in found):
             requeue_seconds = min(requeue_seconds or HOLDERS_SECONDS, HOLDERS_SECONDS)
-        states = self._logs.states((resource.metadata.namespace, resource.metadata.name))
+        key = (resource.metadata.namespace, resource.metadata.name)
+        states = self._logs.states(key)
         now = self._now()
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.resource)
@@ -113,6 +117,7 @@ class ObservationReader:
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
             pod_events=events,
             startups=states,
+            unread_logs=self._logs.unread(key),
             cores=await self._cpu_usage.read(resource, snapshot.pods, states, now),
             taints=await self._taints(cache_outcome.outcome.plan, snapshot.pods),
             activity=_with_refused_claims(cache_outcome.activity, applied, (claim, weights)),

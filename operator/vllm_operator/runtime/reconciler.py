@@ -10,7 +10,7 @@ that is killed between the two makes the same report again, and finds the events
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -49,11 +49,10 @@ from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
-from vllm_operator.runtime.observation_reader import ObservationReader
+from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
-from vllm_operator.startup.state import StartupState
 from vllm_operator.status.conditions import describe_invalid_spec, status_with_failure
 from vllm_operator.status.report import Report, report
 from vllm_operator.text import wording
@@ -70,14 +69,11 @@ HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
 
-class Logs(Protocol):
+class Logs(LogStates, Protocol):
     """The followers of container logs."""
 
     def sync(self, key: Key, pods: Sequence[Manifest], starting: Collection[str] = ()) -> None:
         """Follow the logs of these Pods as needed. `starting` names the Pods whose start the status reports as unfinished."""
-
-    def states(self, key: Key) -> Mapping[tuple[str, int], StartupState]:
-        """Return what the logs say, by run."""
 
     def caught_up(self, key: Key) -> bool:
         """Whether everything that the logs already contain has been read."""

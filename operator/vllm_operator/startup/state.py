@@ -59,6 +59,27 @@ class Crash:
     auto_safe: bool = False
 
 
+class LogProblem(StrEnum):
+    """Why nothing could be read of a log."""
+
+    PENDING = "Pending"
+    """It was not read yet."""
+    FORBIDDEN = "Forbidden"
+    """The operator has no permission."""
+    GONE = "Gone"
+    """The kubelet no longer has it."""
+    UNREACHABLE = "Unreachable"
+    """The API server or the kubelet did not deliver it."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadLog:
+    """A log of which nothing could be read. `detail`: the error in the words of the API server, untrusted."""
+
+    problem: LogProblem
+    detail: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class CacheEvidence:
     """Numbers of cache entries that were loaded, built, and not loadable."""

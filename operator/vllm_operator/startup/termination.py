@@ -27,7 +27,7 @@ _SIGNALS = {
     15: "terminated",
 }
 _LINE_LIMIT = 400
-SAYS_NOTHING = "its log does not say why"
+SAYS_NOTHING = "and its log does not say why"
 """End of the cause of a crash for which no error was found."""
 
 
@@ -40,6 +40,7 @@ def diagnose_termination(
     message: str | None,
     log_crash: Crash | None,
     stage: str = "",
+    unread: str = "",
 ) -> Crash | None:
     """Return why a container ended, or None if it ended without an error.
 
@@ -51,6 +52,7 @@ def diagnose_termination(
         message: Termination message: the last lines of the log, or the error of the container runtime.
         log_crash: Crash found in the log (`StartupParser.final_state.crash`).
         stage: Stage of the start according to the log; empty if unknown.
+        unread: Clause that says why the log could not be read; empty if it was read.
     """
     by_id = {signature.id: signature for signature in knowledge.signatures}
     number = signal or ((exit_code - 128) if exit_code is not None and 128 < exit_code < 160 else None)
@@ -71,7 +73,7 @@ def diagnose_termination(
         return None
     if number in _IN_COMPILED_CODE:
         return _from(by_id[_NATIVE], said, (("problem", f"signal {number}, {_SIGNALS[number]}"),))
-    return _unexplained(said, number, message)
+    return _unexplained(said, number, message, unread or SAYS_NOTHING)
 
 
 def _is_specific(crash: Crash, by_id: dict[str, Signature]) -> bool:
@@ -100,12 +102,12 @@ def _from(signature: Signature, line: str, captures: tuple[tuple[str, str], ...]
     )
 
 
-def _unexplained(said: str, number: int | None, message: str | None) -> Crash:
+def _unexplained(said: str, number: int | None, message: str | None, about_log: str) -> Crash:
     how = f"was ended by signal {number} ({_SIGNALS[number]})" if number in _SIGNALS else "ended with an error"
     text = present(message.strip().rpartition("\n")[2], _LINE_LIMIT) if message and message.strip() else ""
     return Crash(
         signature=UNKNOWN,
-        cause=f"The engine {how} ({said}), and {SAYS_NOTHING}.",
+        cause=f"The engine {how} ({said}), {about_log}.",
         remedy="Read the last lines of the log (kubectl logs --previous) and the events of the Pod, and check the memory of the node.",
         reference=None,
         line=text or said,
