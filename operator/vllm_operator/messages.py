@@ -1,8 +1,7 @@
-"""Messages for people, as templates kept with the data.
+"""The texts of conditions and events.
 
-Every sentence that the operator writes into a condition or an event is a template in
-`catalog/data/messages.yaml`; code chooses one and hands it the facts. A template that names a fact that it
-is not given fails: the tests render every one of them.
+Each text is a jinja2 template in `catalog/data/messages.yaml`. Code chooses a template and passes the values. A template fails if it uses
+a value that it was not given; the tests render all of them.
 """
 
 from collections.abc import Mapping
@@ -13,10 +12,19 @@ from typing import Any
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.resources import construct, read_data
 from vllm_operator.pods.view import Phase
 from vllm_operator.startup.state import Stage
 from vllm_operator.text import wording
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageTexts:
+    """The content of `messages.yaml`: templates by name, and words for the stages of a start and for phases of a Pod, in a sentence."""
+
+    stages: Mapping[str, str]
+    phases: Mapping[str, str]
+    messages: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +63,17 @@ class Messages:
 @cache
 def load_messages() -> Messages:
     """Read and compile the messages that ship with the package."""
-    return compile_messages(read_data("messages.yaml"))
+    return compile_messages(construct(MessageTexts, read_data("messages.yaml")))
 
 
-def compile_messages(data: Mapping[str, Any]) -> Messages:
+def compile_messages(texts: MessageTexts) -> Messages:
     """Compile messages.
 
     Raises:
         jinja2.TemplateSyntaxError: A template is malformed.
         ValueError: A stage or phase is unknown, or a stage has no words.
     """
-    # plain text, so nothing is escaped; sandboxed, so that a template can do no more than put words together
+    # Plain text needs no escaping. In the sandbox, a template cannot call anything.
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {
         "duration": wording.duration,
@@ -79,8 +87,8 @@ def compile_messages(data: Mapping[str, Any]) -> Messages:
         "pull": wording.without_pull,
         "refusal": wording.without_pod_name,
     }
-    stages = {Stage(name): words for name, words in data["stages"].items()}
+    stages = {Stage(name): words for name, words in texts.stages.items()}
     if missing := set(Stage) - set(stages):
         raise ValueError(f"stages without words: {sorted(missing)}")
-    phases = {Phase(name): words for name, words in data["phases"].items()}
-    return Messages({name: environment.from_string(text) for name, text in data["messages"].items()}, stages, phases)
+    phases = {Phase(name): words for name, words in texts.phases.items()}
+    return Messages({name: environment.from_string(text) for name, text in texts.messages.items()}, stages, phases)

@@ -20,6 +20,7 @@ from vllm_operator.catalog.signatures import Remedy, Signature, load_signatures
 from vllm_operator.catalog.startup import Stages, load_startup
 from vllm_operator.catalog.user_signatures import UserSignature
 from vllm_operator.catalog.versions import Replacements, VersionTable
+from vllm_operator.messages import MessageTexts
 from vllm_operator.observation.knowledge import TerminationRules, load_termination_rules
 from vllm_operator.startup.state import Stage
 
@@ -43,6 +44,7 @@ LISTS: dict[str, type[Entry]] = {
 def test_entries_that_are_read_without_pydantic_are_valid_and_mean_the_same_to_it() -> None:
     assert tuple(parse_dataclass(Signature, each) for each in read_data("signatures.yaml")["signatures"]) == load_signatures()
     assert parse_dataclass(Stages, read_data("stages.yaml")) == load_startup().stages
+    assert parse_dataclass(MessageTexts, read_data("messages.yaml")) == construct(MessageTexts, read_data("messages.yaml"))
     assert parse_dataclass(TerminationRules, read_data("terminations.yaml")) == load_termination_rules()
     for each in read_data("remedies.yaml")["remedies"]:
         assert parse_dataclass(Remedy, each) == construct(Remedy, each)

@@ -86,13 +86,6 @@ FLATTENED_BY_PROCESS = (
 )
 """https://github.com/vllm-project/vllm issues, as collections of them keep their texts: ends of lines are spaces."""
 
-FLATTENED_WITH_SIGNS = (
-    "BODY: ## Purpose ⏎  ⏎ Fixes it. ⏎  ⏎ Some models crash when the engine is made with `--pipeline-parallel-size > 1`: ⏎  ⏎ ``` ⏎ "
-    "pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig ⏎   Value error, No model architectures are specified "
-    "⏎ ``` ⏎  ⏎ The inner language model is made from `config.text_config`, whose `architectures` is `None` (there they are not given).\n"
-)
-"""https://github.com/vllm-project/vllm/issues/43271"""
-
 IN_A_STRING = (
     'time=2026-05-01 level=error detail="Traceback (most recent call last):\\n  File \\"/opt/vllm/v1/engine/core.py\\", line 9, in make\\n'
     "    make(\\nValueError: Free memory on device cuda:0 (3.5/79.1 GiB) on startup is less than desired GPU memory utilization "
@@ -122,7 +115,6 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         (LINES_OF_A_PROGRAM, "CudaOutOfMemory"),
         (WITHOUT_ITS_TIME, "Unknown"),
         (FLATTENED_BY_PROCESS, "Unknown"),
-        (FLATTENED_WITH_SIGNS, "Unknown"),
         (IN_A_STRING, "GpuMemoryInUse"),
         (WORKER_OF_V0, "Unknown"),
         (COMPILER, "InductorCompileFailed"),
@@ -134,7 +126,6 @@ Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especiall
         "strings of a program",
         "without its time",
         "lines of processes in one line",
-        "signs for the ends of lines",
         "in a string",
         "a worker of old",
         "the last words of the compiler",

@@ -18,9 +18,8 @@ class LineMeaning:
     """A log record whose message begins with one of `words`, contains `anchor`, and in which `regex` is found.
 
     `stage` begins; `banner` and `engine` say that a server process or an engine starts; `component` is what the captured
-    `backend` was chosen for; `loaded`: the weights are in GPU memory; `shutdown`: "engine" was told to stop, "server" was told
-    to stop or has lost its engine; `progress` labels the captured `completed` and `total`; `arguments`: the line has the
-    arguments of the server.
+    `backend` was chosen for; `shutdown`: the "engine" stops on request, or the "server" stops on request or because its engine is dead;
+    `progress` labels the captured `completed` and `total`; `arguments`: the line has the arguments of the server.
     """
 
     id: str
@@ -35,7 +34,6 @@ class LineMeaning:
     engine: bool = False
     cache: Literal["hit", "miss", "failure"] | None = None
     component: str | None = None
-    loaded: bool = False
     shutdown: Literal["engine", "server"] | None = None
     progress: str | None = None
     arguments: bool = False

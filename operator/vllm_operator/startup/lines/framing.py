@@ -68,9 +68,9 @@ _INSIDE = re.compile(
     r"(?:\([\w.-]{1,60} [^()\n]{0,60}\) )?(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d(?::\d\d)? \[?[^\]\s]{1,120}:\d{1,6}\] "
 )
 _PIECE = re.compile(
-    _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|⏎(?: ⏎)* ?"
+    _INSIDE.pattern + r"|\([\w.-]{1,60} (?:[\w=]{1,20} )?pid=\d{1,9}[^()\n]{0,60}\) (?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) )|\n"
 )
-"""Beginning of a record or of a line of a process within a line, where processes wrote at once or line ends were lost or replaced."""
+"""Beginning of a record or of a line of a process within a line, where processes wrote at once or line ends were lost; or a line end."""
 _ESCAPED = "Traceback (most recent call last):\\n"
 """A traceback in a quoted string."""
 _TIME = re.compile(r"\d\d-\d\d \d\d:\d\d:\d\d")
@@ -155,16 +155,16 @@ def _is_prose(raw: str) -> bool:
 
 def records(raw: str) -> list[str]:
     """Split a line that contains several records, because processes wrote at once or line ends were lost."""
-    if not _may_hold_a_record(raw, 80) and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and "⏎" not in raw and _ESCAPED not in raw:
+    if not _may_hold_a_record(raw, 80) and raw.find("pid=", 80 if raw[0] == "(" else 0) < 0 and _ESCAPED not in raw:
         return [raw]
     if _ESCAPED in raw and (locate(raw)[1] or ERROR) >= ERROR:  # an INFO record may quote the text of a request
-        raw = raw.replace("\\n", "⏎")
+        raw = raw.replace("\\n", "\n")
     bounds = [0]
     for found in _PIECE.finditer(raw, 1):
         bounds += [found.start()] if found[0][0] in "(DIWEC" else [found.start(), found.end()]
     bounds.append(len(raw))
     pieces = (raw[start:end] for start, end in pairwise(bounds))
-    return [piece for piece in pieces if piece and piece[0] != "⏎"]
+    return [piece for piece in pieces if piece and piece[0] != "\n"]
 
 
 def plain(raw: str) -> tuple[str, str]:
