@@ -107,6 +107,7 @@ generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_docs.py
 	$(BIN)/python hack/generate_chart.py
 	$(BIN)/python hack/generate_backends_doc.py
+	$(BIN)/python hack/generate_sizing_doc.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI

@@ -31,6 +31,7 @@ COMMANDS = {
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
+    "fit": ("vllm_operator.cli.fit", "estimate the GPU memory of a model: on which GPUs it fits, on how many, with how long a context"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: its progress, the cause of a crash, the remedy"),
     "diagnose-pod": ("vllm_operator.cli.diagnose_pod", "diagnose a Pod of the cluster by its log and status"),
     "signatures": ("vllm_operator.cli.signatures", "list the known crashes, or show one"),
@@ -38,7 +39,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("plan", "history", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("plan", "history", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

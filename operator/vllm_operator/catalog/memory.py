@@ -1,0 +1,154 @@
+"""What is known about the GPU memory of a vLLM engine, by version: the content of `memory.yaml`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, StrictFloat, StrictInt
+
+from vllm_operator.catalog.entry import Entry, load_file
+from vllm_operator.catalog.versions import Release, parse_release
+
+Number = StrictInt | StrictFloat
+
+
+def _read_release(written: Any) -> Release:
+    release = parse_release(written) if isinstance(written, str) else None
+    if release is None:
+        raise ValueError(f"{written!r} is not a version; one looks like 0.20.0")
+    return release
+
+
+Since = Annotated[Release, BeforeValidator(_read_release)]
+
+
+class Value(Entry):
+    """A value that holds since a version."""
+
+    since: Since
+    value: Number
+
+
+def value_at(values: tuple[Value, ...], release: Release) -> float:
+    """The value that holds in a version; the oldest for versions before all."""
+    held = [each.value for each in values if each.since <= release]
+    return float(held[-1] if held else values[0].value)
+
+
+class Batch(Entry):
+    """Defaults of `--max-num-batched-tokens` and `--max-num-seqs` for GPUs with at least `memory_gib`."""
+
+    since: Since
+    memory_gib: Number
+    tokens: StrictInt
+    sequences: StrictInt
+    architectures: tuple[str, ...] = ()
+    other_than: str | None = None
+
+
+class UsableMemory(Entry):
+    """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title."""
+
+    reserve_gib: Number
+    reserve_share: Number
+    unified_gib: Mapping[str, Number]
+    source: str
+
+
+class NonTorch(Entry):
+    """Allocations outside of PyTorch in GiB, by the tensor-parallel size.
+
+    `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions
+    before `nccl_before`.
+    """
+
+    gib: Mapping[int, Number]
+    small_memory_gib: Number
+    small_gib: Number
+    nccl_before: Since
+    nccl_gib: Mapping[int, Number]
+    source: str
+
+
+class Activation(Entry):
+    """The peak of the profiling run: of the sampler, or of the forward pass, and extras."""
+
+    sampler: tuple[Value, ...]
+    forward: Number
+    forward_dense: Number
+    sparse_rows: StrictInt
+    sparse_row_bytes: StrictInt
+    indexer_logits_gib: Number
+    vision_gib: Number
+    recurrent_bytes: Number
+    unified_least_gib: Number
+    unified_gib: Number
+    source: str
+
+
+class Graphs(Entry):
+    """CUDA graphs."""
+
+    counted_since: Since
+    fewer_since: Since
+    most: StrictInt
+    gib_per_size_and_layer: Number
+    least_gib: Number
+    source: str
+
+
+class CacheFacts(Entry):
+    """Rules for the KV cache."""
+
+    block: StrictInt
+    latent_block: StrictInt
+    packed_latent_bytes: StrictInt
+    group_ratio: tuple[Value, ...]
+    tokens_by_concurrency_since: Since
+    state_prefix_caching_since: Since
+    windows_since: Since
+    chunks_since: Since
+    compressed_rows: Mapping[str, tuple[StrictInt, StrictInt]]
+    source: str
+
+
+class WeightFacts(Entry):
+    """Rules for the weights on a GPU."""
+
+    vocabulary_multiple: StrictInt
+    parallel_gib: Number
+    expert_multiple: StrictInt
+    expert_width_padded: tuple[str, ...]
+    expert_factor: tuple[Value, ...]
+    source: str
+
+
+class Margin(Entry):
+    """How near to a limit a result is called tight: the larger of the two."""
+
+    gib: Number
+    share: Number
+    source: str
+
+
+class MemoryFacts(Entry):
+    """Everything that is known about the memory of an engine besides the model."""
+
+    utilization: tuple[Value, ...]
+    utilization_source: str
+    whole_prompts_before: Since
+    batches: tuple[Batch, ...]
+    batches_source: str
+    usable_memory: UsableMemory
+    context_gib: Number
+    context_source: str
+    non_torch: NonTorch
+    activation: Activation
+    graphs: Graphs
+    kv_cache: CacheFacts
+    weights: WeightFacts
+    margin: Margin
+
+
+def load_memory() -> MemoryFacts:
+    """Read the rules that ship with the operator."""
+    return load_file(MemoryFacts, "memory.yaml")

@@ -1,0 +1,79 @@
+"""Shapes of well-known models: the sizes in their config.json, and how large their weights were found to be.
+
+`shapes.json` has one entry a line. `config` has the keys of the published config.json that decide about memory; `vision_params`
+and `swa_layers` are derived. An entry that is not `verified` was entered by hand, or is that of a model with equal sizes.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from pydantic import Field, StrictBool, StrictFloat, StrictInt
+
+from vllm_operator.catalog.entry import Entry, parse_entries
+from vllm_operator.catalog.resources import read_data
+
+VARIANT = re.compile(
+    r"(-(\d{4}|instruct|base|chat|it|thinking|hf|fp8|fp8-dynamic|nvfp4|fp4|mxfp4|awq|gptq|gptq-int[48]|int[48]|w4a16|w8a8|bf16|dynamic|quantized|[48]bit))+",
+    re.IGNORECASE,
+)
+"""What may follow the name of a model without another shape: dates, formats, the kind of training."""
+
+
+class LoadedWeights(Entry):
+    """Weights on one GPU as a start-up log says. `format` is as in a case for `vllm-operator fit --cases`."""
+
+    format: str
+    tensor: StrictInt
+    gib: StrictFloat | StrictInt
+    expert: StrictBool = False
+
+
+class KnownShape(Entry):
+    """One model. `checkpoint_gib` is the size of its repository."""
+
+    name: str
+    config: Mapping[str, Any]
+    source: str
+    verified: StrictBool
+    checkpoint_gib: StrictFloat | StrictInt | None = None
+    loaded: tuple[LoadedWeights, ...] = Field(default=())
+
+
+class KnownShapes:
+    """The table of shapes, by name."""
+
+    def __init__(self, entries: Iterable[KnownShape]) -> None:
+        """Keep the entries."""
+        self.entries = tuple(entries)
+
+    @cached_property
+    def _by_name(self) -> Mapping[str, KnownShape]:
+        found: dict[str, KnownShape] = {}
+        for entry in self.entries:
+            found[entry.name.lower()] = entry
+            found.setdefault(entry.name.rpartition("/")[2].lower(), entry)
+        return found
+
+    def find(self, name: str) -> KnownShape | None:
+        """Return the entry of a model, of any organisation, or of a variant with the same shape, such as `-AWQ` or `-0528`."""
+        sought = name.strip().lower()
+        last = sought.rpartition("/")[2]
+        for known in (sought, last):
+            if known in self._by_name:
+                return self._by_name[known]
+        best = ""
+        for known in self._by_name:
+            if "/" in known or len(known) <= len(best):
+                continue
+            own = VARIANT.sub("", known) if VARIANT.search(known) and known.endswith((VARIANT.search(known) or [""])[0]) else known
+            for start in {known, own}:
+                if last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
+                    best = known
+        return self._by_name[best] if best else None
+
+
+def load_shapes() -> KnownShapes:
+    """Read the table that ships with the operator."""
+    return KnownShapes(parse_entries(KnownShape, read_data("shapes.json"), "shapes.json"))

@@ -1,0 +1,247 @@
+"""`vllm-operator fit`: will a model fit on a GPU, on how many, and with how long a context. Needs no cluster.
+
+With `--cases`, one engine is estimated for each line of a file, in the form of docs/sizing-cases.jsonl.
+
+Exit status: 0 for a result, 1 if the model fits on none of the GPUs, 2 invalid input.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
+from vllm_operator.catalog.memory import MemoryFacts, load_memory
+from vllm_operator.catalog.shapes import KnownShapes, load_shapes
+from vllm_operator.catalog.versions import Release, load_versions, parse_release
+from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
+from vllm_operator.cli.tables import table, wrap
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.cases import as_line, predict, predict_model, read_case
+from vllm_operator.planning.memory.devices import device_of, find_product
+from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
+from vllm_operator.planning.memory.sizes import smallest_sizes
+
+FITS_STATUS, DOES_NOT_FIT_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+LINE_LIMIT = 4 * 1024 * 1024
+"""Characters of a line of cases."""
+MOST_GPUS = 8
+HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
+SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One GPU product and one size. `enough`: the concurrency wanted is reached."""
+
+    product: Product
+    parallel: ParallelShape
+    made: Estimate
+    enough: bool
+
+    @property
+    def fits(self) -> bool:
+        return self.made.prediction is Prediction.STARTED and self.enough
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="organisation/name, such as Qwen/Qwen3-32B")
+    parser.add_argument("--gpu", nargs="+", action="extend", default=[], metavar="GPU", help="only these GPUs, such as H100 or B200")
+    parser.add_argument("--context", type=int, metavar="N", help="tokens of one request (--max-model-len); default: the model's own")
+    parser.add_argument("--concurrency", type=float, default=1.0, metavar="N", help="requests of this length at a time (default: 1)")
+    parser.add_argument("--version", metavar="V", help="vLLM version; default: the newest in the catalog")
+    parser.add_argument("--model-config", metavar="FILE", help="config.json of the model")
+    parser.add_argument("--checkpoint-bytes", type=int, metavar="N", help="total_size in the index of the model's safetensors")
+    parser.add_argument("--quantization", default="", metavar="FORMAT", help="format of the weights, such as fp8, awq or nvfp4")
+    parser.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE", help="as in vLLM, such as fp8")
+    parser.add_argument("--gpu-memory-utilization", type=float, metavar="SHARE", help="as in vLLM; default: that of the version")
+    parser.add_argument("--max-num-seqs", type=int, metavar="N", help="as in vLLM; default: that of the version and GPU")
+    parser.add_argument("--max-num-batched-tokens", type=int, metavar="N", help="as in vLLM; default: that of the version and GPU")
+    parser.add_argument("--enforce-eager", action="store_true", help="without CUDA graphs")
+    parser.add_argument("--cases", metavar="FILE", help="estimate each line of a file with cases in JSON (- is standard input)")
+    parser.add_argument("-o", "--output", choices=("json",), help="print a JSON object")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what fits. Return the exit status."""
+    try:
+        if arguments.cases is not None:
+            return _run_cases(arguments.cases)
+        return _run_model(arguments)
+    except InputError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return BAD_INPUT_STATUS
+
+
+def estimate_lines(lines: Iterable[str], shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Iterator[dict[str, Any]]:
+    """Estimate each line. A line that cannot be read has the outcome `unknown`, with the reason; empty lines are left out."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            yield _estimate_line(line, number, shapes, gpus, facts)
+
+
+def _estimate_line(line: str, number: int, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> dict[str, Any]:
+    try:
+        if len(line) > LINE_LIMIT:
+            raise ValueError(f"it is longer than {LINE_LIMIT} characters")
+        written = json.loads(line)
+        if not isinstance(written, dict):
+            raise ValueError("it is not a JSON object")
+    except (ValueError, RecursionError) as error:
+        why = "lists are nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        return as_line("", Estimate(Prediction.UNKNOWN, f"Line {number} cannot be read: {why}."))
+    case = read_case(written)
+    return as_line(case.name, predict(case, shapes, gpus, facts))
+
+
+def _run_cases(path: str) -> int:
+    try:
+        lines: Iterable[str] = sys.stdin if path == STANDARD_INPUT else Path(path).read_text("utf-8", errors="replace").split("\n")
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
+    for made in estimate_lines(lines, load_shapes(), load_gpus(), load_memory()):
+        print(json.dumps(made, ensure_ascii=False))
+    return FITS_STATUS
+
+
+def _run_model(arguments: argparse.Namespace) -> int:
+    if arguments.model is None:
+        raise InputError("give a model, such as Qwen/Qwen3-32B, or a file with --cases")
+    for name in ("context", "max_num_seqs", "max_num_batched_tokens", "checkpoint_bytes", "concurrency", "gpu_memory_utilization"):
+        if (value := getattr(arguments, name)) is not None and not 0 < value < 1 << 50:
+            raise InputError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
+    gpus, facts = load_gpus(), load_memory()
+    version, release = _version(arguments.version)
+    model = _model(arguments)
+    products = _products(arguments.gpu, gpus)
+    options = Options(
+        utilization=arguments.gpu_memory_utilization,
+        max_length=arguments.context,
+        sequences=arguments.max_num_seqs,
+        batched_tokens=arguments.max_num_batched_tokens,
+        cache_dtype=arguments.kv_cache_dtype,
+        eager=arguments.enforce_eager,
+    )
+    rows = []
+    for product in products:
+        own = _rows(product, model, options, arguments.concurrency, release, gpus, facts)
+        fitting = next((row for row in own if row.fits), None)
+        rows += own if arguments.gpu else [fitting or own[-1]] if own else []
+    if arguments.output:
+        print(json.dumps(_as_json(arguments.model, version, model, rows), indent=2))
+    else:
+        _write_page(arguments, version, model, rows)
+    return FITS_STATUS if any(row.fits for row in rows) else DOES_NOT_FIT_STATUS
+
+
+def _rows(
+    product: Product, model: SizedModel, options: Options, wanted: float, release: Release, gpus: GPUs, facts: MemoryFacts
+) -> list[_Row]:
+    device = device_of(product, product.architecture, None, gpus, facts)
+    found = []
+    for parallel in smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS):
+        made = predict_model(model, parallel, device, options, facts, release)
+        found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted))
+    return found
+
+
+def _version(written: str | None) -> tuple[str, Release]:
+    version = written or load_versions().newest.version
+    release = parse_release(version)
+    if release is None:
+        raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
+    return version, release
+
+
+def _model(arguments: argparse.Namespace) -> SizedModel:
+    config = None
+    if arguments.model_config is not None:
+        found = read_objects(arguments.model_config)
+        if len(found) != 1:
+            raise InputError(f"{arguments.model_config} is not the config.json of a model, which is one JSON object")
+        config = found[0]
+    model = resolve_model(
+        arguments.model, load_shapes(), config=config, checkpoint_bytes=arguments.checkpoint_bytes, label=arguments.quantization
+    )
+    if model is None:
+        raise InputError(
+            f"the sizes of the model {arguments.model} are unknown. Download its config.json and give it with --model-config FILE"
+        )
+    return model
+
+
+def _products(names: Sequence[str], gpus: GPUs) -> list[Product]:
+    """The GPUs to estimate; by default all products, each title once."""
+    if not names:
+        return list({product.title: product for product in gpus.products_by_name.values() if product.memory_mebibytes}.values())
+    found = []
+    for name in names:
+        product = find_product(name, gpus)
+        if product is None:
+            raise InputError(f"the catalog has no GPU {name}. `vllm-operator catalog gpus` lists them")
+        found.append(product)
+    return found
+
+
+def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, rows: Sequence[_Row]) -> None:
+    shape = model.shape
+    length = arguments.context or shape.max_length
+    print(f"{arguments.model}: {shape.parameters / 1e9:.1f} B parameters, weights in {model.form.name}, vLLM {version}")
+    print(f"Sizes from {model.source}. Context {length} tokens, {arguments.concurrency:g} at a time. Memory of each GPU in GiB.\n")
+    print("\n".join(table(HEADER, [_cells(row) for row in rows])))
+    if model.form.assumed:
+        text = "Which weights are quantized is an assumption. Give the checkpoint's config.json with --model-config FILE."
+        print("\n" + "\n".join(wrap(text, "")))
+
+
+def _cells(row: _Row) -> tuple[str, ...]:
+    made = row.made
+    verdict = SHOWN.get(made.prediction, "no") if row.enough or made.prediction is not Prediction.STARTED else "no"
+    limit = made.limit
+    if made.prediction is Prediction.STARTED and not row.enough:
+        limit = "The KV cache is too small for this concurrency."
+    return (
+        row.product.title,
+        f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}",
+        verdict,
+        _gib(made.weights),
+        _gib(made.activation),
+        _gib(made.graphs),
+        _gib(made.kv_cache),
+        "" if made.tokens is None else f"{made.tokens}",
+        "" if made.longest is None else f"{made.longest}",
+        "" if made.concurrency is None else f"{made.concurrency:.1f}",
+        limit,
+    )
+
+
+def _gib(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _as_json(name: str, version: str, model: SizedModel, rows: Sequence[_Row]) -> dict[str, Any]:
+    return {
+        "model": name,
+        "version": version,
+        "source": model.source,
+        "format": model.form.name,
+        "parameters": model.shape.parameters,
+        "sizes": [
+            {
+                "gpu": row.product.name,
+                "count": row.parallel.tensor,
+                "expertParallel": row.parallel.expert,
+                "fits": row.fits,
+                **{key: value for key, value in as_line("", row.made).items() if key != "id"},
+                "activationGiB": row.made.activation,
+                "graphsGiB": row.made.graphs,
+                "longestContext": row.made.longest,
+            }
+            for row in rows
+        ],
+    }

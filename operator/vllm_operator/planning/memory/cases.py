@@ -1,0 +1,158 @@
+"""Cases: engines whose memory is estimated from a line of JSON, such as those that were measured.
+
+A line is untrusted. A field that cannot be read is unknown; a case without what the estimate needs has the outcome `unknown`.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.shapes import KnownShapes
+from vllm_operator.catalog.versions import Release, parse_release
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.devices import device_of, find_product
+from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
+from vllm_operator.planning.memory.weights import weigh
+from vllm_operator.pods.reading import mapping, read_integer, text
+
+GIB = 1 << 30
+MOST_GPUS = 4096
+SIZE_LIMIT = 1 << 40
+OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
+"""The versions between which the rules changed. Without a version the smaller KV cache of the two counts."""
+DRAFT_TOKENS = 1
+BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
+"""A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One engine.
+
+    Attributes:
+        releases: The version; several if it is unknown.
+        hosted: A part of the weights or of the KV cache is in the host's memory; how much is unknown.
+    """
+
+    name: str
+    model: str
+    label: str
+    releases: tuple[Release, ...]
+    parallel: ParallelShape
+    device_name: str
+    memory_gib: float | None
+    options: Options
+    config: Mapping[str, Any] | None = None
+    hosted: bool = False
+
+
+def read_case(line: Mapping[str, Any]) -> Case:
+    """Read a case; fields that cannot be read are left at their defaults."""
+    version = text(line, "vllm_version")
+    label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
+    sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
+    digits = re.search(r"[0-9]{1,3}", spec)
+    block = "dflash" in spec
+    speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
+    length = line.get("max_model_len")
+    checkpoint = read_integer(line.get("checkpoint_bytes"))
+    options = Options(
+        utilization=_number(line.get("gpu_memory_utilization"), 1.0),
+        max_length=0 if length in ("auto", -1) else _size(length),
+        sequences=_size(line.get("max_num_seqs")),
+        batched_tokens=_size(line.get("max_num_batched_tokens")),
+        cache_dtype=text(line, "kv_cache_dtype")[:40] or "auto",
+        eager=line.get("enforce_eager") is True,
+        offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
+        speculative=speculative,
+        own_draft_layers="mtp" in spec or "nextn" in spec,
+        separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
+        context_parallel=_size(line.get("dcp")) or 1,
+        checkpoint_bytes=checkpoint or None,
+    )
+    return Case(
+        name=text(line, "id")[:200],
+        model=text(line, "model")[:200],
+        label=label,
+        releases=_releases(version),
+        parallel=ParallelShape(sizes[0], sizes[1], sizes[2], line.get("ep") is True),
+        device_name=text(line, "gpu")[:200],
+        memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
+        options=options,
+        config=mapping(line.get("config")) or None,
+        hosted="host" in label.lower() or "offload" in label.lower(),
+    )
+
+
+def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
+    """Estimate a case."""
+    model = resolve_model(case.model, shapes, config=case.config, checkpoint_bytes=case.options.checkpoint_bytes, label=case.label)
+    if model is None:
+        return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
+    if case.hosted:
+        return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
+    made = [predict_model(model, case.parallel, _device(case, gpus, facts), case.options, facts, release) for release in case.releases]
+    return min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
+
+
+def predict_model(
+    model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
+) -> Estimate:
+    """Estimate an engine of a resolved model, with measured weights where its format is not known module by module."""
+    options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
+    if options.weights_gib is None and (model.form.assumed or model.label):
+        one = weigh(model.shape, model.form, ParallelShape(), facts, release).largest
+        own = weigh(model.shape, model.form, parallel, facts, release).largest
+        measured = model.measured_weights(parallel, one / own if own > 0 else 0.0)
+        options = replace(options, weights_gib=measured)
+    return estimate(model.shape, model.form, device, parallel, options, facts, release)
+
+
+def as_line(name: str, made: Estimate) -> dict[str, Any]:
+    """The prediction as a line of JSON. A figure that is unknown is null."""
+    return {
+        "id": name,
+        "weightsGiB": _rounded(made.weights, 3),
+        "kvCacheGiB": _rounded(made.kv_cache, 3),
+        "kvCacheTokens": made.tokens,
+        "maxConcurrency": _rounded(made.concurrency, 2),
+        "outcome": made.prediction.value,
+        "limit": made.limit,
+    }
+
+
+def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
+    product = find_product(case.device_name, gpus)
+    architecture = product.architecture if product else None
+    if case.memory_gib is None:
+        return device_of(product, architecture, None, gpus, facts)
+    family = gpus.architectures.get(architecture or "")
+    return Device(case.memory_gib, architecture, case.device_name, unified=family is not None and family.unified_memory)
+
+
+def _releases(version: str) -> tuple[Release, ...]:
+    """The release whose rules hold. A development version has those of the release before."""
+    release = parse_release(version)
+    if release is None:
+        return OLDEST_TYPICAL, NEWEST
+    major, minor, patch = release
+    return ((major, minor, patch - 1),) if "dev" in version and patch > 0 else (release,)
+
+
+def _size(value: Any) -> int | None:
+    size = read_integer(value)
+    return size if size is not None and 0 < size < SIZE_LIMIT else None
+
+
+def _number(value: Any, limit: float) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= limit:
+        return None
+    return float(value)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,283 @@
+"""The estimate: will an engine start on a GPU, and what KV cache has it then.
+
+    KV cache = utilization x total - weights - activation peak - outside of PyTorch - CUDA graphs
+
+on the fullest GPU. The engine refuses to start if nothing is left, or if one request of the maximum length does not fit.
+Source: vllm/v1/worker/gpu_worker.py determine_available_memory, 0.11.0 to 0.33.0.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.kv_cache import CacheLayout, CacheOptions, lay_out
+from vllm_operator.planning.memory.layers import Cache, ModelShape
+from vllm_operator.planning.memory.overhead import (
+    GIB,
+    Batch,
+    activation_bytes,
+    default_batch,
+    graph_bytes,
+    non_torch_bytes,
+)
+from vllm_operator.planning.memory.quantization import WeightFormat
+from vllm_operator.planning.memory.weights import weigh
+
+
+class Prediction(StrEnum):
+    """What becomes of the start."""
+
+    STARTED = "started"
+    TIGHT = "tight"
+    REFUSED = "refused"
+    OUT_OF_MEMORY = "oom"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A GPU: memory that CUDA reports, in GiB; None if unknown. `unified`: host and GPU share it."""
+
+    memory_gib: float | None
+    architecture: str | None = None
+    title: str = ""
+    unified: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Flags of the engine that decide about memory. None is vLLM's default.
+
+    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured.
+    """
+
+    utilization: float | None = None
+    max_length: int | None = None
+    sequences: int | None = None
+    batched_tokens: int | None = None
+    cache_dtype: str = "auto"
+    eager: bool = False
+    offload_gib: float = 0.0
+    speculative: int = 0
+    own_draft_layers: bool = False
+    separate_draft_layers: int = 0
+    vision: bool = True
+    prefix_caching: bool | None = None
+    context_parallel: int = 1
+    block: int | None = None
+    weights_gib: float | None = None
+    checkpoint_bytes: int | None = None
+    cache_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The memory of the fullest GPU in GiB. A part that is None is unknown.
+
+    Attributes:
+        kv_cache: Memory for the KV cache; negative if the rest does not fit.
+        kv_needed: Memory for one request of the maximum length.
+        tokens: Tokens in the KV cache, as vLLM logs them.
+        longest: The longest context that fits.
+        concurrency: Requests of the maximum length at a time.
+        limit: What decides, as a sentence.
+    """
+
+    prediction: Prediction
+    limit: str
+    weights: float | None = None
+    activation: float | None = None
+    other: float | None = None
+    graphs: float | None = None
+    budget: float | None = None
+    kv_cache: float | None = None
+    kv_needed: float | None = None
+    tokens: int | None = None
+    longest: int | None = None
+    max_length: int | None = None
+    concurrency: float | None = None
+
+
+def estimate(
+    shape: ModelShape,
+    form: WeightFormat,
+    device: Device,
+    parallel: ParallelShape,
+    options: Options,
+    facts: MemoryFacts,
+    release: Release,
+) -> Estimate:
+    """Estimate the memory of an engine.
+
+    Args:
+        shape: The model.
+        form: Bytes per element of its weights.
+        device: The GPU; all GPUs of the engine are equal.
+        parallel: The sizes of the engine.
+        options: Its flags.
+        facts: The constants.
+        release: The vLLM version.
+    """
+    weighed = weigh(
+        shape,
+        form,
+        parallel,
+        facts,
+        release,
+        architecture=device.architecture,
+        drafts=options.own_draft_layers,
+        checkpoint=options.checkpoint_bytes,
+        vision=options.vision,
+    )
+    weights = weighed.largest / GIB if options.weights_gib is None else options.weights_gib
+    weights = max(weights - options.offload_gib, 0.0)
+    if device.memory_gib is None:
+        return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=weights)
+    total = device.memory_gib
+    utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
+    usual = default_batch(facts, release, total, device.architecture, device.title)
+    max_length = options.max_length or shape.max_length
+    if max_length is None:
+        return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=weights)
+    sequences = options.sequences or usual.sequences
+    usual_tokens = max(usual.tokens, max_length if release < facts.whole_prompts_before else 0)
+    tokens = options.batched_tokens or min(max(usual_tokens, sequences if options.sequences else 0), sequences * max_length)
+    batch = Batch(tokens, min(sequences, tokens))
+    activation = activation_bytes(
+        shape,
+        parallel,
+        batch,
+        facts,
+        release,
+        max_length=max_length,
+        speculative=options.speculative,
+        vision=options.vision,
+        unified=device.unified,
+    )
+    activation = activation / GIB
+    other = non_torch_bytes(parallel, total, facts, release) / GIB
+    graphs = 0.0 if options.eager else graph_bytes(shape, batch, facts, release) / GIB
+    counted = graphs if release >= facts.graphs.counted_since else 0.0
+    budget = utilization * total
+    available = budget - weights - activation - other - counted
+    if options.cache_bytes is not None:
+        available = options.cache_bytes / GIB
+    layout = lay_out(shape, parallel, _cache_options(shape, device, options, batch, facts, release), facts, release)
+    known = _Parts(weights, activation, other, graphs, counted, budget, available, total, utilization)
+    return _judge(known, layout, shape, device, options, max_length, facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Parts of the memory in GiB."""
+
+    weights: float
+    activation: float
+    other: float
+    graphs: float
+    counted: float
+    budget: float
+    available: float
+    total: float
+    utilization: float
+
+
+def _cache_options(shape: ModelShape, device: Device, options: Options, batch: Batch, facts: MemoryFacts, release: Release) -> CacheOptions:
+    rows = facts.kv_cache.compressed_rows
+    row, alignment = rows.get(device.architecture or "", rows["default"])
+    narrow = options.cache_dtype.lower().startswith(("fp8", "int8"))
+    blackwell = (device.architecture or "").startswith("sm_10")
+    latent = 128 if blackwell and not shape.index_top else facts.kv_cache.latent_block
+    return CacheOptions(
+        element_bytes=1 if narrow else shape.element_bytes,
+        packed_latent=narrow and shape.index_top > 0,
+        batched_tokens=batch.tokens,
+        block=options.block or (latent if shape.latent else facts.kv_cache.block),
+        speculative=options.speculative,
+        draft_layers=1 if options.own_draft_layers else 0,
+        separate_draft_layers=options.separate_draft_layers,
+        prefix_caching=options.prefix_caching,
+        context_parallel=options.context_parallel,
+        compressed_row=row,
+        alignment=alignment,
+    )
+
+
+def _judge(
+    parts: _Parts, layout: CacheLayout | None, shape: ModelShape, device: Device, options: Options, max_length: int, facts: MemoryFacts
+) -> Estimate:
+    """Compare the parts with the GPU: the limit with the least slack decides."""
+    margin = max(facts.margin.gib, facts.margin.share * parts.total)
+    free = parts.total - (0.0 if device.unified else facts.context_gib)
+    needed = tokens = longest = concurrency = None
+    auto = options.max_length == 0
+    memory = parts.available * GIB
+    limits = [
+        (free - parts.weights, Prediction.OUT_OF_MEMORY, f"The weights take {parts.weights:.1f} GiB of {parts.total:.1f} GiB."),
+        (
+            free - parts.weights - parts.activation - parts.other,
+            Prediction.OUT_OF_MEMORY,
+            f"Weights and activations take {parts.weights + parts.activation + parts.other:.1f} GiB of {parts.total:.1f} GiB.",
+        ),
+    ]
+    if layout is not None:
+        longest = layout.longest(memory, shape.max_length or max_length)
+        if auto:
+            max_length = max(min(longest, max_length), 1)
+        needed = layout.need(max_length) / GIB
+        tokens, concurrency = layout.tokens(memory, max_length), layout.concurrency(memory, max_length)
+        limits.append(
+            (
+                parts.available - (layout.need(1) / GIB if auto else needed),
+                Prediction.REFUSED,
+                f"A context of {max_length} tokens needs {needed:.2f} GiB of KV cache; {max(parts.available, 0):.2f} GiB are left."
+                if parts.available > 0
+                else "Nothing is left for the KV cache.",
+            )
+        )
+    elif any(each.kind is not Cache.STATE for each in shape.cached) or not shape.cache_known:
+        limits.append((parts.available, Prediction.REFUSED, "Nothing is left for the KV cache."))
+    made = Estimate(
+        Prediction.STARTED,
+        "",
+        parts.weights,
+        parts.activation,
+        parts.other,
+        parts.graphs,
+        parts.budget,
+        parts.available,
+        needed,
+        tokens,
+        longest,
+        max_length,
+        concurrency,
+    )
+    return _with_verdict(made, parts, limits, free, margin, device, layout is not None or not shape.cached)
+
+
+def _with_verdict(
+    made: Estimate,
+    parts: _Parts,
+    limits: list[tuple[float, Prediction, str]],
+    free: float,
+    margin: float,
+    device: Device,
+    complete: bool,
+) -> Estimate:
+    if parts.budget > free and not device.unified:
+        text = f"--gpu-memory-utilization {parts.utilization:g} asks for {parts.budget:.1f} GiB; {free:.1f} GiB are free."
+        return replace(made, prediction=Prediction.REFUSED if parts.budget > free + 0.2 else Prediction.TIGHT, limit=text)
+    failed = next(((slack, verdict, text) for slack, verdict, text in limits if slack < -margin), None)
+    if failed is not None:
+        return replace(made, prediction=failed[1], limit=failed[2])
+    slack, _, text = min(limits, key=lambda limit: limit[0])
+    if slack < margin:
+        return replace(made, prediction=Prediction.TIGHT, limit=text)
+    if not complete:
+        return replace(made, prediction=Prediction.UNKNOWN, limit="The KV cache of this kind of model is not modelled.")
+    if not parts.counted and parts.graphs and parts.budget + parts.graphs + parts.other > free + margin and not device.unified:
+        text = "CUDA graphs are captured after the KV cache has taken its memory in this version."
+        return replace(made, prediction=Prediction.TIGHT, limit=text)
+    return replace(made, limit="")

@@ -1,0 +1,244 @@
+"""The KV cache: bytes of a block, blocks of a request, and what a given memory holds.
+
+It follows vLLM: layers that keep the same form a type; types are divided into groups with an equal number of layers; a block
+of every group takes the same memory; a request takes blocks of each group.
+Sources: vllm/v1/core/kv_cache_utils.py (0.11.0 to 0.25.1), vllm/v1/core/kv_cache_planning.py (0.33.0),
+vllm/model_executor/models/config.py (0.19.0, hybrid block size).
+"""
+
+from dataclasses import dataclass, replace
+from math import ceil
+
+from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape
+
+LONGEST = 1 << 27
+"""Tokens above which no context is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheOptions:
+    """What decides about the KV cache besides the model.
+
+    Attributes:
+        element_bytes: Bytes of a key or value: 2, or 1 for FP8.
+        packed_latent: The FP8 form of sparse MLA, which keeps a part in 16 bits.
+        batched_tokens: `--max-num-batched-tokens`.
+        block: Tokens of a block.
+        speculative: Tokens that a draft proposes at a time; 0 without.
+        draft_layers: Layers of a draft in the checkpoint, which are like those of the model.
+        separate_draft_layers: Layers of another model as the draft.
+        prefix_caching: None for vLLM's default.
+        context_parallel: `--decode-context-parallel-size`.
+        compressed_row: Bytes of one row of DeepSeek V4's cache in FP8, and what its pages are a multiple of (`alignment`).
+    """
+
+    element_bytes: float
+    packed_latent: bool
+    batched_tokens: int
+    block: int
+    speculative: int = 0
+    draft_layers: int = 0
+    separate_draft_layers: int = 0
+    prefix_caching: bool | None = None
+    context_parallel: int = 1
+    compressed_row: int = 584
+    alignment: int = 576
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Layers with one block table. `window` is the most tokens that a request keeps, None for all; `states` are blocks of a state."""
+
+    layers: int
+    block: int
+    window: int | None = None
+    states: int = 0
+    chunk: bool = False
+
+    def blocks(self, tokens: int, options: CacheOptions) -> int:
+        """Blocks of a request with this many tokens."""
+        if self.states:
+            return self.states
+        if self.window is None:
+            return ceil(ceil(tokens / options.context_parallel) / self.block)
+        if self.chunk:
+            return ceil(min(self.window + options.batched_tokens, tokens) / self.block)
+        return ceil(min(self.window - 1 + options.batched_tokens, tokens) / self.block) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class CacheLayout:
+    """The groups of a model's KV cache on one GPU, and the bytes of one block of each group."""
+
+    groups: tuple[_Group, ...]
+    block_bytes: int
+    options: CacheOptions
+    counts_by_concurrency: bool
+
+    def need(self, tokens: int) -> int:
+        """Bytes of one request with this many tokens."""
+        return self.block_bytes * self._blocks(tokens)
+
+    def concurrency(self, memory: float, tokens: int) -> float:
+        """Requests of this many tokens at a time."""
+        wanted = self._blocks(tokens)
+        return int(memory // self.block_bytes) / wanted if wanted and memory > 0 else 0.0
+
+    def tokens(self, memory: float, longest: int) -> int:
+        """Tokens as vLLM logs them (`GPU KV cache size`). Up to 0.20.0 this was counted by groups."""
+        blocks = int(memory // self.block_bytes) if memory > 0 else 0
+        if self.counts_by_concurrency:
+            wanted = self._blocks(longest)
+            return int(blocks / wanted * longest) if wanted else 0
+        return blocks // len(self.groups) * min(group.block for group in self.groups) * self.options.context_parallel
+
+    def longest(self, memory: float, limit: int) -> int:
+        """The longest context of one request, in tokens."""
+        if memory < self.need(1):
+            return 0
+        low, high = 1, min(limit, LONGEST)
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (middle, high) if self.need(middle) <= memory else (low, middle - 1)
+        return low
+
+    def _blocks(self, tokens: int) -> int:
+        return sum(group.blocks(tokens, self.options) for group in self.groups)
+
+
+def lay_out(shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts, release: Release) -> CacheLayout | None:
+    """Return the layout of the KV cache on one GPU; None if the model's layers are not all understood, or none has a cache."""
+    if shape.compressed is not None:
+        made: CacheLayout | None = _lay_out_compressed(shape.compressed, options)
+    elif shape.cache_known and shape.cached:
+        made = _lay_out_groups(shape, parallel, options, facts, release)
+    else:
+        made = None
+    return made if made is not None and made.block_bytes > 0 else None
+
+
+def _lay_out_groups(
+    shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts, release: Release
+) -> CacheLayout | None:
+    """Divide the layers into groups."""
+    types = _separate(shape.cached, facts, release)
+    types = _with_draft(_per_stage(types, parallel.pipeline), options)
+    state_pages = [_state_bytes(each, shape, parallel, options) for each in types if each.kind is Cache.STATE]
+    attention = [each for each in types if each.kind is not Cache.STATE]
+    if not attention:
+        return None  # its state has no tokens
+    block = options.block
+    if state_pages:
+        # The page of attention is raised above the state, then the state is padded to it.
+        token = max(_token_bytes(each, shape, parallel, options, facts) for each in attention)
+        if token <= 0:
+            return None
+        aligned = 64 if shape.latent else 16
+        block = max(block, aligned * ceil(max(state_pages) / (aligned * token)))
+    by_concurrency = release >= facts.kv_cache.tokens_by_concurrency_since
+    if not state_pages and not options.separate_draft_layers and len({_span(each) for each in attention}) == 1:
+        # One type, perhaps with pages of several sizes: one group.
+        size = sum(each.count * ceil(block * _token_bytes(each, shape, parallel, options, facts)) for each in attention)
+        first = attention[0]
+        group = _Group(sum(each.count for each in attention), block, first.reach or None, chunk=first.kind is Cache.CHUNK)
+        return CacheLayout((group,), size, options, by_concurrency)
+    page = max(ceil(block * _token_bytes(each, shape, parallel, options, facts)) for each in attention)
+    page = max(page, *state_pages) if state_pages else page
+    size = _group_size([each.count for each in types], value_at(facts.kv_cache.group_ratio, release))
+    groups: list[_Group] = []
+    aligned_states = release >= facts.kv_cache.state_prefix_caching_since if options.prefix_caching is None else options.prefix_caching
+    for each in types:
+        number = ceil(each.count / size)
+        if each.kind is Cache.STATE:
+            states = (2 if aligned_states else 1) + options.speculative
+            groups += [_Group(size, block, states=states)] * number
+            continue
+        own = ceil(block * _token_bytes(each, shape, parallel, options, facts))
+        larger = block * (page // max(own, 1))  # smaller pages get more tokens; what is left over is padding
+        groups += [_Group(size, larger, each.reach or None, chunk=each.kind is Cache.CHUNK)] * number
+    return CacheLayout(tuple(groups), page * size, options, by_concurrency)
+
+
+def _separate(cached: tuple[CachedLayers, ...], facts: MemoryFacts, release: Release) -> list[CachedLayers]:
+    """Layers with a window or a chunk keep all tokens in versions that do not tell them from full attention."""
+    since = {Cache.WINDOW: facts.kv_cache.windows_since, Cache.CHUNK: facts.kv_cache.chunks_since}
+    mixed = len({each.kind for each in cached}) > 1
+    return [
+        replace(each, kind=Cache.FULL, reach=0) if mixed and each.kind in since and release < since[each.kind] else each for each in cached
+    ]
+
+
+COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
+STATE_BLOCKS = {4: 4, 128: 8}
+STATE_BYTES = 4
+
+
+def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> CacheLayout:
+    """The layout of DeepSeek V4: full blocks of compressed tokens, windows, and states of the compressors.
+
+    Source: vllm/models/deepseek_v4 (attention.py, compressor.py) and vllm/v1/core/kv_cache_utils.py
+    _get_kv_cache_groups_uniform_groups, 0.25.1.
+    """
+
+    def aligned(size: int) -> int:
+        return -(-size // options.alignment) * options.alignment
+
+    row = options.compressed_row if options.element_bytes == 1 else 2 * model.width
+    page = aligned(COMPRESSED_BLOCK // 4 * row)
+    index_page = aligned(COMPRESSED_BLOCK // 4 * (model.index_width + 4))
+    many_page = aligned(COMPRESSED_BLOCK // 128 * row)
+    counts = [model.by_four, model.layers, model.by_four, model.by_many]
+    size = min(range(counts[0], max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size))
+    windows = ceil(model.layers / size)
+    slots = max(model.by_four, ceil(model.layers / windows), model.by_many)
+    groups = [
+        _Group(size, COMPRESSED_BLOCK),
+        *[_Group(size, WINDOW_BLOCK, model.window)] * windows,
+        _Group(size, STATE_BLOCKS[4], 2 * 4),
+        *[_Group(size, STATE_BLOCKS[128], 128)] * ceil(model.by_many / size),
+    ]
+    block_bytes = slots * page + model.by_four * index_page + model.by_many * many_page
+    return CacheLayout(tuple(groups), block_bytes, options, True)
+
+
+def _span(each: CachedLayers) -> tuple[bool, int]:
+    """Types with an equal span keep the same tokens."""
+    return each.kind is Cache.CHUNK, each.reach
+
+
+def _per_stage(cached: list[CachedLayers], stages: int) -> list[CachedLayers]:
+    """The layers of the fullest pipeline stage."""
+    return [replace(each, count=ceil(each.count / stages)) for each in cached if each.count > 0]
+
+
+def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[CachedLayers]:
+    full = next((at for at, each in enumerate(types) if each.kind in (Cache.FULL, Cache.LATENT)), None)
+    if full is None:
+        return types
+    if options.separate_draft_layers:
+        return [*types, replace(types[full], count=options.separate_draft_layers)]
+    return [replace(each, count=each.count + options.draft_layers) if at == full else each for at, each in enumerate(types)]
+
+
+def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts) -> float:
+    """Bytes of one token in one layer on one GPU."""
+    if each.kind is Cache.LATENT:
+        latent = facts.kv_cache.packed_latent_bytes if options.packed_latent and each.index_bytes else each.width * options.element_bytes
+        return float(latent + each.index_bytes * (each.index_share if each.index_bytes else 0))
+    return max(each.kv_heads // parallel.tensor, 1) * each.width * options.element_bytes
+
+
+def _state_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions) -> int:
+    """Bytes of the state of one request in one layer on one GPU."""
+    rows = each.conv_kernel + options.speculative
+    conv = each.conv // max(each.conv_kernel, 1) * rows * shape.element_bytes
+    return ceil((conv + each.state * (shape.state_bytes or shape.element_bytes)) / parallel.tensor)
+
+
+def _group_size(counts: list[int], ratio: float) -> int:
+    """Layers of a group: the smallest type, or the largest where that wastes little."""
+    smallest, largest = min(counts), max(counts)
+    return largest if largest < smallest * ratio else smallest

@@ -1,0 +1,43 @@
+"""Sizes of an engine that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
+
+Sources: vllm/config/model.py verify_with_parallel_config, vllm/model_executor/layers/quantization/fp8.py (blocks), 0.33.0.
+"""
+
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.layers import ModelShape
+from vllm_operator.planning.memory.quantization import WeightFormat
+
+TENSOR_SIZES = (1, 2, 4, 8)
+"""Tensor-parallel sizes to choose from: GPUs of one node."""
+
+
+def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape) -> str | None:
+    """Return None if vLLM accepts the sizes, else why it does not."""
+    tensor = parallel.tensor
+    if shape.heads % tensor:
+        return f"{shape.heads} attention heads cannot be divided by {tensor}."
+    if not shape.latent and max(shape.kv_heads, tensor) % min(shape.kv_heads, tensor):
+        return f"{shape.kv_heads} KV heads cannot be divided by {tensor}."
+    if parallel.pipeline > shape.layers:
+        return f"{shape.layers} layers cannot be spread over {parallel.pipeline} stages."
+    own = shape.expert_width // tensor if shape.experts and not parallel.expert else 0
+    if shape.experts and not parallel.expert and shape.expert_width % tensor:
+        return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
+    if form.blocks and own % form.blocks and tensor > 1:
+        return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
+    if shape.intermediate and not shape.experts and shape.intermediate % tensor:
+        return f"The MLP's width of {shape.intermediate} cannot be divided by {tensor}."
+    return None
+
+
+def smallest_sizes(shape: ModelShape, form: WeightFormat, most: int) -> list[ParallelShape]:
+    """Return the sizes within one node with up to this many GPUs, smallest first. Expert parallelism only where it is needed."""
+    found = []
+    for tensor in TENSOR_SIZES:
+        if tensor > most:
+            break
+        for parallel in (ParallelShape(tensor), ParallelShape(tensor, expert=True)):
+            if allowed(shape, form, parallel) is None and (not parallel.expert or (shape.experts and tensor > 1)):
+                found.append(parallel)
+                break
+    return found

@@ -1,0 +1,119 @@
+"""The weights on one GPU: what is sharded, replicated, padded and left out.
+
+Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fused_moe, mla.py), 0.33.0.
+"""
+
+from dataclasses import dataclass
+
+from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
+from vllm_operator.planning.memory.quantization import WeightFormat
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Bytes of the weights on the fullest GPU, and on the emptiest with pipeline parallelism."""
+
+    largest: float
+    smallest: float
+
+
+def weigh(
+    shape: ModelShape,
+    form: WeightFormat,
+    parallel: ParallelShape,
+    facts: MemoryFacts,
+    release: Release,
+    *,
+    architecture: str | None = None,
+    drafts: bool = False,
+    checkpoint: int | None = None,
+    vision: bool = True,
+) -> Weights:
+    """Return the weights on one GPU.
+
+    Args:
+        shape: The model.
+        form: Bytes per element.
+        parallel: The sizes of the engine.
+        facts: The constants.
+        release: The vLLM version.
+        architecture: That of the GPU.
+        drafts: The layers for speculative decoding are loaded too.
+        checkpoint: Bytes of all tensors in the checkpoint. It corrects what config.json does not say about the format.
+        vision: The encoder for images is loaded.
+    """
+    wide = shape.element_bytes
+    loaded = [*shape.modules, *(shape.drafts if drafts else ())]
+    if not vision:
+        loaded = [module for module in loaded if module.name != "vision_tower"]
+    factor = _correction(shape, form, checkpoint, wide)
+    experts = _expert_padding(shape, form, parallel, architecture, facts, release)
+    shared, stages = 0.0, [0.0] * parallel.pipeline
+    for module in loaded:
+        held = form.bytes_of(module, wide) * factor * _share(module, shape, parallel, facts)
+        if module.shard is Shard.EXPERTS:
+            held *= experts
+        if form.quantized and module.name == "self_attn.kv_b_proj":
+            held += module.total * wide / parallel.tensor  # the 16-bit copy that MLA computes with
+        if module.in_layers:
+            shared += held
+        elif module.name == "embed_tokens":
+            stages[0] += held
+            if parallel.pipeline > 1 and not any(other.name == "lm_head" for other in loaded):
+                stages[-1] += held
+        elif module.name == "lm_head":
+            stages[-1] += held
+        else:
+            stages[0] += held
+    extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
+    sizes = [stage + shared / parallel.pipeline + extra for stage in stages]
+    return Weights(max(sizes), min(sizes))
+
+
+def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
+    """How much larger the checkpoint is than its modules by config.json."""
+    if checkpoint is None or checkpoint <= 0:
+        return 1.0
+    computed = sum(form.bytes_of(module, wide) for module in (*shape.modules, *shape.drafts))
+    return checkpoint / computed if computed > 0 else 1.0
+
+
+def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: MemoryFacts) -> float:
+    """The part of a module that one GPU of a pipeline stage holds, more than 1 / size where it is replicated or padded."""
+    match module.shard:
+        case Shard.REPLICATED:
+            return 1.0
+        case Shard.KV_HEADS:
+            kv_heads = max(shape.kv_heads, 1)
+            return max(kv_heads // parallel.tensor, 1) / kv_heads
+        case Shard.VOCABULARY:
+            padded = -(-shape.vocabulary // facts.weights.vocabulary_multiple) * facts.weights.vocabulary_multiple
+            return padded / shape.vocabulary / parallel.tensor
+        case Shard.EXPERTS if parallel.expert:
+            ranks = parallel.tensor * parallel.data
+            return -(-shape.experts // ranks) / shape.experts if shape.experts else 1.0
+        case _:
+            return 1.0 / parallel.tensor
+
+
+def _expert_padding(
+    shape: ModelShape, form: WeightFormat, parallel: ParallelShape, architecture: str | None, facts: MemoryFacts, release: Release
+) -> float:
+    """How much larger the kernel makes MXFP4 experts."""
+    if form.name != "MXFP4" or not form.experts_only or not shape.expert_width:
+        return 1.0
+    known = facts.weights
+    padded = _round_up(shape.hidden, known.expert_multiple) / shape.hidden
+    if architecture in known.expert_width_padded:
+        own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
+        padded *= _round_up(own, known.expert_multiple) / own
+    return padded * value_at(known.expert_factor, release)
+
+
+def _round_up(size: float, multiple: int) -> int:
+    return -int(-size // multiple) * multiple
