@@ -27,7 +27,8 @@ If the GPU, the model or the version is unknown, no rule applies, and vLLM choos
 sm_8x stands for Ampere (sm_80, sm_86, sm_87, sm_88), sm_10x for data-center Blackwell (sm_100, sm_103), sm_12x for
 workstation Blackwell and GB10 (sm_120, sm_121).
 
-`status.pinnedPlan.backends` shows the backend of each component and who chose it. `kubectl vllm plan NAME --revision N` also shows
+The condition `Planned` names the backend of each component, and those that vLLM chooses by default last.
+`kubectl vllm plan NAME --revision N` also shows
 why, and the rule with its source.
 """
 TITLES = {RuleKind.QUIRK: "Quirks", RuleKind.CHOICE: "Choices", RuleKind.ENGINE: "Defaults of vLLM"}

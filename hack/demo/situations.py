@@ -37,9 +37,8 @@ def check_first_start(histories: dict[str, History]) -> Iterator[str]:
     yield from want_condition(seen, "CacheWarm", "False", "Miss")
     plan = seen.status.get("pinnedPlan", {})
     yield from want("the chosen architecture", plan.get("architecture"), "sm_90")
-    yield from want("the engine's version", plan.get("engineVersion"), "0.20.1")
-    if not plan.get("backends"):
-        yield "no backend is named in the plan"
+    yield from want("the image", plan.get("image"), "vllm/vllm-openai:v0.20.1-cu129")
+    yield from want_words(seen, "Planned", "H200", "FLASH_ATTN_MLA", "DEEPGEMM")
     # a stage of some seconds passes in a moment here, and a busy machine may not see it; these two take minutes
     yield from want_stages(seen, "KernelWarmup", "CUDAGraphCapture")
     if len(set(seen.stages)) < FEWEST_STAGES:

@@ -1,5 +1,6 @@
 """How the demo looks: a table that is redrawn on a terminal, lines elsewhere."""
 
+import re
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
@@ -49,9 +50,11 @@ def _plan(history: History) -> RenderableType:
     if not plan:
         asked = ", ".join(history.spec.get("accelerator", {}).get("architectures", []))
         return Text(f"asks for {asked}" if asked else "", style="dim")
-    lines = [Text(f"{plan.get('architecture', 'unknown')} {plan.get('product', '')}", style="magenta")]
-    lines += [Text(backend.partition(" (")[0], style="dim") for backend in plan.get("backends", [])[:SHOWN_BACKENDS]]
-    return Group(*lines)
+    planned = str(history.condition("Planned").get("message", ""))
+    gpu = re.search(r"Planned for ([^,]+)", planned)
+    backends = [name for names in re.findall(r"(?:Backends|vLLM defaults): ([^.]+)\.", planned) for name in names.split(", ")]
+    lines = [Text(gpu[1] if gpu else plan.get("architecture", "unknown"), style="magenta")]
+    return Group(*lines, *(Text(backend, style="dim") for backend in backends[:SHOWN_BACKENDS]))
 
 
 def _start(history: History) -> RenderableType:

@@ -162,7 +162,7 @@ async def test_the_digest_of_an_image_gets_known_and_moves_nothing(served: Clust
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"image": image}}})
     pinned = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["image"] == image)
-    assert pinned["status"]["pinnedPlan"]["cacheKey"] == directory, "what the tag has filled is found by the digest, too"
+    assert pinned["status"]["cache"]["key"] == directory, "what the tag has filled is found by the digest, too"
     assert not await served.exists("Deployment", "llama-primer")
 
 
@@ -279,7 +279,7 @@ async def test_only_what_the_claim_records_and_pods_have_marked_is_removed(
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     done = await served.wait_for("VLLMDeployment", "llama", lambda r: has("Ready", "True")(r) and r["status"]["observedGeneration"] == 2)
     await served.wait_for("Deployment", "llama", lambda d: d["metadata"]["generation"] > 1 and d["status"].get("updatedReplicas") == 1)
-    present = done["status"]["pinnedPlan"]["cacheKey"]
+    present = done["status"]["cache"]["key"]
     claim = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda c: len(annotations(c, "used")) == 2)
     assert set(annotations(claim, "used")) == {former.name, present}
     pod = await the_pod(served, selector=of("engine"))

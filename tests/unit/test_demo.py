@@ -33,14 +33,12 @@ def starting(stage: str, completed: int, total: int) -> dict[str, Any]:
 
 
 COMPILING = {
-    "pinnedPlan": {
-        "architecture": "sm_90",
-        "product": "NVIDIA-H200",
-        "engineVersion": "0.20.1",
-        "backends": ["MoE: DEEPGEMM (Rule)"],
-    },
+    "pinnedPlan": {"architecture": "sm_90", "image": "vllm/vllm-openai:v0.20.1"},
     "startup": {"stage": "KernelWarmup", "completed": 1436, "total": 1735, "message": "DeepGEMM warm-up 1436/1735, about 2 min left"},
-    "conditions": [condition("Ready", "False", "Progressing", "DeepGEMM warm-up 1436/1735, about 2 min left.")],
+    "conditions": [
+        condition("Ready", "False", "Progressing", "DeepGEMM warm-up 1436/1735, about 2 min left."),
+        condition("Planned", "True", "Resolved", "Planned for NVIDIA H200 (sm_90), 1 GPU per replica. Backends: MoE DEEPGEMM."),
+    ],
     "cache": {"state": "Cold"},
 }
 

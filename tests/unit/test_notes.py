@@ -29,7 +29,7 @@ def test_the_condition_begins_with_the_most_severe_note() -> None:
     first = ["The weights need about", "NVIDIA_VISIBLE_DEVICES is set", "vLLM 0.33.0 does not know the variable VLLM_USE_V1"]
     assert [text for text, want in zip(outcome.plan.notes, first, strict=False) if not text.startswith(want)] == []
     assert "vLLM 0.33.0. Note: The weights need about" in outcome.planned.message
-    assert f"({len(outcome.plan.notes) - 1} more notes in status.pinnedPlan.notes.)" in outcome.planned.message
+    assert f"({len(outcome.plan.notes) - 1} more notes in the plan.)" in outcome.planned.message
 
 
 def test_a_rule_carries_the_severity_of_its_warning() -> None:

@@ -167,6 +167,19 @@ async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name
     assert in_force(bench) != revision["metadata"]["name"]
 
 
+async def test_remedies_stay_while_the_revision_is_unusable(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    change = {"kind": "Argument", "action": "Set", "name": "--max-model-len", "value": "5600"}
+    applied = [{"attempt": 1, "signature": "A", "changes": [change], "reason": "It crashed.", "since": "2026-11-21T14:10:00Z"}]
+    remediation = {"observedGeneration": 1, "state": "Applied", "message": "Applied.", "applied": applied}
+    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {**bench.resource()["status"], "remediation": remediation})
+    await fleet.change(replicas=2)
+    await lose(bench)
+    assert bench.resource()["metadata"]["generation"] == 2
+    assert bench.condition("Planned").reason == "RevisionUnusable"
+    assert bench.resource()["status"]["remediation"]["applied"] == applied
+
+
 async def test_without_a_revision_and_a_deployment_a_new_plan_is_made(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     bench.cluster.remove(DEPLOYMENT, "default", "llama")

@@ -18,7 +18,7 @@ PLANS = {
     for path in sorted(CASES.glob("*/plan.yaml"))
     if (content := yaml.safe_load(path.read_text("utf-8")))["plan"]
 }
-LINES = 25
+LINES = 10
 """Lines of `kubectl describe` that the plan may take, at most."""
 BYTES = 4096
 """Of a status as JSON, while the engine serves."""

@@ -162,7 +162,7 @@ def _columns() -> list[dict[str, Any]]:
         _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
         _column("Message", f"{READY}.message", "Message of the condition Ready.", priority=1),
         _column("Cache", ".status.cache.state", "State of the caches.", priority=1),
-        _column("Version", ".status.pinnedPlan.engineVersion", "vLLM version.", priority=1),
+        _column("Image", ".status.pinnedPlan.image", "Container image.", priority=1),
         _column("Crash", ".status.lastCrash.signature", "Name of the last crash.", priority=1),
     ]
 

@@ -5,7 +5,7 @@ replace running Pods.
 """
 
 from enum import StrEnum
-from typing import Annotated, Protocol
+from typing import Annotated
 
 from pydantic import Field
 
@@ -163,22 +163,6 @@ class Plan(Model):
     )
 
 
-class SpecIdentity(Protocol):
-    """What identifies the spec that a plan was made for: a `Plan` and a `PlanSummary` have it."""
-
-    @property
-    def observed_generation(self) -> int | None:
-        """Generation of the spec."""
-
-    @property
-    def spec_digest(self) -> str | None:
-        """Digest of the spec without replicas."""
-
-    @property
-    def replan_token(self) -> str | None:
-        """Value of the replan annotation."""
-
-
 class ObservedBackend(Model):
     """A kernel backend that the log of the engine reports."""
 
@@ -187,34 +171,20 @@ class ObservedBackend(Model):
 
 
 class PlanSummary(Model):
-    """The pinned plan in short. The ControllerRevision has all of it, with the reason for each choice."""
+    """The pinned plan in short. The condition Planned says it in words, and the ControllerRevision has all of it."""
 
     revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
-    observed_generation: int | None = Field(default=None, ge=0, description="Generation of the spec that the plan was made for.")
-    spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
     architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
-    product: str | None = Field(default=None, max_length=128, description="GPU product. Absent if unknown.")
-    resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
-    count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
-    image: str = Field(max_length=1024, description="Container image.")
-    engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")
-    cache_key: str = Field(max_length=63, description="Cache directory on the volume.")
-    backends: list[Annotated[str, Field(max_length=256)]] = Field(
-        default_factory=list,
-        max_length=32,
-        description="Component and kernel backend, with who chose it: Rule, User, or vLLM default.",
-        json_schema_extra=list_atomic(),
+    resource: str | None = Field(
+        default=None,
+        max_length=256,
+        description="Resource that each Pod requests. Absent if it is nvidia.com/gpu.",
     )
+    image: str = Field(max_length=1024, description="Container image.")
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,
         max_length=32,
         description="Backends that the log of the engine reports and that are not those of the plan.",
         json_schema_extra=list_map("component"),
-    )
-    notes: list[Text] | None = Field(
-        default=None,
-        max_length=4,
-        description="The most important notes of the plan.",
-        json_schema_extra=list_atomic(),
     )

@@ -100,8 +100,9 @@ def directories_in_use(context: CacheContext, users: Iterable[Mapping[str, Any]]
     address = context.address
     if address is None:
         return frozenset()
-    # `plan` is in the status of objects that an earlier version of the operator wrote last
-    keys = {reading.text(user, "status", field, "cacheKey") for user in users for field in ("pinnedPlan", "plan")}
+    # `pinnedPlan` and `plan` have a key in objects that an earlier version of the operator wrote last
+    paths = (("cache", "key"), ("pinnedPlan", "cacheKey"), ("plan", "cacheKey"))
+    keys = {reading.text(user, "status", *path) for user in users for path in paths}
     keys |= {address.key, WEIGHTS_SUBPATH}
     if context.live_address is not None:
         keys.add(context.live_address.key)

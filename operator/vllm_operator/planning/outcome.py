@@ -59,7 +59,7 @@ def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:
-            sentences.append(f"({count(more, 'more note')} in status.pinnedPlan.notes.)")
+            sentences.append(f"({count(more, 'more note')} in the plan.)")
     chosen = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is not ChosenBy.ENGINE]
     defaults = [f"{choice.component} {choice.backend}" for choice in made.backends if choice.chosen_by is ChosenBy.ENGINE]
     if chosen:

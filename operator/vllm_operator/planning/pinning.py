@@ -12,7 +12,7 @@ from typing import Any
 
 from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
-from vllm_operator.api.plan import CacheMarker, Plan, SpecIdentity
+from vllm_operator.api.plan import CacheMarker, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
@@ -33,7 +33,7 @@ PENDING_SECONDS = 5.0
 """Maximum age of the inventory while no GPU matches or a Pod waits for a node."""
 
 
-def is_in_force(pinned: SpecIdentity, resource: VLLMDeployment) -> bool:
+def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
     """Whether the plan was made for the present spec, replicas aside, and no new plan was requested since."""
     if pinned.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION):
         return False
@@ -43,7 +43,7 @@ def is_in_force(pinned: SpecIdentity, resource: VLLMDeployment) -> bool:
 
 def planned_generation(resource: VLLMDeployment) -> int:
     """The generation that the plan in force was made for. Scaling raises the generation of the object, not this one."""
-    plan: SpecIdentity | None = resource.pinned or resource.status.pinned_plan
+    plan = resource.pinned
     if plan is None or plan.observed_generation is None or not is_in_force(plan, resource):
         return resource.metadata.generation
     return plan.observed_generation

@@ -199,6 +199,8 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
 
 
 def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None, remediator: Remediator) -> RemediationStatus | None:
+    if plan is None and resource.pinned is None and resource.status.pinned_plan is not None:
+        return resource.status.remediation  # the plan cannot be read at the moment
     if plan is None or case is None:
         return settled(resource)
     decided = remediator.decide(resource, plan, case)

@@ -31,7 +31,6 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.observe import Snapshot, is_controlled_by
 from vllm_operator.cluster.recent import Recent
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.pinning import is_in_force
 from vllm_operator.rendering.revision import (
     RevisionError,
     is_revision_of,
@@ -72,7 +71,7 @@ class PlanRevisions:
     async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
         """Return the object with the plan that is pinned, if any, or why that plan cannot be used.
 
-        Without a usable revision, an object is planned anew if nothing of it runs, or if its spec has changed since.
+        Without a usable revision, an object is planned anew if nothing of it runs, or if a new plan is requested.
 
         Raises:
             ClusterError: Try again.
@@ -89,7 +88,8 @@ class PlanRevisions:
         except RevisionError as error:
             deployment = snapshot.child(DEPLOYMENT)
             runs = deployment is not None and is_controlled_by(deployment, snapshot.resource)
-            if runs and (summary is None or is_in_force(summary, resource)):
+            is_requested = summary is not None and summary.replan_token != resource.metadata.annotations.get(REPLAN_ANNOTATION)
+            if runs and not is_requested:
                 return Verdict(ConditionStatus.FALSE, Reason.REVISION_UNUSABLE, _explain(error))
             log.info("planning anew: %s", error)
             return resource

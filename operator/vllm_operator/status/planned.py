@@ -9,6 +9,7 @@ from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
 from vllm_operator.observation.observation import ObservedState
+from vllm_operator.planning.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_fields import find_kept_labels
 from vllm_operator.text import wording
@@ -16,11 +17,6 @@ from vllm_operator.text import wording
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
-NOTES = 4
-"""Notes of the plan in the status. All are in the ControllerRevision."""
-NOTE_LIMIT = 320
-"""Characters of a note in the status."""
-_CHOSEN_BY = {ChosenBy.RULE: "Rule", ChosenBy.USER: "User", ChosenBy.ENGINE: "vLLM default"}
 _WORTH_READING = 60
 """A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
 
@@ -86,24 +82,16 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
     names = observed.knowledge.logged_names
     return PlanSummary(
         revision=observation.revision,
-        observed_generation=plan.observed_generation,
-        spec_digest=plan.spec_digest,
         replan_token=plan.replan_token,
         architecture=plan.architecture,
-        product=plan.product,
-        resource=plan.resource,
-        count=plan.count,
+        resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
-        engine_version=plan.engine_version,
-        cache_key=plan.cache_key,
-        backends=[f"{choice.component}: {choice.backend} ({_CHOSEN_BY[choice.chosen_by]})" for choice in plan.backends],
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends
             if choice.observed and not names.agree(choice.component, choice.observed, choice.backend)
         ]
         or None,
-        notes=[wording.clean(note, NOTE_LIMIT) for note in plan.notes[:NOTES]] or None,
     )
 
 
