@@ -12,9 +12,9 @@ from support.followed_logs import FOREVER, KEY, World
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
 from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
 from vllm_operator.runtime.container_runs import runs_to_follow
-from vllm_operator.runtime.follower import is_worth_a_look
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
+from vllm_operator.startup.timeline import is_significant
 
 
 @pytest.fixture
@@ -250,8 +250,8 @@ async def test_a_pod_that_writes_without_end_does_not_delay_the_others(world: Wo
         (StartupState(progress=Progress(10, 0, "x")), StartupState(progress=Progress(11, 0, "x")), True),
     ],
 )
-def test_what_is_worth_a_look(old: StartupState, new: StartupState, want: bool) -> None:
-    assert is_worth_a_look(old, new, 5) is want
+def test_what_is_significant(old: StartupState, new: StartupState, want: bool) -> None:
+    assert is_significant(old, new, 5) is want
 
 
 async def test_small_steps_are_told_together(world: World) -> None:
@@ -337,3 +337,24 @@ async def test_a_log_whose_task_was_ended_is_followed_again(world: World) -> Non
     [task] = [task for task in asyncio.all_tasks() if task.get_name().startswith("log ")]
     task.cancel()
     await world.until(lambda: world.texts(1) == ["a", "b"])
+
+
+class FailingAtItsEnd(PlainParser):
+    """A parser with a bug that shows on the last line, which has no newline."""
+
+    def feed(self, data: bytes, timestamp: Any = None) -> None:
+        if b"unfinished" in data:
+            raise IndexError("a bug")
+        super().feed(data, timestamp)
+
+
+async def test_a_parser_that_fails_on_the_last_line_does_not_keep_a_stopped_log_open() -> None:
+    cluster = FakeCluster()
+    followers = Followers(cluster, make_parser=FailingAtItsEnd, changed=lambda key: None, restart_seconds=(60.0,))
+    cluster.script_log("default", "p", [line(1, "a"), line(2, "unfinished").rstrip(b"\n"), FOREVER])
+    cluster.put(pod(state=RUNNING))
+    followers.sync(KEY, [pod(state=RUNNING)])
+    async with asyncio.timeout(5):
+        while not followers.caught_up(KEY):  # noqa: ASYNC110 - there is no event
+            await asyncio.sleep(0.01)
+        await followers.close()

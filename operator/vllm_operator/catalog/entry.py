@@ -180,7 +180,7 @@ Specifiers = Annotated[SpecifierSet, PlainValidator(read_specifiers)]
 SpecifierText = Annotated[str, PlainValidator(_check_specifiers)]
 """The same, kept as it is written."""
 Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
-"""A regular expression, compiled as `parse_entry` was told."""
+"""A regular expression, compiled by the `compile_pattern` of `parse_entry`."""
 
 
 def keyed_by(name: str) -> BeforeValidator:
@@ -266,13 +266,13 @@ _BOUNDS: Mapping[str, str] = {
 
 
 def locate(path: Iterable[int | str]) -> str:
-    """Write the way to a field: `patterns[0].regex`."""
+    """Return the path of a field: `patterns[0].regex`."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part[:SHOWN]}" for part in path if part != "[key]")
     return text.removeprefix(".")
 
 
 def quote(value: Any) -> str:
-    """Quote a value that somebody wrote, cut to a bounded length."""
+    """Quote a value of a user, cut to a bounded length."""
     return repr(value[:SHOWN] if isinstance(value, str) else str(value)[:SHOWN])
 
 

@@ -76,7 +76,7 @@ class Failure:
     """Text that says that a process has failed.
 
     `serving`: also after the server was ready. `death`: it only says that a process ended, as in an orderly shutdown.
-    `unbidden`: the process was not told to end, whatever the processes beside it were told afterwards. `native`: no other line
+    `unbidden`: the process did not stop on request, even if other processes did afterwards. `native`: no other line
     explains the failure.
     """
 

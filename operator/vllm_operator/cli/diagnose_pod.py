@@ -30,12 +30,12 @@ _MOST_BYTES = 256 * 1024 * 1024
 _RETRY_SECONDS = (0.5, 1.0, 2.0)
 """Delays between requests for the log of an ended run. A kubelet under load is later than the status of its Pod."""
 _PHASES_OF_LOG = (Phase.STARTING, Phase.READY, Phase.CRASHED, Phase.TERMINATING)
-"""Phases about which the log tells more than the status."""
+"""Phases about which the log says more than the status."""
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """What the log and the status of a Pod tell."""
+    """What the log and the status of a Pod say."""
 
     parser: StartupParser
     state: StartupState
@@ -141,7 +141,7 @@ async def _read_once(client: ClusterClient, parser: StartupParser, request: LogR
 
 
 def _explained(knowledge: Knowledge, view: PodView, state: StartupState) -> StartupState:
-    """Add what the status of the container tells about its end: exit code, signal, OOMKilled."""
+    """Add what the status of the container says about its end: exit code, signal, OOMKilled."""
     ended = view.termination
     if ended is None:
         return state

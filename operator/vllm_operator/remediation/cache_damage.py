@@ -102,12 +102,12 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
     filled = bool(reading.text(observed.observation.claim, "metadata", "annotations", labels.PRIMED_ANNOTATION_PREFIX + plan.cache_key))
     recent = _recent(observed, known)
     if _is_on_volume(observed, plan, candidate):
-        return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.blamed_often"
+        return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
     if not filled and not _had_any(observed, candidate):
-        return "cache.not_to_blame"
+        return "cache.not_the_cause"
     if not filled and any(entry.signature == candidate.signature for entry in recent):
-        return "cache.not_to_blame"
-    return "cache.blamed_often" if len(recent) >= MAX_QUARANTINED else ""
+        return "cache.not_the_cause"
+    return "cache.quarantined_often" if len(recent) >= MAX_QUARANTINED else ""
 
 
 def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) -> bool:

@@ -1,4 +1,4 @@
-"""Runs of a container: which there are, and how they have ended, as the status of a Pod shows it."""
+"""Runs of a container, and their ends, according to the status of a Pod."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,7 +10,7 @@ from vllm_operator.pods import reading
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an engine container. `previous`: the Pod shows it as the run before the present one."""
+    """One run of an engine container. `previous`: it is the run before the current one, so its log must be requested as such."""
 
     namespace: str
     pod: str
@@ -22,31 +22,31 @@ class Run:
 
     @property
     def key(self) -> tuple[str, int]:
-        """What tells it from all others: the uid of its Pod, and the restarts before it."""
+        """Its identity: the UID of the Pod, and the number of restarts before it."""
         return self.uid, self.restarts
 
 
 def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Run, ...]:
-    """The runs of a Pod whose logs tell something: the present one if it has started, and a crashed one before it."""
+    """Return the current run of a Pod if it has started, and the run before it if that crashed."""
     status = container_status(pod, container)
     if not status:
         return ()
     metadata = pod["metadata"]
     restarts = int(status.get("restartCount") or 0)
     if "running" in (status.get("state") or {}):
-        present = Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
+        current = Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
         before = ended_run(pod, container, restarts - 1)
-        return (present,) if before is None else (before, present)
-    ended = ended_run(pod, container, restarts)  # where it waits for its restart, the log is that of the run that has ended
+        return (current,) if before is None else (before, current)
+    ended = ended_run(pod, container, restarts)  # before the restart, the log is still that of the ended run
     return () if ended is None else (ended,)
 
 
 def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
-    """A run of a Pod that has ended, as its status shows it; None if it does not show its end."""
+    """Return an ended run of a Pod; None if the status of the Pod does not show its end."""
     status = container_status(pod, container)
     now = int(status.get("restartCount") or 0)
     state, before = status.get("state") or {}, status.get("lastState") or {}
-    has_begun = "running" in state or "terminated" in state  # otherwise it waits, and `lastState` is that of the run itself
+    has_begun = "running" in state or "terminated" in state  # otherwise the container waits, and `lastState` belongs to the run itself
     previous = now == restarts + 1 and has_begun
     ended = state if now == restarts and has_begun else before
     if (now != restarts and not previous) or "terminated" not in ended:
@@ -57,6 +57,6 @@ def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
 
 
 def container_status(pod: Manifest, container: str) -> Manifest:
-    """The status of a container of a Pod; empty if there is none."""
+    """Return the status of a container of a Pod; empty if there is none."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     return next((status for status in statuses if status.get("name") == container), {})

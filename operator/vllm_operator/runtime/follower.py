@@ -1,11 +1,11 @@
 """Follow the log of one run of an engine container until the run ends or the Pod serves.
 
-A stream that ends says nothing by itself: containers exit, kubelets restart, turns are over. After every end
-the Pod is read, and its status decides. Once the container is dead its log is read to the end once more,
-because the stream may have broken off before it.
+The end of a stream does not mean that the run has ended: the kubelet may have restarted, or another log may have its turn. After each
+stream, the follower reads the Pod, whose status decides. After the end of the run it reads the log once more to its end, because the
+stream may have been interrupted before.
 
-The kubelet knows of a restart before the API server does. A log that is opened then is that of the next run, and nothing but
-the times of its lines shows it. `Follower.missed` finds that out once the end of the run is known.
+The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
+times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
 """
 
 import asyncio
@@ -22,10 +22,11 @@ from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbi
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
 from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
 from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
+from vllm_operator.startup.timeline import is_same, is_significant
 
 
 class Slots:
-    """So many at a time; whoever holds a place can see that others wait, and give it up for a turn."""
+    """A semaphore that shows how many wait, so that a holder can release its slot and wait for another turn."""
 
     def __init__(self, number: int) -> None:
         self._semaphore = asyncio.Semaphore(number)
@@ -33,8 +34,8 @@ class Slots:
         self.taken = 0
 
     @asynccontextmanager
-    async def place(self) -> AsyncIterator[None]:
-        """Wait for a place and hold it."""
+    async def hold(self) -> AsyncIterator[None]:
+        """Wait for a slot and hold it."""
         self.waiting += 1
         try:
             await self._semaphore.acquire()
@@ -51,43 +52,44 @@ class Slots:
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.2
-"""A stream that is silent for this long has shown all that was there."""
+"""After this silence, all existing lines of a stream are considered read."""
 LINGER_SECONDS = 2.0
-"""How long the last lines of a start are waited for once its Pod is Ready."""
+"""How long to wait for the last lines of a start after its Pod is Ready."""
 REST_FACTOR = 2.0
-"""A stream rests this many times as long as its lines took to read: a flood gets a third of the time at most."""
+"""A follower pauses this many times as long as it took to read the lines, so a log gets a third of the CPU time at most."""
 FORBIDDEN_SECONDS = 60.0
-MAX_APOLOGIES = 5
+UNAVAILABLE_LIMIT = 5
+"""Reads of a running container that the kubelet may answer with an error text before the follower gives up."""
 ENDED_TRIES = 8
-"""Reads of the log of a run that has ended, in some forty seconds, that the kubelet refuses or answers with nothing: under load it
-lags behind its Pod's status. Reads that fail on the way to it do not count."""
+"""Reads of the log of an ended run, within some forty seconds, that the kubelet may refuse or answer with nothing. Under load, the
+kubelet lags behind the status of its Pod. Reads that do not reach the kubelet do not count."""
 DETAIL_LIMIT = 500
 """Characters of an error that are kept."""
 LATE_SECONDS = 2
-"""A line that was written so long after the end of a run is not its own. Ends are given in whole seconds."""
+"""A line that was written this long after the end of a run belongs to a later run. Ends are given in whole seconds."""
 
 
 class Parser(Protocol):
-    """What reads the lines: `vllm_operator.startup` provides it."""
+    """A parser of log lines, such as `vllm_operator.startup.parser.StartupParser`."""
 
     def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Take lines, which were written at this time."""
+        """Read lines that were written at this time."""
 
     def end(self) -> None:
-        """The log is complete."""
+        """End the log."""
 
     @property
     def state(self) -> StartupState:
-        """What has been told so far."""
+        """What the log says so far."""
 
     @property
     def final_state(self) -> StartupState:
-        """What has been told, once the process has ended."""
+        """What the log says if the process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class FollowerSettings:
-    """Bounds of a follower; see `Settings` for what they mean."""
+    """Limits of a follower. `Settings` describes them."""
 
     line_bytes: int = 64 * 1024
     replay_bytes: int = 64 * 1024 * 1024
@@ -98,7 +100,14 @@ class FollowerSettings:
 
 
 class Follower:
-    """Reads the log of a run and publishes what it tells, at most as often as is worth a look."""
+    """Reads the log of a run, and publishes significant changes of its state.
+
+    Attributes:
+        run: The run, as its Pod showed it last.
+        caught_up: Whether the existing lines have been read, or cannot be read now.
+        finished: Whether nothing more is read.
+        unread: Why nothing could be read; None once something was read, or the log is empty.
+    """
 
     def __init__(
         self,
@@ -111,7 +120,7 @@ class Follower:
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`changed` is called whenever `state` or `caught_up` has changed in a way that matters."""
+        """`changed` is called after a significant change of `state`, `caught_up` or `unread`."""
         self.run = run
         self.caught_up = False
         self.finished = False
@@ -134,73 +143,82 @@ class Follower:
         self._has_read_end = False
         self._is_at_end = False
         self._was_reopened = False
-        self._begins_at: datetime | None = None  # the first line of a log that was opened without knowing of which run it is
+        self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
         self._at_first_line = False
 
     @property
     def state(self) -> StartupState | None:
-        """What the log has told, as of the last change that matters; None where nothing could be read."""
+        """What the log says, as of the last significant change; None if nothing could be read."""
         if self._published is None or ((self.finished or self._dead) and not self._latest.lines):
             return None
-        # whether it is still alive must not be rounded
+        # These two show whether the start is alive, so they are always current.
         return replace(self._published, last_line_at=self._latest.last_line_at, lines=self._latest.lines)
 
     def finish_soon(self) -> None:
-        """The Pod serves: take the lines that are on their way, then stop."""
+        """Read the lines that are about to arrive, then stop, because the Pod serves."""
         if self._stop_at is None:
             self._stop_at = self._clock() + LINGER_SECONDS
             self._wake.set()
 
     def note_end(self, run: Run) -> None:
-        """The run has ended, as its Pod shows in `run`: read its log to the end, although the Pod served before."""
+        """Note that the run has ended, as its Pod shows in `run`, so that its log is read to the end even if the Pod served before."""
         if not self._dead:
-            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may be that of the next run, and so have no end
+            self._stop_at = self._clock() + LINGER_SECONDS  # the open stream may belong to the next run, and not end
             self._wake.set()
         self.run, self._dead = run, True
 
     async def follow(self) -> None:
-        """Follow until the run is over or `finish_soon` has come true. Raises nothing but CancelledError."""
-        tries = apologies = misses = 0
+        """Follow until the run is over or the Pod serves. Raises only errors of the parser."""
         try:
-            while self._dead or not self._is_due():
-                before, dead = self._latest.lines, self._dead
-                wait = 0.0
-                has_missed = False
-                try:
-                    async with self._slots.place():
-                        await self._read()
-                    has_missed = self._is_at_end and (self._is_unsure or not self._latest.lines)
-                    self._has_read_end = dead and self._is_at_end and not has_missed
-                    self.unread = self.unread if has_missed else None
-                except LogUnavailableError as error:
-                    apologies += 1
-                    has_missed = True
-                    wait = self._backoff(tries)
-                    self._note_problem(LogProblem.GONE, error)
-                except (Invalid, NotFound) as error:
-                    log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
-                    has_missed = True
-                    self._note_problem(LogProblem.GONE, error)
-                except Forbidden as error:
-                    log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
-                    wait = FORBIDDEN_SECONDS
-                    self._note_problem(LogProblem.FORBIDDEN, error)
-                except ClusterError as error:
-                    log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
-                    wait = self._backoff(tries)
-                    self._note_problem(LogProblem.UNREACHABLE, error)
-                tries = 0 if self._latest.lines > before else tries + 1
-                misses += dead and has_missed
-                self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
-                if (apologies >= MAX_APOLOGIES and not self._dead) or self._has_read_end or await self._over():
-                    break
-                self._catch_up()  # nothing to be had now: waiting for it would hold up the report
-                await asyncio.sleep(wait or self._backoff(tries))
-        finally:
+            await self._follow()
             self._finish()
+        except asyncio.CancelledError:
+            try:
+                self._finish()
+            except Exception:  # must not replace the cancellation
+                log.exception("the end of the log of Pod %s/%s could not be read", self.run.namespace, self.run.pod)
+            raise
+        finally:
+            self.caught_up = self.finished = True
+
+    async def _follow(self) -> None:
+        tries = unavailable = misses = 0
+        while self._dead or not self._is_due():
+            before, dead = self._latest.lines, self._dead
+            wait = 0.0
+            has_missed = False
+            try:
+                async with self._slots.hold():
+                    await self._read()
+                has_missed = self._is_at_end and (self._is_unsure or not self._latest.lines)
+                self._has_read_end = dead and self._is_at_end and not has_missed
+                self.unread = self.unread if has_missed else None
+            except LogUnavailableError as error:
+                unavailable += 1
+                has_missed = True
+                wait = self._backoff(tries)
+                self._note_problem(LogProblem.GONE, error)
+            except (Invalid, NotFound) as error:
+                has_missed = True
+                self._note_problem(LogProblem.GONE, error)
+            except Forbidden as error:
+                log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
+                wait = FORBIDDEN_SECONDS
+                self._note_problem(LogProblem.FORBIDDEN, error)
+            except ClusterError as error:
+                wait = self._backoff(tries)
+                self._note_problem(LogProblem.UNREACHABLE, error)
+            tries = 0 if self._latest.lines > before else tries + 1
+            misses += dead and has_missed
+            self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
+            if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or await self._is_over():
+                break
+            self._catch_up()  # the report must not wait for the next try
+            await asyncio.sleep(wait or self._backoff(tries))
 
     def _note_problem(self, problem: LogProblem, error: Exception) -> None:
-        """Keep why the log could not be read. The first error of a kind stays, because its words may differ each time."""
+        """Note why the log could not be read. The first error of a kind is kept, because its text may differ each time."""
+        log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
         if self.unread is None or self.unread.problem is not problem:
             self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
             if self.caught_up:
@@ -208,14 +226,14 @@ class Follower:
 
     @property
     def _is_unsure(self) -> bool:
-        """Whether the last log that was opened is not known to be that of this run."""
+        """Whether the log that was opened last may belong to another run."""
         return self._was_reopened and not self._lines.continues
 
     def missed(self, run: Run) -> bool:
-        """Whether the log of this run must be read anew, from its beginning. `run` is the same run, as its Pod shows it now.
+        """Whether the log of this run must be read again from its beginning. `run` is the same run, as its Pod shows it now.
 
-        It must if the run has ended and its end was not read, because the Pod served before; and if, as the previous run, it can be
-        told from the next one by now, and what was read may be that of the next one.
+        This is so if the run has ended and its end was not read, because the Pod served before. It is also so if the lines that were
+        read may belong to the next run, and the Pod now shows this run as the previous one, so that its log can be requested.
         """
         if run.ended_at is None:
             return False
@@ -225,7 +243,7 @@ class Follower:
         return self.finished and not self._has_read_end
 
     def is_credible(self, run: Run) -> bool:
-        """Whether what was read is very likely the log of this run, although not all of it."""
+        """Whether the lines that were read very likely belong to this run, even if some are missing."""
         return run.ended_at is None or self._begins_at is None or self._begins_at < run.ended_at + timedelta(seconds=1)
 
     def _backoff(self, tries: int) -> float:
@@ -233,7 +251,7 @@ class Follower:
         return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)
 
     def _is_due(self) -> bool:
-        """Whether it is time to end a stream that goes on."""
+        """Whether it is time to close a stream that has not ended."""
         return self._stop_at is not None and self._clock() >= self._stop_at
 
     async def _read(self) -> None:
@@ -255,12 +273,12 @@ class Follower:
         async with self._client.stream_log(request) as stream:
             pieces = aiter(stream)
             pending: asyncio.Task[bytes] | None = None
-            serves: asyncio.Task[object] = asyncio.create_task(self._wake.wait(), name="end of a start")
+            woken: asyncio.Task[object] = asyncio.create_task(self._wake.wait(), name="end of a start")
             try:
                 while not (request.follow and self._is_due()):
                     pending = pending or asyncio.create_task(_next(pieces), name="piece of a log")
-                    news: set[asyncio.Task[Any]] = {pending} if serves.done() else {pending, serves}
-                    done, _ = await asyncio.wait(news, timeout=self._patience(), return_when=asyncio.FIRST_COMPLETED)
+                    waited: set[asyncio.Task[Any]] = {pending} if woken.done() else {pending, woken}
+                    done, _ = await asyncio.wait(waited, timeout=self._wait_seconds(), return_when=asyncio.FIRST_COMPLETED)
                     if pending in done:
                         piece, pending = pending.result(), None
                         if not piece:
@@ -269,29 +287,29 @@ class Follower:
                             return
                         await self._take(piece)
                     elif not done:
-                        self._fall_silent()
+                        self._note_silence()
                     if self._slots.waiting and self._clock() >= turn_until:
                         return
             finally:
-                left = [task for task in (pending, serves) if task is not None]
+                left = [task for task in (pending, woken) if task is not None]
                 for task in left:
                     task.cancel()
                 await asyncio.gather(*left, return_exceptions=True)
 
-    def _patience(self) -> float:
-        """For how long to wait for more, in seconds: there is nothing to do before."""
+    def _wait_seconds(self) -> float:
+        """Return for how many seconds to wait for the next piece."""
         if not self.caught_up or self._stop_at is not None:
             return QUIET_SECONDS
-        if self._published is not None and not _same(self._published, self._latest):
+        if self._published is not None and not is_same(self._published, self._latest):
             return max(0.05, self._published_at + self._settings.interval_seconds - self._clock())
         return self._settings.turn_seconds
 
-    def _fall_silent(self) -> None:
-        """Nothing more has come for as long as it was waited for."""
+    def _note_silence(self) -> None:
+        """Handle a stream that delivered nothing within `_wait_seconds`."""
         self._catch_up()
         self._publish()
         if self._stop_at is not None:
-            self._stop_at = self._clock()  # it serves, or has ended
+            self._stop_at = self._clock()
 
     async def _take(self, piece: bytes) -> None:
         started = time.perf_counter()
@@ -301,7 +319,7 @@ class Follower:
             self._feed(lines, moment)
         self._latest = self._parser.state if self._parser else self._latest
         if self._read_bytes > self._settings.replay_bytes:
-            self._catch_up()  # no start writes this much: do not wait for its end
+            self._catch_up()  # no start writes this much, so do not wait for the last line
         if self.caught_up:
             self._publish()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
@@ -321,14 +339,14 @@ class Follower:
         if self._parser is not None:
             self._parser.feed(lines, moment)
 
-    async def _over(self) -> bool:
-        """Look at the Pod: whether there is nothing more to read. Notes how the run has ended."""
+    async def _is_over(self) -> bool:
+        """Read the Pod, and note the end of the run. Return whether there is nothing more to read."""
         try:
             pod = await self._client.get(POD, self.run.pod, self.run.namespace)
         except NotFound:
             return True
         except ClusterError:
-            return False  # no news: try again
+            return False
         status = container_status(pod, self.run.container)
         restarts = int(status.get("restartCount") or 0)
         if pod["metadata"].get("uid") != self.run.uid or restarts > self.run.restarts + 1:
@@ -347,16 +365,11 @@ class Follower:
             self._publish(force=True)
 
     def _publish(self, *, force: bool = False) -> None:
-        state = self._latest
-        old = self._published
-        if not force and old is not None:
-            if _same(old, state):
+        state, old = self._latest, self._published
+        if old is not None and not force:
+            is_due = self._clock() - self._published_at >= self._settings.interval_seconds
+            if is_same(old, state) or not (is_due or is_significant(old, state, self._settings.step_percent)):
                 return
-            due = self._clock() - self._published_at >= self._settings.interval_seconds
-            if not due and not is_worth_a_look(old, state, self._settings.step_percent):
-                return
-        if old is not None and _same(old, state) and not force:
-            return
         self._published, self._published_at = state, self._clock()
         self._changed()
 
@@ -369,28 +382,15 @@ class Follower:
             self._latest = self._parser.final_state
         elif self._parser is not None:
             self._latest = self._parser.state
-        self._parser = None  # its memory is needed no more
+        self._parser = None  # free its memory
         if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
             self.unread = None  # it is empty
         self.caught_up = self.finished = True
         self._publish(force=self._published is None)
-        if self._published is not None and not _same(self._published, self._latest):
+        if self._published is not None and not is_same(self._published, self._latest):
             self._published = self._latest
             self._changed()
 
 
 async def _next(pieces: AsyncIterator[bytes]) -> bytes:
     return await anext(pieces, b"")
-
-
-def _same(old: StartupState, new: StartupState) -> bool:
-    return replace(old, lines=0, last_line_at=None) == replace(new, lines=0, last_line_at=None)
-
-
-def is_worth_a_look(old: StartupState, new: StartupState, step_percent: int) -> bool:
-    """Whether something has changed that a person wants to know at once; progress counts from some percent on."""
-    if old.progress is not None and new.progress is not None and new.progress.total:
-        moved = abs(new.progress.completed - old.progress.completed) * 100
-        same = replace(new, progress=old.progress)
-        return not _same(old, same) or old.progress.total != new.progress.total or moved >= step_percent * new.progress.total
-    return not _same(old, new)

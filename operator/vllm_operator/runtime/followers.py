@@ -1,7 +1,7 @@
-"""Which logs are followed: those of Pods that are on their way to serving, and of runs that have just crashed.
+"""Follow the logs of Pods that start, and of runs that have just crashed.
 
-State is kept by run (uid of the Pod, restarts before it) for as long as the Pod exists. Nothing here must
-survive a restart of the operator: logs are read again from their beginning.
+The state of a run (UID of the Pod, restarts before the run) is kept as long as the Pod exists. After a restart of the operator, logs are
+read again from their beginning.
 """
 
 import asyncio
@@ -23,11 +23,9 @@ RunKey = tuple[str, int]
 
 
 CATCH_UP_SECONDS = 3.0
-"""A log that has not shown what it holds by then is not waited for: it stands in the queue, or its kubelet is silent."""
-
-
+"""How long a report waits for a log to be read. Afterwards, the log waits for a slot, or the kubelet does not answer."""
 RESTART_SECONDS = (1.0, 5.0, 30.0, 300.0)
-"""Waits before a log is read again after the operator has failed on it; a line that it fails on is there again."""
+"""Pauses before a log is read again after a parser has failed on it. The line on which it failed is still there."""
 
 
 @dataclass(slots=True, eq=False)
@@ -36,7 +34,7 @@ class _Entry:
     since: float
     task: asyncio.Task[None] | None = None
     former: Follower | None = None
-    """What it replaces, whose state counts until it has one of its own."""
+    """The follower that it replaces. Its state is used until the new follower has one."""
 
     @property
     def state(self) -> StartupState | None:
@@ -71,16 +69,16 @@ class Followers:
         restarted: Callable[[], None] = lambda: None,
         restart_seconds: tuple[float, ...] = RESTART_SECONDS,
     ) -> None:
-        """Prepare to follow.
+        """Create it without followers.
 
         Args:
-            client: The way to the API server.
-            make_parser: Makes what reads the lines of one log.
-            changed: Called with the key of a VLLMDeployment when one of its logs has told something new.
-            streams: How many logs are read at the same time.
-            settings: Bounds of each.
-            restarted: Called when the operator failed on a log and begins again.
-            restart_seconds: How long it waits before.
+            client: Client of the API server.
+            make_parser: Creates the parser of one log.
+            changed: Called with the key of a VLLMDeployment after a significant change in one of its logs.
+            streams: Maximum number of logs that are read at the same time.
+            settings: Limits of each follower.
+            restarted: Called when a follower failed and is restarted.
+            restart_seconds: Pauses before a restart; the last one repeats.
         """
         self._client = client
         self._make_parser = make_parser
@@ -92,10 +90,10 @@ class Followers:
         self.slots = Slots(streams)
 
     def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
-        """Follow what is worth following of these Pods, and forget Pods that are gone.
+        """Follow the logs of these Pods as needed, and forget Pods that no longer exist.
 
-        `starting` are Pods whose start has not been reported as done: where one is ready by now, and its log was not
-        followed because the operator was away or the start was quick, it is read once, and that of a run that crashed before.
+        `starting` names Pods whose start was not reported as complete. If such a Pod is ready and its log was not followed, because the
+        operator did not run or the start was quick, its log is read once, and that of a run that crashed before.
         """
         pods = tuple(pods)
         deployment = self._deployments.setdefault(key, _Deployment())
@@ -109,12 +107,12 @@ class Followers:
                 for run in runs:
                     self._start(key, deployment, run)
             if is_ready(pod) and runs and (entry := deployment.runs.get(runs[-1].key)) is not None:
-                entry.follower.finish_soon()  # the log of a run before it, which crashed, is read to its end
+                entry.follower.finish_soon()  # the log of an earlier run, which crashed, is still read to its end
         if not deployment.runs:
             del self._deployments[key]
 
     def read_again(self) -> None:
-        """Read all logs from their beginning, as other crashes are known now; those of starts that went well tell nothing new."""
+        """Read logs again from their beginning, because the signatures have changed. Successful starts are left out."""
         for key, deployment in self._deployments.items():
             for run_key, entry in list(deployment.runs.items()):
                 state = entry.follower.state
@@ -123,7 +121,7 @@ class Followers:
                     self._start(key, deployment, entry.follower.run)
 
     def states(self, key: Key) -> Mapping[RunKey, StartupState]:
-        """What the logs of a VLLMDeployment have told, by run."""
+        """Return what the logs of a VLLMDeployment say, by run."""
         deployment = self._deployments.get(key)
         if deployment is None:
             return {}
@@ -131,29 +129,29 @@ class Followers:
         return {run_key: state for run_key, state in found if state is not None}
 
     def unread(self, key: Key) -> Mapping[RunKey, UnreadLog]:
-        """Why nothing could be read of the other logs of a VLLMDeployment, by run."""
+        """Return why nothing could be read of the other logs of a VLLMDeployment, by run."""
         deployment = self._deployments.get(key)
         entries = deployment.runs.items() if deployment is not None else ()
         found = ((run_key, entry.follower.unread) for run_key, entry in entries if entry.state is None)
         return {run_key: unread for run_key, unread in found if unread is not None}
 
     def caught_up(self, key: Key) -> bool:
-        """Whether every followed log has shown what it holds already; before, a report would go back in time."""
+        """Whether all existing lines have been read. A report before that would show an earlier state of the start."""
         deployment = self._deployments.get(key)
         return deployment is None or not any(entry.is_awaited for entry in deployment.runs.values())
 
     def forget(self, key: Key) -> None:
-        """A VLLMDeployment is gone."""
+        """Stop following the logs of a deleted VLLMDeployment."""
         deployment = self._deployments.pop(key, None)
         for entry in deployment.runs.values() if deployment else ():
             entry.stop()
 
     def streams(self) -> tuple[int, int]:
-        """How many logs are being read, and how many wait for their turn."""
+        """Return how many logs are being read, and how many wait for a slot."""
         return self.slots.taken, self.slots.waiting
 
     async def close(self) -> None:
-        """Stop all."""
+        """Stop all followers."""
         tasks = [entry.task for deployment in self._deployments.values() for entry in deployment.runs.values() if entry.task is not None]
         self._deployments.clear()
         for task in tasks:
@@ -161,7 +159,7 @@ class Followers:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _read_missed(self, key: Key, deployment: _Deployment, pod: Manifest) -> None:
-        """Read again what followers could not read, or read of another run."""
+        """Read a log again if its follower could not read it, or read that of another run."""
         for run_key, entry in list(deployment.runs.items()):
             if run_key[0] != pod["metadata"]["uid"]:
                 continue
@@ -181,7 +179,7 @@ class Followers:
             return
         deployment.runs[run_key] = entry = _Entry(self._make(key, run), time.monotonic())
         self._begin(key, entry)
-        for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # the present run and the one before tell all
+        for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # two runs are enough
             deployment.runs.pop(old).stop()
 
     def _make(self, key: Key, run: Run) -> Follower:
@@ -200,7 +198,7 @@ class Followers:
         entry.task.add_done_callback(lambda task: self._ended(key, run.key, entry))
 
     def _ended(self, key: Key, run_key: RunKey, entry: _Entry) -> None:
-        """A task that nobody wanted to end is started again."""
+        """Restart a task that was cancelled by mistake."""
         deployment = self._deployments.get(key)
         is_wanted = deployment is not None and deployment.runs.get(run_key) is entry
         if is_wanted and entry.task is not None and entry.task.cancelled():
@@ -209,7 +207,7 @@ class Followers:
             self._begin(key, entry)
 
     async def _follow(self, key: Key, entry: _Entry) -> None:
-        """Follow a log to its end, from its beginning again whenever the operator fails on it: one log must not stop the others."""
+        """Follow a log to its end. If the parser fails, read the log again from its beginning: one log must not stop the others."""
         for failures in itertools.count():
             run = entry.follower.run
             try:
@@ -219,4 +217,4 @@ class Followers:
                 log.exception("following the log of Pod %s/%s failed; it is read again", run.namespace, run.pod)
             self._restarted()
             await asyncio.sleep(self._restart_seconds[min(failures, len(self._restart_seconds) - 1)])
-            entry.follower = self._make(key, run)
+            entry.follower = self._make(key, entry.follower.run)

@@ -1,14 +1,13 @@
-r"""From the bytes of a log stream to lines with their times, across reconnects, without loss or double counting.
+r"""Split the bytes of a log stream into lines with their times, across reconnects, without losing or repeating lines.
 
-The API server prefixes each line with an RFC 3339 time and a space. What a kubelet (v1.35.4) is known to do:
+The API server prefixes each line with an RFC 3339 time and a space. Observed behavior of a kubelet (v1.35.4):
 
-* `sinceTime` is cut to whole seconds and inclusive, so a resumed stream begins with lines that were seen
-  before. They are a prefix in the order of the file, so counting them is enough; times alone are not, as
-  two lines may have one time, and stdout and stderr may swap by milliseconds.
-* The last text of a container may lack its newline. A stream may also end in the middle of a line because
-  the kubelet restarts, and the line comes whole when the stream is resumed. Only whoever knows which of both
-  it was may take the rest (`flush`).
-* A line of 300 KB comes in pieces with one time. It is handed on in bounded pieces.
+* `sinceTime` is inclusive and cut to whole seconds, so a resumed stream begins with lines that were read before. They come first, in the
+  order of the file, so counting them is enough. Their times are not, because two lines may have the same time, and stdout and stderr may
+  be out of order by milliseconds.
+* The last text of a container may have no newline. A stream may also end within a line because the kubelet restarts. The resumed stream
+  then has the whole line. Call `flush` only in the first case.
+* A line of 300 KB arrives in pieces with one time. It is returned in bounded pieces.
 """
 
 import re
@@ -20,41 +19,41 @@ from vllm_operator.startup.times import YEARS
 TIME = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d{1,9})?(Z|[+-]\d\d:\d\d) ?")
 TENTH = len("2026-11-21T12:00:00.1")
 STAMP = len("2026-11-21T12:00:00.123456789+00:00")
-"""Characters of a time up to the tenths of a second, and of a whole one at most."""
+"""Length of a time up to the tenths of a second, and maximum length of a time."""
 UNAVAILABLE = b"unable to retrieve container logs"
-"""The kubelet says this with status 200 when the container is already gone."""
+"""The kubelet returns this with status 200 if the container no longer exists."""
 
 
 class LogUnavailableError(Exception):
-    """The kubelet answered with an apology instead of the log."""
+    """The kubelet returned an error text instead of the log."""
 
 
 class LogLines:
     """The lines of one run of a container."""
 
     def __init__(self, *, line_bytes: int) -> None:
-        """A longer line is handed on in pieces of `line_bytes`."""
+        """Return longer lines in pieces of `line_bytes`."""
         self._line_bytes = line_bytes
         self._tail = b""
-        self._head: re.Match[bytes] | None = None  # the time of a long line of which pieces were handed on
+        self._head: re.Match[bytes] | None = None  # time of a long line of which pieces were returned
         self._inside = False
         self._first = True
-        self._second = b""  # the latest second seen, and how many lines of the file lie in it or after it
+        self._second = b""  # the latest second, and the number of lines in it
         self._zone = b"Z"
         self._seen = 0
         self._latest = b""
         self._skip = 0
         self.continues = True
-        """Whether the stream has begun with the lines that were seen last. If not, the log was rotated, or it is that of another run."""
-        self._tenth = b"\n"  # that of the line before, up to which lines are alike; a line never begins with this
+        """Whether the resumed stream began with the last lines before. If not, the log was rotated, or belongs to another run."""
+        self._tenth = b"\n"  # time of the previous line up to the tenth; initially a value with which no line begins
 
     @property
     def since(self) -> str | None:
-        """From when on to ask for lines when the stream is opened again; None for all."""
+        """The `sinceTime` to resume the stream with; None for all lines."""
         return (self._second + self._zone).decode("ascii") if self._second else None
 
     def reopen(self) -> None:
-        """The stream is opened again with `since`; what comes first was seen already."""
+        """Prepare for a stream that is resumed with `since`, and so repeats lines."""
         self._tail = b""
         self._inside = False
         self._first = True
@@ -63,13 +62,13 @@ class LogLines:
         self.continues = not self._seen
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, datetime | None]]:
-        """Take bytes; yield lines, newlines included, with their time (None where it cannot be read).
+        """Read bytes. Yield lines with their newlines and their time (None if it is invalid).
 
-        Lines of one tenth of a second come together, with the time of the first: reading a time takes longer than
-        all else, and a flood has thousands of lines in each.
+        Lines of the same tenth of a second are yielded together, with the time of the first, because parsing a time takes longer than
+        everything else.
 
         Raises:
-            LogUnavailableError: This is no log.
+            LogUnavailableError: The kubelet returned an error text.
         """
         *lines, self._tail = (self._tail + data).split(b"\n")
         run: list[bytes] = []
@@ -98,13 +97,13 @@ class LogLines:
                 yield piece, _time(self._head)
 
     def check(self) -> None:
-        """The stream has ended. Raises LogUnavailableError if all of it was an apology without a newline."""
+        """End the stream. Raises LogUnavailableError if it was only an error text without a newline."""
         if self._first and self._tail.startswith(UNAVAILABLE):
-            apology, self._tail = self._tail, b""
-            raise LogUnavailableError(apology[:200].decode("utf-8", "replace"))
+            text, self._tail = self._tail, b""
+            raise LogUnavailableError(text[:200].decode("utf-8", "replace"))
 
     def flush(self) -> tuple[bytes, datetime | None] | None:
-        """The rest without a newline, when the container has ended; None if there is none."""
+        """Return the last line of an ended container, if it has no newline; else None."""
         rest, self._tail = self._tail, b""
         found = self._line(rest) if rest else None
         return (found[0] + b"\n", found[1]) if found is not None else None
@@ -120,7 +119,7 @@ class LogLines:
         return self._counted(match, line[match.end() :] if match else line)
 
     def _counted(self, match: re.Match[bytes] | None, text: bytes) -> tuple[bytes, datetime | None] | None:
-        """The line, unless it was seen before the stream was opened again."""
+        """Return the line, unless it was read before the stream was resumed."""
         self._tenth = b"\n"
         if match is None:
             return text, None
@@ -133,7 +132,7 @@ class LogLines:
             self._seen += 1
         self._latest = max(self._latest, time)
         if match[1] == self._second and match[2] and not self._skip:
-            # further lines of this tenth are not looked at closely: none of them is later than this
+            # `feed` does not parse the times of further lines of this tenth, none of which is later than this
             self._tenth = match[1] + match[2][:2]
             self._latest = max(self._latest, self._tenth.ljust(STAMP, b"9"))
         return text, _time(match)
@@ -141,7 +140,7 @@ class LogLines:
     def _skipped(self, time: bytes) -> bool:
         if not self._skip:
             return False
-        if time > self._latest:  # the log was rotated meanwhile: what would have been skipped is gone
+        if time > self._latest:  # the log was rotated, so the lines to skip no longer exist
             self._skip = 0
             return False
         self._skip -= 1
@@ -150,7 +149,7 @@ class LogLines:
 
 
 def _comparable(match: re.Match[bytes]) -> bytes:
-    """The time with a fraction of fixed width: the kubelet cuts trailing zeros."""
+    """Return the time with a fraction of fixed width, because the kubelet removes trailing zeros."""
     return match[1] + (match[2] or b".").ljust(10, b"0")
 
 

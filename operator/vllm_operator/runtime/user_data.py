@@ -137,7 +137,7 @@ class UserData:
         self._unreported: list[str] = []
         self._is_running = self._is_due = False
         self._reading = asyncio.Lock()
-        self._troubles: dict[str, tuple[str, int]] = {}
+        self._failures: dict[str, tuple[str, int]] = {}
 
     @property
     def is_wanted(self) -> bool:
@@ -160,7 +160,7 @@ class UserData:
             except Unavailable:
                 raise
             except ClusterError as error:
-                self._warn("get", self._words(error))
+                self._warn("get", self._describe(error))
                 return False
             self._warn("get", "")
             return await self._take(manifest)
@@ -189,7 +189,7 @@ class UserData:
         except Forbidden as error:
             if error.verb != "watch":
                 raise
-            self._warn("watch", f"The operator may not watch the {self._place()}, so it reads it at intervals. Grant watch in a Role.")
+            self._warn("watch", f"The operator may not watch the {self._config_map()}, so it reads it at intervals. Grant watch in a Role.")
             await self._refresh()
             return self._poll_seconds
         return self._retry
@@ -211,7 +211,7 @@ class UserData:
             # In a thread, because texts of a megabyte take up to a second.
             read = await asyncio.to_thread(self._use, texts)
         except Exception as error:  # no content may stop the operator; what was read before stays in use
-            log.exception("%s cannot be used", self._place())
+            log.exception("%s cannot be used", self._config_map())
             problems = [
                 f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
             ]
@@ -228,16 +228,16 @@ class UserData:
         await self._report(manifest)
         return True
 
-    def _warn(self, verb: str, trouble: str) -> None:
-        """Log once what is wrong with a verb, after the second failure in a row; an empty text resets it.
+    def _warn(self, verb: str, failure: str) -> None:
+        """Log a failure of a verb once, after the second in a row. An empty text resets it.
 
         An API server that has just started refuses requests for a moment, until it knows the Roles.
         """
-        before, times = self._troubles.get(verb, ("", 0))
-        times = times + 1 if trouble == before else 1
-        self._troubles[verb] = (trouble, times)
-        if trouble and times == 2:
-            log.warning("%s", trouble)
+        before, times = self._failures.get(verb, ("", 0))
+        times = times + 1 if failure == before else 1
+        self._failures[verb] = (failure, times)
+        if failure and times == 2:
+            log.warning("%s", failure)
 
     async def _report(self, manifest: Manifest) -> None:
         """Write an event for each problem that has none yet. If the API server is unavailable, the next refresh writes the rest."""
@@ -251,12 +251,12 @@ class UserData:
                 return
             self._unreported.pop(0)
 
-    def _words(self, error: ClusterError) -> str:
+    def _describe(self, error: ClusterError) -> str:
         if isinstance(error, Forbidden):
-            return f"The operator may not get the {self._place()}, so it does not use the {self._what} in it. Grant get in a Role."
-        return f"The {self._place()} cannot be read, so the operator does not use the {self._what} in it: {error}"
+            return f"The operator may not get the {self._config_map()}, so it does not use the {self._what} in it. Grant get in a Role."
+        return f"The {self._config_map()} cannot be read, so the operator does not use the {self._what} in it: {error}"
 
-    def _place(self) -> str:
+    def _config_map(self) -> str:
         return f"ConfigMap {self._namespace}/{self._name}"
 
 

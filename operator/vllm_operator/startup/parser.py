@@ -1,6 +1,6 @@
 """Parsing the log of one run of a container.
 
-`StartupParser.feed` takes what a log stream delivers, and `state` is what the log has told so far. A line costs little unless it matters: a
+`StartupParser.feed` takes what a log stream delivers, and `state` is what the log shows so far. A line costs little unless it matters: a
 record is dispatched by the first word of its message, raw output by whether it is a bar or may be an error. Regular expressions are tried
 only on the few lines that remain.
 """
@@ -126,12 +126,12 @@ class StartupParser:
 
     @property
     def state(self) -> StartupState:
-        """What the log has told so far, while the process may still run."""
+        """What the log shows so far, while the process may still run."""
         return self._start.state(self._reader.number)
 
     @property
     def final_state(self) -> StartupState:
-        """What the log has told if the process ended where the log ends.
+        """What the log shows if the process ended where the log ends.
 
         Errors count that a running process may survive. If the log contains several starts, and the last one neither failed nor became
         ready, the crash is that of the start before.

@@ -32,7 +32,7 @@ _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
 
 class Meanings:
-    """Finds what a record means by the first word of its message, because the first word of most records tells that they mean nothing."""
+    """Finds what a record means by the first word of its message. Most records have a first word without a meaning here."""
 
     def __init__(self, meanings: Iterable[LineMeaning]) -> None:
         """Prepare the search. The first meaning that matches counts."""
@@ -211,12 +211,12 @@ class StartTracker:
         self._reset()
 
     def state(self, lines: int) -> StartupState:
-        """Return what the log has told while the process may still run. `lines` is the number of lines of the log."""
+        """Return what the log shows while the process may still run. `lines` is the number of lines of the log."""
         self.crashes.count(self.records)
         return self._state(self.crashes.crash(ended=False), lines)
 
     def final_state(self, lines: int) -> StartupState:
-        """Return what the log has told if the process ended where the log ends."""
+        """Return what the log shows if the process ended where the log ends."""
         self.crashes.count(self.records)
         crash = self.crashes.crash(ended=True)
         if crash is None and self.timeline.stage is not Stage.READY:

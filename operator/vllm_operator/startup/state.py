@@ -1,4 +1,4 @@
-"""What the log of one run of a container has told so far."""
+"""What the log of one run of a container shows."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -91,7 +91,7 @@ class CacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class StartupState:
-    """What one run has told so far.
+    """What the log of a run shows so far.
 
     `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does not
     log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the order in

@@ -106,3 +106,17 @@ def infer_silence(state: StartupState, now: datetime, knowledge: StartupKnowledg
     if not silent:
         return replace(state, silent_stage_inferred=False) if state.silent_stage_inferred else state
     return replace(state, silent_stage_inferred=True, detail="probably compiling FlashInfer kernels, which logs nothing (inferred)")
+
+
+def is_same(old: StartupState, new: StartupState) -> bool:
+    """Whether two states differ at most in the number and time of their last line."""
+    return replace(old, lines=0, last_line_at=None) == replace(new, lines=0, last_line_at=None)
+
+
+def is_significant(old: StartupState, new: StartupState, step_percent: int) -> bool:
+    """Whether a change must be reported at once. A change of progress alone must be at least `step_percent` of its total."""
+    if old.progress is not None and new.progress is not None and new.progress.total:
+        change = abs(new.progress.completed - old.progress.completed) * 100
+        is_only_progress = is_same(old, replace(new, progress=old.progress))
+        return not is_only_progress or old.progress.total != new.progress.total or change >= step_percent * new.progress.total
+    return not is_same(old, new)

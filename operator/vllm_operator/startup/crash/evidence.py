@@ -52,7 +52,7 @@ class Evidence:
     """A line that may explain the crash. `signature` is None for an exception that matches no signature.
 
     `weak`: explains the crash only if nothing else does. `warned`: a warning, which is no explanation alone. `provisional`: a source line
-    of a traceback, whose exception tells more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
+    of a traceback, whose exception says more. `records`: the number of records below ERROR before it. `overrules`: signatures whose
     crashes were ended from outside, according to this line.
     """
 
@@ -229,8 +229,8 @@ class Findings:
             return other
         return echo or other or (self.echoed if self.failed else self.beside)
 
-    def _is_of_a_stop(self, echo: Evidence, told: Evidence) -> bool:
+    def _is_of_a_stop(self, echo: Evidence, stop: Evidence) -> bool:
         # If all processes are told to stop at once, a worker fails because another one has ended. If one had died by itself, the engine
         # core would have ended the others and logged it.
         by_worker = dict(echo.captures).get("begun") is not None and _ENGINE_CORE not in self.evidence
-        return by_worker and told.number < self.failed_at
+        return by_worker and stop.number < self.failed_at

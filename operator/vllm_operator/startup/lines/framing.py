@@ -1,4 +1,4 @@
-r"""Taking a line apart: who wrote it, its level, its time, and what it says.
+r"""Parse a line: the process that wrote it, its level, its time and its text.
 
 vLLM writes `(EngineCore pid=7) INFO 11-21 09:32:11 [core.py:77] text`. Around it there can be what a kubelet or container runtime adds (a
 time, the CRI prefix), and what runs in the container can add: a log format of the user, JSON, and the prefixes of torchrun, Ray and mpirun.
@@ -199,7 +199,7 @@ def is_wrapping(head: str) -> bool:
 
 @dataclass(slots=True)
 class Line:
-    """A line, taken apart.
+    """A parsed line.
 
     `process` is vLLM's name of the process ("Worker_TP0"), empty if unknown. `level` is None for raw output. `time` is the most precise
     time in the line, as written: "2026-11-21T09:06:04.5Z", "11-21 09:06:04". `record` is the line as vLLM wrote it.
@@ -245,7 +245,7 @@ class LineReader:
         return [line for line in self._prefixes.without(cut(tail)) if line] if tail else []
 
     def lines(self, raw: str) -> Iterator[Line]:
-        """Take a complete line apart. A line of JSON may contain several lines, a partial CRI line none."""
+        """Parse a complete line. A line of JSON may contain several lines, a partial CRI line none."""
         if len(raw) > LINE_LIMIT and (raw[0] != "{" or len(raw) > JSON_LIMIT):
             raw = raw[: LINE_LIMIT * 3 // 4] + " " + raw[-LINE_LIMIT // 4 :]
         return self._unwrapped(raw, WRAPPINGS_LIMIT)
