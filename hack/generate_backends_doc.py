@@ -108,6 +108,7 @@ WORDS = {
     "architectures": "{}",
     "attention": "{} attention",
     "quantizations": "{} weights",
+    "quantizationSchemes": "published by {}",
     "families": "{}",
     "routing": "{} routing",
     "optimizeFor": "optimizeFor {}",

@@ -6,6 +6,6 @@ they run, from the Python files of a wheel, on a machine that is made up: a CUDA
 (`text_packages.py`): their modules and names are there, and nothing of them runs. What lives in C++ is answered from
 vLLM's sources, with the place (`machine.py`).
 
-For each version and architecture a process of its own asks all questions of a component (`attention.py`), because vLLM
-keeps what it found out about the GPU. The answers become a table of the catalog (`tables.py`).
+For each version and architecture a process of its own asks all questions of a component (`attention.py`, `prefill.py`,
+`gemm.py`), because vLLM keeps what it found out about the GPU. The answers become a table of the catalog (`tables.py`).
 """

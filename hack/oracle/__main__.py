@@ -1,10 +1,10 @@
-"""Ask vLLM's selectors in many versions, and write the catalog's table of their answers.
+"""Ask vLLM's selectors in many versions, and write the catalog's tables of their answers.
 
-    python hack/oracle VERSION... [--python PYTHON] [--sources FOLDER] [--check]
+    python hack/oracle VERSION... [--components NAME...] [--python PYTHON] [--sources FOLDER] [--check]
 
 `--python` is the interpreter of an environment with requirements/oracle.txt: PyTorch and what vLLM imports; `make check-oracle`
 creates it. The wheels come from the package index, and only their Python files are kept, in `--sources`. `--check` writes
-nothing and fails if an answer differs from the committed table.
+nothing and fails if an answer differs from the committed tables.
 """
 
 import argparse
@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 HACK = Path(__file__).resolve().parent.parent
@@ -22,7 +23,9 @@ sys.path.insert(0, str(HACK))
 
 from oracle.tables import Answers, expand, merge, write  # noqa: E402  # the line above makes it importable
 
-TABLE = HACK.parent / "operator/vllm_operator/catalog/data/selectors/attention.json"
+TABLES = HACK.parent / "operator/vllm_operator/catalog/data/selectors"
+COMPONENTS = ("attention", "prefill", "gemm")
+"""Modules of this package; each has a table."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 WANTED = re.compile(r"\.(py|json)$|\.dist-info/METADATA$")
 FLASHINFER = re.compile(r"^Requires-Dist: flashinfer-python *\(?==([0-9a-z.]+)", re.MULTILINE)
@@ -42,42 +45,50 @@ def fetch(package: str, version: str, sources: Path) -> Path:
     return folder
 
 
-def ask(version: str, python: str, sources: Path) -> dict[str, Answers]:
-    """All answers of a version, by architecture."""
+def ask(version: str, components: Sequence[str], python: str, sources: Path) -> dict[str, dict[str, Answers]]:
+    """All answers of a version, by component and architecture."""
     vllm = fetch("vllm", version, sources)
     needed = FLASHINFER.search(next(vllm.glob("*.dist-info/METADATA")).read_text())
     if needed is None:
         raise SystemExit(f"vLLM {version} does not say which FlashInfer it needs")
     flashinfer = fetch("flashinfer-python", needed[1], sources)
-    command = [python, "-m", "oracle.child", str(vllm), str(flashinfer), *ARCHITECTURES]
+    command = [python, "-m", "oracle.child", str(vllm), str(flashinfer), ",".join(components), *ARCHITECTURES]
     done = subprocess.run(command, env=os.environ | {"PYTHONPATH": str(HACK)}, capture_output=True, text=True, check=False)
-    answers = {found["architecture"]: found["answers"] for found in map(json.loads, done.stdout.splitlines())}
-    if missing := set(ARCHITECTURES) - answers.keys():
-        raise SystemExit(f"vLLM {version}: no answers for {', '.join(sorted(missing))}\n{done.stderr[-2000:]}")
+    answers: dict[str, dict[str, Answers]] = {component: {} for component in components}
+    for found in map(json.loads, done.stdout.splitlines()):
+        answers[found["component"]][found["architecture"]] = found["answers"]
+    for component, by_architecture in answers.items():
+        if missing := set(ARCHITECTURES) - by_architecture.keys():
+            raise SystemExit(f"vLLM {version}: no answers about {component} for {', '.join(sorted(missing))}\n{done.stderr[-2000:]}")
     return answers
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="oracle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="+", metavar="VERSION")
+    parser.add_argument("--components", nargs="+", choices=COMPONENTS, default=COMPONENTS, metavar="NAME")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--sources", type=Path, default=Path.home() / ".cache/vllm-operator/wheels")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     arguments.sources.mkdir(parents=True, exist_ok=True)
-    committed = expand(json.loads(TABLE.read_text())) if TABLE.exists() else {}
-    found: dict[str, dict[str, Answers]] = {}
+    found = {}
     for version in arguments.versions:
-        found[version] = ask(version, arguments.python, arguments.sources)
-        print(f"{version}: {len(found[version])} architectures", flush=True)
-    merged = merge(committed | found)
-    if not arguments.check:
-        TABLE.parent.mkdir(exist_ok=True)
-        write(merged, TABLE)
-        return 0
-    differing = [version for version in found if expand(merged)[version] != committed.get(version)]
-    for version in differing:
-        print(f"{version}: the answers differ from the committed table", file=sys.stderr)
+        found[version] = ask(version, arguments.components, arguments.python, arguments.sources)
+        print(f"{version}: {len(ARCHITECTURES)} architectures", flush=True)
+    differing = []
+    for component in arguments.components:
+        table = TABLES / f"{component}.json"
+        committed = expand(json.loads(table.read_text())) if table.exists() else {}
+        merged = merge(committed | {version: answers[component] for version, answers in found.items()})
+        if not arguments.check:
+            TABLES.mkdir(exist_ok=True)
+            write(merged, table)
+            continue
+        now = expand(merged)
+        differing += [f"{version}, {component}" for version in found if now[version] != committed.get(version)]
+    for name in differing:
+        print(f"{name}: the answers differ from the committed table", file=sys.stderr)
     return 1 if differing else 0
 
 

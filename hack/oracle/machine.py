@@ -40,6 +40,8 @@ IN_THE_IMAGE = (
     "cutlass",
 )
 """Packages of the official images that the selectors import and do not ask anything."""
+REQUIRED = {"humming-kernels": "humming", "tokenspeed-mla": "tokenspeed_mla"}
+"""Packages that are in the image if the wheel requires them, with their modules."""
 GIB = 2**30
 
 
@@ -58,6 +60,11 @@ PREDICATES: Mapping[str, Callable[[int], bool]] = {
     "cutlass_sparse_scaled_mm_supported": lambda asked: asked == 90,
 }
 """Functions of vLLM's extensions that selectors ask, with what their C++ sources answer."""
+CONSTANTS = {
+    "CUTLASS_FP8_SUPPORTED": "cutlass_scaled_mm_supports_fp8",
+    "CUTLASS_BLOCK_FP8_SUPPORTED": "cutlass_scaled_mm_supports_block_fp8",
+}
+"""What modules ask when they are imported (vllm/model_executor/layers/quantization/utils/w8a8_utils.py), by predicate."""
 
 
 @dataclass(slots=True)
@@ -83,7 +90,9 @@ class Machine:
         """
         os.environ |= {"VLLM_LOGGING_LEVEL": "CRITICAL", "VLLM_TARGET_DEVICE": "cuda", "VLLM_HAS_FLASHINFER_CUBIN": "1"}
         sys.path.insert(0, str(vllm))
-        TextPackages([flashinfer], ["flashinfer"], (*EXTENSIONS, *IN_THE_IMAGE)).install()
+        metadata = next(vllm.glob("*.dist-info/METADATA")).read_text()
+        required = [module for package, module in REQUIRED.items() if f"Requires-Dist: {package}" in metadata]
+        TextPackages([flashinfer], ["flashinfer"], (*EXTENSIONS, *IN_THE_IMAGE, *required)).install()
         self._make_up_cuda()
         _make_up_operators()
         self._make_up_platform()
@@ -91,9 +100,13 @@ class Machine:
     def become(self, capability: tuple[int, int]) -> None:
         """Have other GPUs from now on, and forget what vLLM found out about those before."""
         self.capability = capability
-        for function in gc.get_objects():
-            if type(function) is functools._lru_cache_wrapper and function.__module__.startswith("vllm"):
-                function.cache_clear()
+        for function in cached_functions():
+            function.cache_clear()
+        modules = [module for name, module in sys.modules.items() if name.startswith("vllm")]
+        for name, predicate in CONSTANTS.items():
+            for module in modules:
+                if name in vars(module):
+                    setattr(module, name, PREDICATES[predicate](capability[0] * 10 + capability[1]))
 
     def _properties(self) -> SimpleNamespace:
         return SimpleNamespace(
@@ -151,6 +164,11 @@ class Machine:
         }
         methods = {name: classmethod(lambda cls, *args, answer=answer, **kwargs: answer()) for name, answer in answers.items()}
         platforms._current_platform = type("MadeUpPlatform", (CudaPlatformBase,), methods)()
+
+
+def cached_functions() -> list[Any]:
+    """The functions of vLLM that keep what they found out."""
+    return [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper and one.__module__.startswith("vllm")]
 
 
 def _make_up_operators() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 Answers = Mapping[str, Mapping[str, Any]]
 """The answers on one architecture, by the name of the case; see `attention.Answer`."""
 OF_THE_MACHINE = re.compile(
-    r"^(Attribute|Name|Type|Import)Error|failed to import|requires FlashInfer with|was built without|None of the modules"
+    r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup)Error"
+    r"|failed to import|requires FlashInfer with|was built without|None of the modules"
 )
 """Refusals that come from the made-up machine and not from the selector: that package is known by its text only, or an extension
 is not there. Such a backend is neither accepted nor refused, and which backend the selector takes is then unknown."""
@@ -36,7 +37,8 @@ def expand(table: Mapping[str, Any]) -> dict[str, dict[str, Answers]]:
 
     def answer(number: int) -> dict[str, Any]:
         compact: dict[str, Any] = table["answers"][number]
-        return compact | {"refuses": {name: table["reasons"][reason] for name, reason in compact["refuses"].items()}}
+        texts = {"refuses": {name: table["reasons"][reason] for name, reason in compact["refuses"].items()}}
+        return compact | texts | ({"raises": table["reasons"][compact["raises"]]} if "raises" in compact else {})
 
     cases = [{name: answer(number) for name, number in found.items()} for found in table["cases"]]
     return {version: {gpu: cases[place] for gpu, place in placed.items()} for version, placed in table["versions"].items()}
@@ -57,10 +59,16 @@ def write(table: Mapping[str, Any], path: Path) -> None:
 
 def _compact(answer: Mapping[str, Any], reasons: "_Numbered") -> dict[str, Any]:
     refused = {name: text for name, text in sorted(answer["refuses"].items()) if not OF_THE_MACHINE.search(text)}
+    raises = answer.get("raises")
+    more = {
+        "ignores": dict(sorted(answer.get("ignores", {}).items())),
+        "raises": None if raises is None or OF_THE_MACHINE.search(raises) else reasons.number(raises),
+    }
     return {
-        "takes": answer["takes"] if len(refused) == len(answer["refuses"]) else None,
+        "takes": answer["takes"] if len(refused) == len(answer["refuses"]) or "ignores" in answer else None,
         "accepts": sorted(answer["accepts"]),
         "refuses": {name: reasons.number(text) for name, text in refused.items()},
+        **{key: value for key, value in more.items() if value not in ({}, None)},
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 from vllm_operator.api.spec import Attention, ModelSpec, Quantization
 from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.models import Models, load_models, read_billions
+from vllm_operator.planning.model.config import read_config
 from vllm_operator.planning.model.facts import FROM_CONFIG, FROM_SPEC, FROM_TABLE, FROM_WEIGHTS, ModelFiles, model_name, resolve_facts
 
 MODELS = load_models()
@@ -31,7 +32,7 @@ MODELS = load_models()
         ("openai/gpt-oss-120b", "gpt-oss-120b", "GQA", 128, "MXFP4"),
         ("openai/gpt-oss-20b", "gpt-oss", "GQA", 32, "MXFP4"),
         ("mistralai/Mixtral-8x7B-Instruct-v0.1", "mixtral", "GQA", 8, "BF16"),
-        ("google/gemma-3-27b-it", "gemma-3-multimodal", "GQA", 0, "BF16"),
+        ("google/gemma-3-27b-it", "gemma-3-27b", "GQA", 0, "BF16"),
         ("nvidia/Gemma-4-31B-IT-NVFP4", "gemma-4", "GQA", 0, "NVFP4"),
         ("nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-FP8", "nemotron-3-nano", "Hybrid", 128, "FP8"),
         ("nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4", "nemotron-3-super", "Hybrid", 512, "NVFP4"),
@@ -117,6 +118,45 @@ def test_expert_groups_given_by_the_user_tell_the_routing() -> None:
     spec = ModelSpec.model_validate({"uri": "hf://someone/small-deepseek", "facts": {"attention": "MLA", "experts": 8, "routingGroups": 4}})
     facts = resolve_facts(spec, MODELS)
     assert (facts.routing, facts.sources["routing"]) == ("DeepSeekV3", FROM_SPEC)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "scheme"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "static"}, "tensor"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic"}, "token"),
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, None),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
+        ({"quantization": {"quant_algo": "NVFP4"}}, "modelopt"),
+        ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "compressed"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "float-quantized",
+                "config_groups": {"g": {"weights": {"strategy": "tensor"}}},
+            },
+            "compressed-tensor",
+        ),
+        ({"quant_method": ["fp8"]}, None),
+    ],
+)
+def test_how_the_weights_are_published_is_read_from_config_json(quantization: dict[str, Any], scheme: str | None) -> None:
+    assert read_config({"quantization_config": quantization}).quantization_scheme == scheme
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"head_dim": 64, "hidden_size": 2880, "num_attention_heads": 64}, 64),
+        ({"hidden_size": 4096, "num_attention_heads": 32}, 128),
+        ({"hidden_size": 7168, "num_attention_heads": 128, "kv_lora_rank": 512}, None),
+        ({"hidden_size": 4096, "num_attention_heads": 0}, None),
+        ({}, None),
+    ],
+)
+def test_the_head_size_is_read_or_divided(config: dict[str, Any], size: int | None) -> None:
+    assert read_config(config).head_size == size
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,25 @@ def test_equal_answers_are_written_once_and_read_back(tmp_path: Path) -> None:
     assert list(table["versions"]) == ["0.9.0", "0.20.1", "0.20.2"]
 
 
+def test_a_table_keeps_what_is_ignored_and_why_the_default_raises(tmp_path: Path) -> None:
+    dense: dict[str, Any] = {"takes": None, "accepts": [], "refuses": {}, "ignores": {"CUTLASS": "TRITON"}, "raises": "too old"}
+    found = {"0.20.1": {"sm_80": {"FP8/modelopt": dense}}}
+    write(merge(found), tmp_path / "table.json")
+    assert expand(json.loads((tmp_path / "table.json").read_text())) == found
+
+
+def test_an_error_of_the_made_up_machine_is_no_reason_of_vllm() -> None:
+    answers: dict[str, Any] = {
+        "takes": None,
+        "accepts": [],
+        "refuses": {},
+        "ignores": {},
+        "raises": "NotImplementedError: which kernel it took is not known",
+    }
+    [compact] = merge({"0.20.1": {"sm_80": {"INT4/gptq": answers}}})["answers"]
+    assert "raises" not in compact
+
+
 @pytest.mark.parametrize(
     "reason", ["ImportError", "AttributeError: no rotary_embedding", "FA4 cute-DSL entry point failed to import", "x was built without y"]
 )

@@ -9,7 +9,6 @@ from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.resources import EntryError
 from vllm_operator.catalog.rule_matching import Component, Condition, RuleInput, RuleMatch, parse_range
 from vllm_operator.catalog.rules import Rule, RuleKind, build_rules, find_conflicts, load_rules
-from vllm_operator.catalog.selectors import NO_SELECTORS
 
 
 def rule(**given: Any) -> Rule:
@@ -137,14 +136,14 @@ def test_a_rule_without_a_reason_is_refused() -> None:
 def test_rules_that_contradict_each_other_are_found_when_loaded() -> None:
     rules = [rule(id="one"), rule(id="two", backend="MARLIN")]
     with pytest.raises(EntryError, match="one and two may both apply and choose TRITON and MARLIN"):
-        build_rules(rules, (), Kernels(()), NO_SELECTORS)
+        build_rules(rules, (), Kernels(()), {})
     assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", priority=1)]) == []
     assert find_conflicts([rule(id="one"), rule(id="two", backend="MARLIN", kind="quirk")]) == []
 
 
 def test_two_rules_of_one_name_are_refused() -> None:
     with pytest.raises(EntryError, match="two rules are called a"):
-        build_rules([rule(), rule()], (), Kernels(()), NO_SELECTORS)
+        build_rules([rule(), rule()], (), Kernels(()), {})
 
 
 def test_quirks_come_before_choices_and_choices_before_what_the_engine_does() -> None:

@@ -85,6 +85,7 @@ MORE_MODELS = {
     "Qwen3.5 MoE NVFP4": ("hf://nvidia/Qwen3.5-122B-A10B-NVFP4", None),
     "MiniMax M3": ("hf://MiniMaxAI/MiniMax-M3", None),
     "Qwen3.5 FP8": ("hf://Qwen/Qwen3.5-27B-FP8", None),
+    "Gemma 3 12B": ("hf://google/gemma-3-12b-it", None),
     "Gemma 4 MoE": ("hf://google/gemma-4-26B-A4B-it", None),
     "Nemotron 49B": ("hf://nvidia/Llama-3_3-Nemotron-Super-49B-v1", None),
     "Kimi BF16": ("hf://someone/dense", {"attention": "MLA", "experts": 0, "quantization": "BF16"}),

@@ -8,7 +8,7 @@ from vllm_operator.api.plan import ChosenBy
 from vllm_operator.api.spec import BackendsSpec, Distribution
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.selectors import load_selectors
+from vllm_operator.catalog.selectors import Selection, load_selectors, parse_selectors
 from vllm_operator.planning.engine.attention import attention_cases
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.version import ResolvedVersion
@@ -27,8 +27,8 @@ def choose(version: str, architecture: str, facts: dict[str, Any], pin: str | No
     ("version", "architecture", "facts", "expected"),
     [
         ("0.11.2", "sm_75", {}, "FLASHINFER"),
-        ("0.12.0", "sm_75", {"family": "gpt-oss"}, "TRITON_ATTN"),
-        ("0.11.2", "sm_89", {"family": "gpt-oss"}, "TRITON_ATTN"),
+        ("0.12.0", "sm_75", {"attention_sinks": True}, "TRITON_ATTN"),
+        ("0.11.2", "sm_89", {"attention_sinks": True}, "TRITON_ATTN"),
         ("0.20.2", "sm_110", {}, "FLASH_ATTN"),
         ("0.20.2", "sm_110", {"attention": "MLA"}, "TRITON_MLA"),
         ("0.11.2", "sm_90", {"attention": "MLA", "heads_per_rank": 16}, "FLASH_ATTN_MLA"),
@@ -75,7 +75,7 @@ def test_a_pin_that_the_selector_accepts_is_planned_without_a_note(version: str,
 @pytest.mark.parametrize(
     ("facts", "expected"),
     [
-        ({"attention": "GQA", "family": "gpt-oss"}, ("Dense/64/auto/sinks",)),
+        ({"attention": "GQA", "attention_sinks": True}, ("Dense/64/auto/sinks",)),
         ({"attention": "MLA", "heads_per_rank": 16}, ("MLA/16/auto",)),
         ({"attention": "MLA", "heads_per_rank": 128, "arguments": {"--kv-cache-dtype": "fp8"}}, ("MLA/128/fp8_e4m3",)),
         ({"attention": "GQA", "arguments": {"--kv-cache-dtype": "nvfp4"}}, ()),
@@ -89,7 +89,28 @@ def test_a_question_that_was_not_asked_has_no_answer(facts: dict[str, Any], expe
     assert tuple(attention_cases(component, RuleInput(release=(0, 20, 1), **facts))) == expected
 
 
+TABLE = {
+    "reasons": ["too old"],
+    "answers": [
+        {"takes": "CUTLASS", "accepts": ["CUTLASS"], "refuses": {"MARLIN": 0}, "ignores": {"MACHETE": "CUTLASS"}},
+        {"takes": "MARLIN", "accepts": ["MARLIN"], "refuses": {}},
+        {"takes": None, "accepts": [], "refuses": {"MARLIN": 0}, "raises": 0},
+    ],
+    "cases": [{"FP8/tensor": 0, "FP8/token": 1, "FP8/modelopt": 2}],
+    "versions": {"0.20.1": {"sm_90": 0}},
+}
+
+
+def test_a_layer_that_may_be_several_cases_has_the_answers_of_all() -> None:
+    selectors = parse_selectors(TABLE)
+    both = selectors.find((0, 20, 1), "sm_90", ["FP8/tensor", "FP8/token"])
+    assert both == Selection("CUTLASS", ("CUTLASS", "MARLIN"), {}, {"MACHETE": "CUTLASS"}, None, ("MARLIN",))
+    one = selectors.find((0, 20, 1), "sm_90", ["FP8/modelopt"])
+    assert one == Selection(None, (), {"MARLIN": "too old"}, {}, "too old")
+
+
 def test_every_known_version_was_asked() -> None:
     known = {table.release for table in load_catalog().versions.tables}
-    # 0.11.0 checks no pin before it loads the backend; the wheel of 0.21.0 is not in the index
-    assert known - load_selectors().versions.keys() == {(0, 11, 0), (0, 21, 0)}
+    selectors = load_selectors()
+    # 0.11.0 checks no attention pin before it loads the backend; the wheel of 0.21.0 is not in the index
+    assert known - selectors[Component.ATTENTION].versions.keys() == {(0, 11, 0), (0, 21, 0)}

@@ -28,12 +28,16 @@ class Facts:
         attention: Kind of attention.
         experts: Routed experts of a layer; 0 for a dense model.
         quantization: Number format of the weights.
+        quantization_scheme: How the format is published, where vLLM treats that differently: the tool's name, or what shares a scale.
         routing: vLLM's name of the way the router picks experts.
         routing_groups: Groups of experts; 0 if the router has none.
         hidden_size: Width of a layer.
         moe_intermediate_size: Width of one expert.
         attention_heads: Query heads of a layer.
         mla_dims: Sizes of the nope, rope and value heads.
+        head_size: Size of an attention head, of models without MLA.
+        attention_sinks: The attention has sinks.
+        image_prefix: Images are attended to in both directions: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0).
         weight_bytes: Size of all weights.
     """
 
@@ -41,12 +45,16 @@ class Facts:
     attention: Attention | None = None
     experts: int | None = None
     quantization: Quantization | None = None
+    quantization_scheme: str | None = None
     routing: str | None = None
     routing_groups: int | None = None
     hidden_size: int | None = None
     moe_intermediate_size: int | None = None
     attention_heads: int | None = None
     mla_dims: tuple[int, int, int] | None = None
+    head_size: int | None = None
+    attention_sinks: bool | None = None
+    image_prefix: bool | None = None
     weight_bytes: int | None = None
 
     @property
@@ -86,6 +94,9 @@ class ModelFamily(Entry):
     moe_intermediate_size: StrictInt | None = None
     attention_heads: StrictInt | None = None
     mla_dims: tuple[int, int, int] | None = None
+    head_size: StrictInt | None = None
+    attention_sinks: bool | None = None
+    image_prefix: bool | None = None
     billions: StrictInt | StrictFloat | None = None
     source: str = ""
 
@@ -103,10 +114,19 @@ class NumberFormat(Entry):
     bytes_per_weight: StrictFloat
 
 
+class Scheme(Entry):
+    """A way in which number formats are published, as repositories are named after it."""
+
+    scheme: str
+    quantizations: tuple[Quantization, ...]
+    pattern: _NamePattern
+
+
 class Models(Entry):
-    """The known families in order of precedence, and the number formats: the content of `models.yaml`."""
+    """The known families in order of precedence, the number formats and their schemes: the content of `models.yaml`."""
 
     formats: tuple[NumberFormat, ...]
+    schemes: tuple[Scheme, ...] = ()
     families: tuple[ModelFamily, ...]
 
     def find(self, repository: str) -> ModelFamily | None:
@@ -124,6 +144,10 @@ class Models(Entry):
                 is_fp8 = number_format.quantization is Quantization.FP8
                 return family.fp8 if is_fp8 and family else number_format.quantization
         return family.facts.quantization if family else None
+
+    def quantization_scheme(self, repository: str, quantization: Quantization | None) -> str | None:
+        """Read from the repository's name how its number format is published."""
+        return next((one.scheme for one in self.schemes if quantization in one.quantizations and one.pattern.search(repository)), None)
 
     def weight_bytes(self, repository: str, family: ModelFamily | None, quantization: Quantization | None) -> int | None:
         """Estimate the size of all weights from the number of parameters and the number format."""

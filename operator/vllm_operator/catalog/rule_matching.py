@@ -63,6 +63,7 @@ class RuleInput:
     architecture: str | None = None
     attention: str | None = None
     quantization: str | None = None
+    quantization_scheme: str | None = None
     family: str | None = None
     routing: str | None = None
     mixture_of_experts: bool | None = None
@@ -72,6 +73,10 @@ class RuleInput:
     weight_gigabytes: float | None = None
     slice_gigabytes: float | None = None
     deepseek_heads: bool | None = None
+    mla_dims: tuple[int, int, int] | None = None
+    head_size: int | None = None
+    attention_sinks: bool | None = None
+    image_prefix: bool | None = None
     uneven_blocks: bool | None = None
     uneven_heads: bool | None = None
     uneven_width: bool | None = None
@@ -171,6 +176,9 @@ class FactValues(Entry):
     )
     attention: OneOrMore[Attention] = Field(frozenset(), description="kind of attention")
     quantization: OneOrMore[Quantization] = Field(frozenset(), alias="quantizations", description="number format of the weights")
+    quantization_scheme: OneOrMore[str] = Field(
+        frozenset(), alias="quantizationSchemes", description="how the format is published: `modelopt`, `compressed` for compressed-tensors"
+    )
     family: OneOrMore[str] = Field(
         frozenset(), alias="families", description="family of the model, as `vllm-operator catalog models` lists them"
     )

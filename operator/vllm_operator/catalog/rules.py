@@ -111,7 +111,7 @@ class RulesOfVersion:
     others: tuple[Rule, ...]
     invocations: Mapping[Component, tuple[Invocation, ...]]
     kernels: Kernels
-    selectors: Selectors
+    selectors: Mapping[Component, Selectors]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class Rules:
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
     kernels: Kernels
-    selectors: Selectors
+    selectors: Mapping[Component, Selectors]
 
     def of(self, release: Release) -> RulesOfVersion:
         """Return the part that concerns one of the known versions."""
@@ -155,7 +155,9 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
     ]
 
 
-def build_rules(rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Selectors) -> Rules:
+def build_rules(
+    rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors]
+) -> Rules:
     """Put rules in order of precedence.
 
     Raises:

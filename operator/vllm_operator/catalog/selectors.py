@@ -1,19 +1,27 @@
 """What vLLM's own selectors answer, by version, architecture and the layer that they are asked about.
 
-The table was made by running the selectors of each version on a made-up machine of each architecture (`hack/oracle`). It
-decides which backend the engine takes by itself and which pins it accepts. Rules explain and advise; where a rule and the
+The tables were made by running the selectors of each version on a made-up machine of each architecture (`hack/oracle`). They
+decide which backend the engine takes by itself and which pins it accepts. Rules explain and advise; where a rule and a
 table disagree, the table is right.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from vllm_operator.catalog.resources import read_data
+from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.versions import Release, parse_release
 
-ATTENTION = "selectors/attention.json"
+TABLES: Mapping[Component, str] = {
+    Component.ATTENTION: "attention",
+    Component.MLA_DECODE: "attention",
+    Component.SPARSE_ATTENTION: "attention",
+    Component.MLA_PREFILL: "prefill",
+    Component.GEMM: "gemm",
+}
+"""The table that answers for a component, by the name of its file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,11 +32,17 @@ class Selection:
         takes: The backend that it takes by itself; None if it raises, because none fits, or if that is unknown.
         accepts: The backends that it accepts when asked for them.
         refuses: The backends that it refuses, each with the selector's own reason.
+        ignores: The backends in place of which it takes another one without an error, which is the value.
+        raises: Why it raises by itself; None if it does not, or if that is unknown.
+        others: What it takes if the layer is another one of the cases.
     """
 
     takes: str | None
     accepts: tuple[str, ...]
     refuses: Mapping[str, str]
+    ignores: Mapping[str, str] = field(default_factory=dict)
+    raises: str | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +72,13 @@ class Selectors:
         if place is None or not cases or any(case not in self.cases[place] for case in cases):
             return None
         found = [self.selections[self.cases[place][case]] for case in cases]
+        first = found[0]
         accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
-        refuses = {name: text for name, text in found[0].refuses.items() if all(name in selection.refuses for selection in found)}
-        return Selection(found[0].takes, accepts, refuses)
+        refuses = {name: text for name, text in first.refuses.items() if all(name in selection.refuses for selection in found)}
+        ignores = {name: taken for name, taken in first.ignores.items() if name not in accepts}
+        others = tuple(dict.fromkeys(one.takes for one in found if one.takes is not None and one.takes != first.takes))
+        raises = first.raises if all(selection.raises for selection in found) else None
+        return Selection(first.takes, accepts, refuses, ignores, raises, others)
 
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
@@ -71,14 +89,20 @@ def parse_selectors(written: Mapping[str, Any]) -> Selectors:
     """
     reasons: Sequence[str] = written["reasons"]
     selections = tuple(
-        Selection(entry["takes"], tuple(entry["accepts"]), {name: reasons[number] for name, number in entry["refuses"].items()})
+        Selection(
+            entry["takes"],
+            tuple(entry["accepts"]),
+            {name: reasons[number] for name, number in entry["refuses"].items()},
+            entry.get("ignores", {}),
+            reasons[entry["raises"]] if "raises" in entry else None,
+        )
         for entry in written["answers"]
     )
     versions = {}
     for version, architectures in written["versions"].items():
         release = parse_release(version)
         if release is None:
-            raise ValueError(f"{ATTENTION}: {version!r} is not a version")
+            raise ValueError(f"{version!r} is not a version")
         versions[release] = architectures
     return Selectors(selections, tuple(written["cases"]), versions)
 
@@ -88,6 +112,7 @@ NO_SELECTORS = Selectors((), (), {})
 
 
 @cache
-def load_selectors() -> Selectors:
-    """Read the table of attention selectors that ships with the operator."""
-    return parse_selectors(read_data(ATTENTION))
+def load_selectors() -> Mapping[Component, Selectors]:
+    """Read the tables that ship with the operator, by the component that they answer for."""
+    tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(TABLES.values()))}
+    return {component: tables[name] for component, name in TABLES.items()}

@@ -9,13 +9,14 @@ from vllm_operator.api.spec import Attention, Distribution
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 
 HEAD_SIZES = (128, 64, 80, 96, 112, 192, 256)
-"""Head sizes of models without MLA, the most frequent first. The size is no fact that the operator knows."""
+"""Head sizes of models without MLA, the most frequent first."""
 HEAD_SIZES_WITH_IMAGE_PREFIX = (256, 128)
+HEAD_SIZES_WITH_SINKS = (64,)
+OTHER_MLA_HEADS = (192, 64, 256)
+MLA_HEADS = ((128, 64, 128), OTHER_MLA_HEADS)
+"""Sizes of the nope, rope and value heads of models with MLA, the most frequent first."""
 FEW_HEADS = 16
 """Selectors of sparse MLA ask whether a GPU has at most so many query heads."""
-FAMILIES_WITH_SINKS = frozenset({"gpt-oss", "gpt-oss-120b"})
-FAMILIES_WITH_IMAGE_PREFIX = frozenset({"gemma-3-multimodal"})
-"""Models whose images are attended to in both directions: `is_mm_prefix_lm` in vllm/config/model.py (0.13.0)."""
 OTHER_QUESTIONS = frozenset(
     {"--block-size", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "--runner", "--convert", "--dtype"}
 )
@@ -35,21 +36,33 @@ def attention_component(rule_input: RuleInput) -> Component:
     return COMPONENTS[Attention(rule_input.attention)] if rule_input.attention else Component.ATTENTION
 
 
+def prefill_cases(rule_input: RuleInput) -> Sequence[str]:
+    """Name the cases that the prefill of the model's MLA layers may be, the likeliest first; none if the table cannot answer."""
+    if rule_input.attention != Attention.MLA or rule_input.distribution != Distribution.VLLM:
+        return ()
+    heads = MLA_HEADS if rule_input.mla_dims is None else (rule_input.mla_dims,)
+    return [f"MLA/{'-'.join(map(str, each))}" for each in heads]
+
+
 def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str]:
     """Name the cases that the model's layers may be, the likeliest first; none if the table cannot answer."""
     kind = Attention(rule_input.attention) if rule_input.attention else None
     cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
-    other = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
-    if kind is None or attention_component(rule_input) is not component or cache is None or other:
+    unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
+    if kind is None or attention_component(rule_input) is not component or cache is None or unasked:
         return ()
     if component is Component.ATTENTION:
-        if rule_input.family in FAMILIES_WITH_SINKS:
-            return (f"Dense/64/{cache}/sinks",)
-        if rule_input.family in FAMILIES_WITH_IMAGE_PREFIX:
-            return [f"Dense/{size}/{cache}/prefix" for size in HEAD_SIZES_WITH_IMAGE_PREFIX]
-        return [f"Dense/{size}/{cache}" for size in HEAD_SIZES]
+        asked: tuple[int, ...] = HEAD_SIZES
+        mark = ""
+        if rule_input.attention_sinks:
+            asked, mark = HEAD_SIZES_WITH_SINKS, "/sinks"
+        elif rule_input.image_prefix:
+            asked, mark = HEAD_SIZES_WITH_IMAGE_PREFIX, "/prefix"
+        return [f"Dense/{size}/{cache}{mark}" for size in asked if rule_input.head_size in (None, size)]
     if component is Component.SPARSE_ATTENTION and cache != "auto":
         cache = "fp8_ds_mla"
-    heads = rule_input.heads_per_rank
-    counts = (128, 16) if heads is None else (16,) if heads <= FEW_HEADS else (128,)
-    return [f"{kind.value}/{count}/{cache}" for count in counts]
+    count = rule_input.heads_per_rank
+    counts = (128, 16) if count is None else (16,) if count <= FEW_HEADS else (128,)
+    other = component is Component.MLA_DECODE and rule_input.mla_dims == OTHER_MLA_HEADS
+    heads = f"/{'-'.join(map(str, OTHER_MLA_HEADS))}" if other else ""
+    return [f"{kind.value}/{count}/{cache}{heads}" for count in counts]

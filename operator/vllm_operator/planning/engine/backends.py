@@ -16,6 +16,7 @@ from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import Invocation, Setting, canonical
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RuleKind, Rules, RulesOfVersion, Severity
+from vllm_operator.catalog.selectors import Selection
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.attention import COMPONENTS, attention_component
 from vllm_operator.planning.engine.pins import FIELDS, LABELS, Pin, PinCheck
@@ -25,6 +26,12 @@ from vllm_operator.planning.outcome import Verdict
 
 AUTO = "auto"
 ALLOW_ANYWAY = f'To start it anyway, set the annotation {ALLOW_KNOWN_BAD_ANNOTATION} to "true".'
+SELECTORS = {
+    **dict.fromkeys(COMPONENTS.values(), "vllm/platforms/cuda.py get_attn_backend_cls"),
+    Component.MLA_PREFILL: "vllm/v1/attention/backends/mla/prefill/selector.py, before 0.22 the layers of MLA",
+    Component.GEMM: "vllm/model_executor/layers/quantization",
+}
+"""vLLM's selector of each component that a table answers for."""
 _SETTING_LENGTH = 120
 """Characters of a user's flag or variable in a message."""
 
@@ -134,6 +141,8 @@ class _Choosing:
         if pin is not None:
             if no_effect := self.check.no_effect(pin):
                 self._note(Severity.NO_EFFECT, no_effect)
+            elif taken := self.check.ignored(pin):
+                self._choose_instead(pin, taken)
             elif pin.setting is None:
                 self._set_pinned(pin, ways)
             else:
@@ -141,9 +150,12 @@ class _Choosing:
             return
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
-        if default is next(iter(applying), None) and (selected := self._selected(component, default)):
-            self._choose_selected(component, selected)
-            return
+        if default is next(iter(applying), None) and (selection := self.check.selection(component)):
+            if selection.raises:
+                self.unsuited[component] = self.check.raising(selection.raises)
+            if selection.takes and not self._is_said(default, selection, component):
+                self._choose_selected(component, selection.takes, selection.others)
+                return
         for rule in applying:
             assert rule.backend is not None  # `applying` has only such rules
             if rule.kind is RuleKind.ENGINE or (default and rule.backend == default.backend):
@@ -205,6 +217,11 @@ class _Choosing:
             self.refusals.append(self.check.not_offered(pin, ways, self.chosen))
             return
         self._choose_pinned(pin, ways)
+        if refusing := self.check.refused_setting(setting, self.rules.others, self.chosen, self.by_user):
+            self.unsuited[pin.component] = (
+                f"{pin.where} sets {_spell(setting)}, with which vLLM does not start here. {refusing.because} {pin.advice()}"
+            )
+            return
         self._set(setting, f"{pin.where} is {pin.backend}.")
 
     def _choose_pinned(self, pin: Pin, ways: tuple[Invocation, ...]) -> None:
@@ -217,6 +234,12 @@ class _Choosing:
         choice = BackendChoice(component=pin.component, backend=pin.backend[:128], chosen_by=ChosenBy.USER, reason=reason)
         self.choices.append(choice)
 
+    def _choose_instead(self, pin: Pin, taken: str) -> None:
+        """Plan what vLLM takes in place of a pinned backend."""
+        text = f"vLLM {self.version.version} takes {taken} for this model on {self.rule_input.architecture}, so {pin.where} has no effect."
+        self._note(Severity.NO_EFFECT, f"{text} {pin.advice()}")
+        self._choose_selected(pin.component, taken)
+
     def _alternative(self, pin: Pin) -> str:
         """What would be used without the pin, as far as that is known."""
         rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
@@ -225,19 +248,28 @@ class _Choosing:
         who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
         return f" Without it, {who} would choose {'the same' if rule.backend == pin.backend else rule.backend}."
 
-    def _selected(self, component: Component, default: Rule | None) -> str | None:
-        """What vLLM's selector takes, where no rule about vLLM's default says the same, or knows the model better."""
-        selection = self.check.selection(component)
-        if selection is None or selection.takes is None:
-            return None
-        is_known = default is not None and ("family" in default.when.members or selection.takes in (default.backend, *default.alternatives))
-        return None if is_known else selection.takes
+    def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
+        """Whether the rule about vLLM's default says what the selector takes, or knows the model better than the question does."""
+        if default is None:
+            return False
+        asked = component in COMPONENTS.values() and (self.rule_input.attention_sinks or self.rule_input.image_prefix)
+        if "family" in default.when.members and not asked:
+            return True
+        said = (default.backend,) if component is Component.GEMM else (default.backend, *default.alternatives)
+        return selection.takes in said or default.backend in selection.others
 
-    def _choose_selected(self, component: Component, backend: str) -> None:
+    def _choose_selected(self, component: Component, backend: str, others: tuple[str, ...] = ()) -> None:
         self.chosen[component] = backend
-        reason = f"It is the vLLM default on {self.rule_input.architecture}."
-        source = f"vllm/platforms/cuda.py get_attn_backend_cls ({self.table.version}), run by hack/oracle"
-        self.choices.append(BackendChoice(component=component, backend=backend, chosen_by=ChosenBy.ENGINE, reason=reason, source=source))
+        self.choices.append(
+            BackendChoice(
+                component=component,
+                backend=backend,
+                chosen_by=ChosenBy.ENGINE,
+                reason=f"It is the vLLM default on {self.rule_input.architecture}.",
+                source=f"{SELECTORS[component]} ({self.table.version}), run by hack/oracle",
+                alternatives=list(others) or None,
+            )
+        )
 
     def _choose(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
         self.chosen[component] = backend
@@ -288,6 +320,10 @@ class _Choosing:
             return
         would = f"use {ours}" if ours else "set it"
         self._note(_severity(kind), f"spec.engine sets {name}{f' to {theirs}' if theirs else ''}. The operator would {would}: {reason}")
+
+
+def _spell(setting: Setting) -> str:
+    return ", ".join([f"{name}={value}" for name, value in setting.environment.items()] + list(setting.arguments))
 
 
 def _severity(kind: RuleKind) -> Severity:

@@ -4,16 +4,18 @@ A pinned backend is accepted, refused, without effect, or unknown. An unknown on
 vLLM ends at its start on a pin that its selectors do not accept.
 """
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from vllm_operator.api.spec import Attention, Distribution
-from vllm_operator.catalog.backends import Invocation, Kernel
+from vllm_operator.catalog.backends import Invocation, Kernel, Setting
 from vllm_operator.catalog.rule_matching import Component, RuleInput
-from vllm_operator.catalog.rules import RulesOfVersion
-from vllm_operator.catalog.selectors import Selection
+from vllm_operator.catalog.rules import Rule, RulesOfVersion
+from vllm_operator.catalog.selectors import NO_SELECTORS, Selection
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.attention import attention_cases
+from vllm_operator.planning.engine.attention import COMPONENTS, attention_cases, prefill_cases
+from vllm_operator.planning.engine.gemm import gemm_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.text.wording import listed
 
@@ -38,6 +40,12 @@ LABELS = {
     Component.SAMPLER: "sampler",
 }
 _KINDS = {Component.ATTENTION: "attention without MLA", Component.MLA_DECODE: "MLA", Component.SPARSE_ATTENTION: "sparse MLA"}
+QUESTIONS: Mapping[Component, Callable[[RuleInput], Sequence[str]]] = {
+    **{component: partial(attention_cases, component) for component in COMPONENTS.values()},
+    Component.MLA_PREFILL: prefill_cases,
+    Component.GEMM: gemm_cases,
+}
+"""The cases of a table that a deployment may be, by component."""
 _FACTS = {
     "architecture": "the GPU architecture",
     "attention": "the attention of the model (spec.model.facts.attention)",
@@ -127,11 +135,11 @@ class PinCheck:
         if self._is_refused_by_flag(pin, ways):
             return f"vLLM {self.version.version} does not accept {pin.setting}. {pin.advice(offered)}"
         selection = self.selection(pin.component)
-        if selection is not None and pin.backend in selection.accepts:
+        if selection is not None and pin.backend in selection.accepts and pin.component is not Component.GEMM:
             return None
         if selection is not None and pin.backend in selection.refuses:
-            reason = selection.refuses[pin.backend]
-            advice = pin.advice(self._settable(selection.accepts, ways))
+            reason = selection.refuses[pin.backend].rstrip(".")
+            advice = pin.advice(self._settable(self._running(pin.component, selection.accepts, working), ways))
             return f"vLLM {self.version.version} refuses {pin}{on}: {reason}. {advice}"
         if kernels.find(pin.component, pin.backend) is not None:
             if pin.backend in working:
@@ -162,14 +170,41 @@ class PinCheck:
             f"`vllm-operator catalog gpus{architecture}` and `vllm-operator catalog versions {self.table.version}`."
         )
 
+    def refused_setting(self, setting: Setting, rules: Iterable[Rule], chosen: Mapping[str, str], forced: Mapping[str, str]) -> Rule | None:
+        """The rule that refuses a variable, if the user had set what a pin sets; None if there is none."""
+        if not setting.environment:
+            return None
+        as_if = replace(self.rule_input, environment={**self.rule_input.environment, **setting.environment})
+        about = (rule for rule in rules if rule.refuse and setting.environment.keys() & rule.when.environment.keys())
+        return next((rule for rule in about if rule.when.holds(as_if, chosen, forced)), None)
+
+    def raising(self, reason: str) -> str:
+        """Say why vLLM does not start with the model's layers on this GPU."""
+        return (
+            f"vLLM {self.version.version} does not start with {self.model} on {self.rule_input.architecture}: {reason.rstrip('.')}. "
+            "Use another vLLM version, other GPUs, or a model with another quantization."
+        )
+
+    def ignored(self, pin: Pin) -> str | None:
+        """The backend that vLLM takes in place of a pinned one; None if it is not known to take another."""
+        selection = self.selection(pin.component)
+        return None if selection is None else selection.ignores.get(pin.backend)
+
+    def _running(self, component: Component, accepted: Iterable[str], working: Iterable[str]) -> list[str]:
+        """Those of the accepted backends that run. Some kernels of dense layers accept a GPU that they were not built for."""
+        entry = self.rules.kernels.find
+        return [name for name in accepted if component is not Component.GEMM or name in working or entry(component, name) is None]
+
     def _settable(self, backends: Iterable[str], ways: tuple[Invocation, ...]) -> list[str]:
         """Those of the backends that this version has a setting for."""
         return sorted(name for name in backends if any(way.setting(name, self.table) is not None for way in ways))
 
     def selection(self, component: Component) -> Selection | None:
         """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
-        cases = attention_cases(component, self.rule_input)
-        return self.rules.selectors.find(self.table.release, self.rule_input.architecture or "", cases)
+        if component not in QUESTIONS:
+            return None
+        cases = QUESTIONS[component](self.rule_input)
+        return self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
 
     def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:
         """Whether the user gives a flag a value that this very version does not have."""

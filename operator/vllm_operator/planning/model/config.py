@@ -29,12 +29,14 @@ def read_config(config: Mapping[str, Any]) -> Facts:
         attention=_attention(text, heads),
         experts=experts if experts is not None else (0 if known else None),
         quantization=_quantization(text, config),
+        quantization_scheme=_scheme(mapping(text.get("quantization_config")) or mapping(config.get("quantization_config"))),
         routing=_routing(text, groups) if experts else None,
         routing_groups=groups if groups is not None else (0 if experts else None),
         hidden_size=read_integer(text.get("hidden_size")),
         moe_intermediate_size=read_integer(text.get("moe_intermediate_size")),
         attention_heads=heads,
         mla_dims=_mla_dims(text),
+        head_size=_head_size(text, heads),
     )
 
 
@@ -49,6 +51,14 @@ def _attention(text: Mapping[str, Any], heads: int | None) -> Attention | None:
     if heads is None:
         return None
     return Attention.GQA if kv_heads is not None and kv_heads < heads else Attention.MHA
+
+
+def _head_size(text: Mapping[str, Any], heads: int | None) -> int | None:
+    """The size of a head without MLA; vLLM divides the width if the file does not say it."""
+    if read_integer(text.get("kv_lora_rank")):
+        return None
+    hidden = read_integer(text.get("hidden_size"))
+    return read_integer(text.get("head_dim")) or (hidden // heads if hidden and heads else None)
 
 
 def _mla_dims(text: Mapping[str, Any]) -> tuple[int, int, int] | None:
@@ -89,6 +99,24 @@ def _quantization(text: Mapping[str, Any], config: Mapping[str, Any]) -> Quantiz
     if method == "compressed-tensors":
         return _compressed(quantization)
     return {"NVFP4": Quantization.NVFP4, "MXFP8": Quantization.MXFP8, "FP8": Quantization.FP8}.get(algorithm)
+
+
+def _scheme(quantization: Mapping[str, Any]) -> str | None:
+    """How the weights are published, as `hack/oracle/gemm.py` names it; None where the number format says it all."""
+    method = quantization.get("quant_method")
+    if method == "fp8":
+        schemes = {"static": "tensor", "dynamic": "token"}
+        return None if quantization.get("weight_block_size") else schemes.get(str(quantization.get("activation_scheme")))
+    if method == "compressed-tensors":
+        weights = mapping(next(iter(mapping(quantization.get("config_groups")).values()), None), "weights")
+        if weights.get("strategy") == "block":
+            return None
+        is_one_scale = quantization.get("format") == "float-quantized" and weights.get("strategy") == "tensor"
+        return "compressed-tensor" if is_one_scale else "compressed"
+    if method in ("gptq", "awq"):
+        return str(method)
+    algorithm = quantization.get("quant_algo") or mapping(quantization.get("quantization")).get("quant_algo")
+    return "modelopt" if algorithm in ("FP8", "NVFP4") else None
 
 
 def _compressed(quantization: Mapping[str, Any]) -> Quantization | None:

@@ -108,6 +108,8 @@ def _tabled(fact: str, name: str, family: ModelFamily | None, models: Models, kn
     match fact:
         case "quantization":
             return models.quantization(name, family)
+        case "quantization_scheme":
+            return models.quantization_scheme(name, known.get("quantization"))
         case "weight_bytes":
             return models.weight_bytes(name, family, known.get("quantization"))
         case _:
@@ -158,6 +160,8 @@ def _spell(name: str) -> str:
 
 
 def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, tuple):
         return ",".join(map(str, value))
     return str(value.value) if isinstance(value, Enum) else str(value)
@@ -169,8 +173,10 @@ def _value(name: str, text: str) -> Any:
             return Attention(text) if text in list(Attention) else None
         case "quantization":
             return Quantization(text) if text in list(Quantization) else None
-        case "model_type" | "routing":
+        case "model_type" | "routing" | "quantization_scheme":
             return text
+        case "attention_sinks" | "image_prefix":
+            return text == "true"
         case "mla_dims":
             parts = [part for piece in text.split(",") if (part := read_integer(piece)) is not None]
             return tuple(parts) if len(parts) == 3 else None
