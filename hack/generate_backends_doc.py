@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from generate_docs import table_cell
 from vllm_operator.catalog.resources import list_data, read_data
 from vllm_operator.catalog.rule_matching import Component
 from vllm_operator.catalog.rules import RuleKind, load_rules
@@ -35,7 +36,7 @@ TITLES = {RuleKind.QUIRK: "Quirks", RuleKind.CHOICE: "Choices", RuleKind.ENGINE:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     rules = load_rules()
     raw = {entry["id"]: entry for name in list_data("rules") for entry in read_data(name)}
     parts = [NOTE + INTRODUCTION, *_versions()]
@@ -159,16 +160,12 @@ def _list(value: Any) -> str:
 
 
 def _row(*cells: Any) -> str:
-    # A bar would end the cell, a bare angle bracket would begin an element.
-    texts = (
-        "" if cell is None else str(cell).replace("|", "\\|").replace("<b", "\0").replace("<", "&lt;").replace("\0", "<b") for cell in cells
-    )
-    return f"| {' | '.join(' '.join(text.split()) for text in texts)} |"
+    return f"| {' | '.join('' if cell is None else table_cell(str(cell)) for cell in cells)} |"
 
 
 def main() -> int:
     """Write the page."""
-    TARGET.write_text(page())
+    TARGET.write_text(page(), "utf-8")
     print(f"wrote {TARGET.relative_to(Path.cwd()) if TARGET.is_relative_to(Path.cwd()) else TARGET}")
     return 0
 

@@ -1,6 +1,7 @@
 """Generate the reference pages of docs/ from the API types, conditions, signatures and settings: `make generate`."""
 
 import ast
+import html
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
@@ -174,7 +175,7 @@ def signatures_reference() -> str:
             one.signature.versions,
             one.signature.architectures,
         )
-        lines.append("| " + " | ".join(_escaped(cell) for cell in (*cells, automatic)) + " |")
+        lines.append("| " + " | ".join(table_cell(cell) for cell in (*cells, automatic)) + " |")
     lines.append(
         "\n*kind*: `fatal` ends the engine. `degraded` and `benign` are not crashes; `vllm-operator diagnose` shows them. "
         "*automatic*: with `spec.remediation.mode: Auto`, the operator applies the remedy by itself, within these limits:\n"
@@ -182,17 +183,29 @@ def signatures_reference() -> str:
     lines.append("| name | change | vLLM | GPUs | cost |\n|---|---|---|---|---|")
     for name, remedy in sorted(remedies.items()):
         changes = ", ".join(
-            f"`{change_in_words(change)}`" for one in known if one.signature.id == name for change in remedy.select(one.signature)
+            f"`{change_in_words(change, one.captures)}`"
+            for one in known
+            if one.signature.id == name
+            for change in remedy.select(one.signature)
         )
         lines.append(
-            f"| `{name}` | {_escaped(changes)} | `{remedy.versions}` | {', '.join(remedy.architectures)} | {_escaped(remedy.costs)} |"
+            f"| `{name}` | {table_cell(changes)} | `{remedy.versions}` | {', '.join(remedy.architectures)} | {table_cell(remedy.costs)} |"
         )
     return "\n".join(lines) + "\n"
 
 
-def _escaped(text: str) -> str:
-    """Text for a table cell, with bars and tags escaped."""
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def table_cell(text: str) -> str:
+    """Escape Markdown for a table cell: bars, and tags other than `<br>`. Code spans stay as they are, if they contain no bar."""
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:
+        parts = ["`".join(parts)]
+    shown = [_code(part) if number % 2 else re.sub(r"<(?!br>)", "&lt;", part).replace("|", "\\|") for number, part in enumerate(parts)]
+    return "".join(shown)
+
+
+def _code(text: str) -> str:
+    # Within a code span, GitHub and Python-Markdown read an escaped bar differently.
+    return f"<code>{html.escape(text, quote=False).replace('|', '&#124;')}</code>" if "|" in text else f"`{text}`"
 
 
 def settings_with_meanings() -> Iterator[tuple[str, Any, str]]:
@@ -225,21 +238,27 @@ def settings_reference() -> str:
 def rule_guide() -> str:
     """The guide for rules, with the fields of a rule and of its condition."""
     tables = {"rule": _entry_fields(Rule), "condition": _entry_fields(Condition)}
-    return _with_tables(RULE_GUIDE.read_text("utf-8"), tables)
+    return with_tables(RULE_GUIDE.read_text("utf-8"), tables)
 
 
 def signature_guide() -> str:
     """The guide for signatures, with the fields of a signature, of its patterns and of its changes."""
     tables = {"signature": _dataclass_fields(Signature), "pattern": _dataclass_fields(LinePattern), "change": _dataclass_fields(Change)}
-    return _with_tables(SIGNATURE_GUIDE.read_text("utf-8"), tables)
+    return with_tables(SIGNATURE_GUIDE.read_text("utf-8"), tables)
 
 
-def _with_tables(page: str, tables: Mapping[str, Iterable[tuple[str, bool, str]]]) -> str:
-    """Replace what is between the marks of each table."""
+def with_tables(page: str, tables: Mapping[str, Iterable[tuple[str, bool, str]]]) -> str:
+    """Replace the text between the marks of each table.
+
+    Raises:
+        ValueError: A mark is missing. Without it, the rest of the page would be lost.
+    """
     for name, rows in tables.items():
         begin, end = f"<!-- fields of a {name}, by `make generate` -->\n", f"<!-- end of the fields of a {name} -->\n"
-        before, _, rest = page.partition(begin)
-        after = rest.partition(end)[2]
+        before, found, rest = page.partition(begin)
+        _, ended, after = rest.partition(end)
+        if not (found and ended):
+            raise ValueError(f"the page lacks the line {(begin if not found else end).strip()}")
         lines = (
             f"| `{field}`{' (required)' if required else ''} | {meaning.replace('|', '&#124;')} |\n" for field, required, meaning in rows
         )

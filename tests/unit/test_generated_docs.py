@@ -27,6 +27,34 @@ def test_a_generated_page_is_up_to_date(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PAGES)
+def test_no_code_shows_what_only_escapes_it(path: Path) -> None:
+    """In a code span, an entity and a backslash before a bar are shown as they are written."""
+    spans = re.findall(r"(?<!`)`([^`\n]+)`(?!`)", re.sub(r"(?ms)^```.*?^```", "", path.read_text("utf-8")))
+    assert [span for span in spans if "&lt;" in span or "\\|" in span] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "cell"),
+    [
+        ("a | b < c", "a \\| b &lt; c"),
+        ("one<br>two <b", "one<br>two &lt;b"),
+        ("`--flag <0.2`", "`--flag <0.2`"),
+        ("`(a|b)<c` or\n d", "<code>(a&#124;b)&lt;c</code> or d"),
+        ("an odd ` backtick | x", "an odd ` backtick \\| x"),
+    ],
+)
+def test_text_is_escaped_for_a_table_cell(text: str, cell: str) -> None:
+    assert generate_docs.table_cell(text) == cell
+
+
+def test_a_guide_without_the_marks_of_a_table_is_refused() -> None:
+    """Otherwise its rest would be lost."""
+    for page in ("# Guide\n", "# Guide\n<!-- fields of a rule, by `make generate` -->\nrest\n"):
+        with pytest.raises(ValueError, match="fields of a rule"):
+            generate_docs.with_tables(page, {"rule": []})
+
+
+@pytest.mark.parametrize("path", PAGES)
 def test_every_link_to_a_file_leads_to_one(path: Path) -> None:
     targets = [target for target in LINK.findall(path.read_text("utf-8")) if "://" not in target]
     assert [target for target in targets if not (path.parent / target).exists()] == []

@@ -7,7 +7,7 @@ from packaging.specifiers import SpecifierSet
 
 from vllm_operator.catalog.signatures import Change, Sample, Severity, Signature, load_signature_samples
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.catalog.templates import fill_in
+from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.catalog.versions import load_versions
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Stage, StartupState
@@ -130,3 +130,21 @@ def test_a_value_fits_what_was_captured() -> None:
 
     assert fill_in(signature.arguments[0].value or "", captures) == "0.67"
     assert "at most 0.67" in fill_in(signature.remedy, captures)
+
+
+@pytest.mark.parametrize(
+    ("signature", "line", "value"),
+    [
+        ("QuantDtypeMismatch", "torch.bfloat16 is not supported for quantization method awq.", "half"),
+        ("QuantDtypeMismatch", "Only bfloat16 is currently supported by fbgemm_fp8", "bfloat16"),
+        ("BatchedTokensBelowNeed", "block_size (1072) must be <= max_num_batched_tokens (512)", "1072"),
+        ("BatchedTokensBelowNeed", "Consider increasing max_num_batched_tokens or decreasing num_speculative_tokens", None),
+    ],
+)
+def test_a_value_with_alternatives_needs_only_one_of_them(signature: str, line: str, value: str | None) -> None:
+    [captures] = [
+        {name: text for name, text in found.groupdict().items() if text}
+        for pattern in SIGNATURES[signature].patterns
+        if (found := re.search(pattern.regex, line))
+    ]
+    assert fill_in_exactly(SIGNATURES[signature].arguments[0].value or "", captures) == value

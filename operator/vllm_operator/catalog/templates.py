@@ -68,7 +68,7 @@ def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
 
 
 def fill_in_exactly(template: str, captures: Mapping[str, str]) -> str | None:
-    """Render a template; None if a value that it needs was not captured, or does not fit."""
+    """Render a template; None if a value that it shows was not captured, or is invalid."""
     if "{" not in template:
         return template
     try:
@@ -142,6 +142,12 @@ def _environment(*, strict: bool) -> "Environment":
     from jinja2 import StrictUndefined, Undefined  # imported only to report a crash
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-    environment = ImmutableSandboxedEnvironment(undefined=StrictUndefined if strict else Undefined, autoescape=False)  # plain text
+    class Required(StrictUndefined):
+        """A missing value that may be tested, as in `{{ a or b }}`, but not shown."""
+
+        def __bool__(self) -> bool:  # type: ignore[override]  # it raises in the base
+            return False
+
+    environment = ImmutableSandboxedEnvironment(undefined=Required if strict else Undefined, autoescape=False)  # plain text
     environment.globals.clear()
     return environment

@@ -7,11 +7,11 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.catalog.signatures import Change, Remedy, Signature, load_remedies, load_signature_samples
-from vllm_operator.catalog.templates import fill_in
+from vllm_operator.catalog.templates import fill_in, fill_in_exactly
 from vllm_operator.cli.user_signatures import USER_SIGNATURES_HELP, UserSignaturesError, known_crashes
 
 _WIDTH = 100
@@ -54,12 +54,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A signature with its texts filled in from a recorded line. `line` is None if none is recorded."""
+    """A signature with its texts filled in from a recorded line. Without one, `line` is None and `captures` is empty."""
 
     signature: Signature
     cause: str
     remedy: str
     line: str | None = None
+    captures: Mapping[str, str] = field(default_factory=dict)
 
 
 def examples(signatures: Iterable[Signature]) -> list[Example]:
@@ -78,7 +79,7 @@ def _example(signature: Signature, texts: Sequence[str]) -> Example:
             if found and len(captures) > best[0]:
                 best = (len(captures), line.strip(), captures)
     captured = best[2].items()
-    return Example(signature, fill_in(signature.cause, captured), fill_in(signature.remedy, captured), best[1])
+    return Example(signature, fill_in(signature.cause, captured), fill_in(signature.remedy, captured), best[1], best[2])
 
 
 def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
@@ -102,7 +103,7 @@ def as_json(signature: Signature, remedy: Remedy | None) -> Mapping[str, Any]:
 def page(example: Example, remedy: Remedy | None) -> str:
     """Return the page of one signature. Numbers and names in its texts are those of the example."""
     signature = example.signature
-    changes = [change_in_words(change) for change in (*signature.arguments, *signature.environment)]
+    changes = [change_in_words(change, example.captures) for change in (*signature.arguments, *signature.environment)]
     parts = [
         f"{signature.id} ({signature.severity.value})",
         _filled(f"vLLM versions: {signature.versions}. GPUs: {signature.architectures}."),
@@ -127,14 +128,15 @@ def automatic(remedy: Remedy | None) -> str:
     )
 
 
-def change_in_words(change: Change) -> str:
-    """Return `--flag value`, `VARIABLE=value`, or what to remove."""
+def change_in_words(change: Change, captures: Mapping[str, str] | None = None) -> str:
+    """Return `--flag value`, `VARIABLE=value`, or what to remove. With `captures`, the value is filled in."""
     known = f" (vLLM {change.versions})" if change.versions else ""
     if change.remove:
         return f"remove {change.name}{known}"
     if change.value is None:
         return f"{change.name}{known}"
-    return f"{change.name}{' ' if change.name.startswith('-') else '='}{change.value}{known}"
+    value = change.value if captures is None else fill_in_exactly(change.value, captures) or "<value>"
+    return f"{change.name}{' ' if change.name.startswith('-') else '='}{value}{known}"
 
 
 def _line(example: Example) -> str:
