@@ -188,7 +188,8 @@ def collect(
 
 def _name_of(document: dict[Any, Any] | Broken) -> str:
     name = document.name if isinstance(document, Broken) else document.get("id")
-    return "without an id" if name is None else str(name)[:63]
+    shown = str(name)[:63]
+    return "without an id" if name is None else shown if shown.isprintable() else repr(shown)
 
 
 def read_entries(text: str, what: str) -> list[Any] | None:

@@ -40,8 +40,9 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record."""
         key = _key.get()
-        line = f"{_time(record)} {record.levelname:<7} {key + '  ' if key else ''}{record.getMessage()}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = _escape(f"{_time(record)} {record.levelname:<7} {key + '  ' if key else ''}{record.getMessage()}")
+        traceback = self.formatException(record.exc_info).split("\n") if record.exc_info else ()
+        return "\n".join((line, *map(_escape, traceback)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -54,7 +55,12 @@ class JsonFormatter(logging.Formatter):
             line["key"] = key
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, ensure_ascii=False)
+        return _escape(json.dumps(line, ensure_ascii=False))
+
+
+def _escape(line: str) -> str:
+    """Escape control characters, line ends and what reorders text, so that text from outside cannot forge a line of the log."""
+    return line if line.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in line)
 
 
 def configure(*, as_json: bool, level: str) -> None:
