@@ -14,12 +14,11 @@ from support.backends import chosen, describe, emitted, knowledge
 from support.gpus import inventory_of, real_node
 from support.own_knowledge import EXPERTS_RULE
 from support.plans import deployment, known
-from vllm_operator.catalog import user_rules
+from vllm_operator.catalog import loader
 from vllm_operator.catalog.entry import parse_entry
-from vllm_operator.catalog.loader import with_user_rules
+from vllm_operator.catalog.loader import add_user_rules, with_user_rules
 from vllm_operator.catalog.rule_matching import VALUE_LIMIT, RuleInput
 from vllm_operator.catalog.rules import Rule, Rules
-from vllm_operator.catalog.user_rules import add_user_rules
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.planner import plan
 
@@ -155,7 +154,7 @@ def test_an_error_that_nobody_thought_of_costs_its_rule(monkeypatch: pytest.Monk
             raise AssertionError("unforeseen")
         return parse_entry(model, document, **options)
 
-    monkeypatch.setattr(user_rules, "parse_entry", fails)
+    monkeypatch.setattr(loader, "parse_entry", fails)
     read = add_user_rules(OURS, [{**EXPERTS_RULE, "id": "second"}, EXPERTS_RULE])
     assert read.added == (EXPERTS_RULE["id"],)
     assert read.problems == ("rule second: it cannot be read (AssertionError). The rule is ignored.",)

@@ -1,21 +1,28 @@
-"""Everything that is known, in one object."""
+"""The catalog: everything that is known, in one object, and the rules that the owner of the cluster adds.
+
+User-defined rules have the same form as ours. They come before our rules of the same kind: their choice beats our choices, but not our
+quirks. An invalid rule is left out and reported. It never affects the others or the operator.
+"""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from vllm_operator import __version__
 from vllm_operator.catalog.caches import Caches, PrimingRule, load_caches, load_priming_rules
+from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.models import Models, load_models
-from vllm_operator.catalog.resources import data_digest
-from vllm_operator.catalog.rules import Rules, load_rules
-from vllm_operator.catalog.user_rules import UserRules, add_user_rules
-from vllm_operator.catalog.user_texts import read_documents
+from vllm_operator.catalog.resources import EntryError, data_digest
+from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts, load_rules
+from vllm_operator.catalog.user_texts import collect, compile_linear, read_documents
 from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
+
+USER_PRIORITY = 1000
+"""Added to the priority of a user's rule, so that it beats ours of the same kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,59 @@ def load_catalog() -> Catalog:
         priming=load_priming_rules(),
         replacements=load_replacements(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class UserRules:
+    """All rules, with the valid ones of the user.
+
+    `added` has the ids of these, and `written` their YAML values by id. `problems` has a sentence about each invalid one.
+    """
+
+    rules: Rules
+    added: tuple[str, ...] = ()
+    written: Mapping[str, Any] = field(default_factory=dict)
+    problems: tuple[str, ...] = ()
+
+
+def add_user_rules(rules: Rules, documents: Iterable[Any], versions: Versions | None = None) -> UserRules:
+    """Add user-defined rules to those that ship with the operator.
+
+    Args:
+        rules: The rules that ship with the operator.
+        documents: The user-defined rules, as values of YAML.
+        versions: The known versions. A rule may set only what all versions that it applies to have.
+    """
+
+    def read(document: Any, before: Sequence[Rule]) -> Rule:
+        rule = parse_entry(Rule, document, compile_pattern=compile_linear)
+        _check_settings(rule, versions)
+        rule = rule.model_copy(update={"priority": rule.priority + USER_PRIORITY})
+        if conflict := next((found for other in before for found in find_conflicts([other, rule])), None):
+            raise EntryError(conflict)
+        return rule
+
+    collected = collect(
+        documents,
+        "rule",
+        read,
+        taken={rule.id for rule in rules.rules},
+        count_expressions=lambda rule: len(rule.when.environment) + len(rule.when.arguments),
+    )
+    everything = (
+        build_rules([*collected.entries, *rules.rules], rules.invocations, rules.kernels, rules.selectors) if collected.entries else rules
+    )
+    return UserRules(everything, tuple(collected.written), collected.written, collected.problems)
+
+
+def _check_settings(rule: Rule, versions: Versions | None) -> None:
+    for table in versions.tables if versions else ():
+        if not rule.when.versions.contains(table.release):
+            continue
+        unknown = [flag for flag in rule.arguments if not table.knows_flag(flag)]
+        unknown += [name for name in rule.environment if name.startswith("VLLM_") and not table.knows_variable(name)]
+        if unknown:
+            raise EntryError(f"vLLM {table.version} does not have {', '.join(unknown)[:200]}; limit the rule with when.versions")
 
 
 def with_user_rules(catalog: Catalog, texts: Mapping[str, str]) -> tuple[Catalog, UserRules]:
