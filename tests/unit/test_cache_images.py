@@ -104,9 +104,7 @@ async def test_a_digest_that_gets_known_changes_nothing_that_runs(bench: Bench, 
     await serving(fleet, ONE)
     assert fleet.deployment() == before
     assert fleet.annotations()[labels.IMAGE_ANNOTATION_PREFIX + BY_TAG] == f"{TAG}@{ONE}"
-    cache = bench.status().cache
-    assert cache is not None
-    assert (cache.key, cache.image_digest) == (BY_TAG, ONE)
+    assert bench.cache().key == BY_TAG
     await fleet.change(startup={"deadlineSeconds": 7200})
     assert mounted(fleet) == BY_TAG, "the next rollout is warm"
 
@@ -148,7 +146,6 @@ async def test_an_object_that_is_created_again_finds_the_directory_of_its_image(
     await fleet.serve(engine=ENGINE)
     assert mounted(fleet) == fleet.key() == BY_TWO
     await serving(fleet, TWO)
-    assert bench.status().cache.image_digest == TWO  # type: ignore[union-attr]
 
 
 async def test_an_image_that_is_named_by_its_digest_later_finds_what_its_tag_has_filled(bench: Bench, fleet: Fleet) -> None:

@@ -54,7 +54,7 @@ def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() 
     metrics = Metrics()
     empty = metrics.render()
     clock = StartClock(datetime(2026, 11, 22, 12, 0, tzinfo=UTC), 1200)
-    cache = CacheStatus(key="k", cold_start_seconds=459, warm_start_seconds=35, saved_seconds=424, generation=1)
+    cache = CacheStatus(key="k", cold_start_seconds=459, warm_start_seconds=35, generation=1)
     metrics.reported("a", "b", status(("Starting", "True", "Progressing"), startup=StartupStatus(stage="WeightLoad"), cache=cache), clock)
     assert series(metrics, "start_timestamp_seconds") == ['vllm_operator_start_timestamp_seconds{name="b",namespace="a"} 1.7953488e+09']
     assert series(metrics, "start_late_after_seconds") == ['vllm_operator_start_late_after_seconds{name="b",namespace="a"} 1200.0']

@@ -12,6 +12,7 @@ from vllm_operator.api.labels import PRIMED_ANNOTATION_PREFIX
 from vllm_operator.api.status import CacheState, CacheStatus, StageDuration, VLLMDeploymentStatus
 from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.starts import read_stages
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
 
 X1 = ("vllm-a-x1", 0)
@@ -153,10 +154,25 @@ def test_cold_and_warm_starts_are_measured_apart() -> None:
     cache = second.status.cache
     assert cache is not None
     assert (cache.cold_start_seconds, cache.warm_start_seconds) == (459, 35)
-    assert cache.stages == [
-        StageDuration(stage="ProcessStart", cold_seconds=20, warm_seconds=20),
-        StageDuration(stage="KernelWarmup", cold_seconds=439, warm_seconds=15),
-    ]
+    assert cache.cold_stages == "ProcessStart=20,KernelWarmup=439"
+    assert cache.warm_stages == "ProcessStart=20,KernelWarmup=15"
+    assert cache.stages is None
+
+
+STAGES = {
+    "both starts": (CacheStatus(cold_stages="WeightLoad=42,KernelWarmup=292", warm_stages="WeightLoad=14"), [(42, 14), (292, None)]),
+    "an earlier version wrote them": (CacheStatus(stages=[StageDuration(stage="WeightLoad", cold_seconds=42)]), [(42, None)]),
+    "nothing is known": (CacheStatus(), []),
+    "what somebody else wrote is left out": (
+        CacheStatus(cold_stages="WeightLoad=-1,=,,KernelWarmup=7,Nap=9,Ready=99999999"),
+        [(7, None)],
+    ),
+}
+
+
+@pytest.mark.parametrize(("cache", "want"), STAGES.values(), ids=STAGES)
+def test_durations_are_read_from_the_status(cache: CacheStatus, want: list[tuple[int, int | None]]) -> None:
+    assert [(stage.cold_seconds, stage.warm_seconds) for stage in read_stages(cache)] == want
 
 
 def test_measures_of_another_key_are_dropped() -> None:

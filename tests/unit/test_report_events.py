@@ -57,10 +57,16 @@ def ready(seconds: float, cache: CacheEvidence) -> Observation:
     return o.observe(o.ready_pod(since=-60, ready=seconds), states={X1: state}, now=o.at(seconds))
 
 
-def test_a_cold_start_is_told_from_plan_to_serving() -> None:
+def test_a_plan_is_told_where_it_replaces_another_state() -> None:
+    nothing = o.outcome(planned=Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has such a GPU."), plan=None)
+    story = play(o.observe(outcome=nothing, deployment=None), o.observe())
+    assert [told(written.events) for written in story] == [[("Warning", "NoMatchingGPU")], [("Normal", "Planned")]]
+
+
+def test_a_cold_start_is_told_until_it_serves() -> None:
     story = play(o.observe(), compiling(100), capturing(290), ready(300, CacheEvidence(misses=9)))
     assert [told(written.events) for written in story] == [
-        [("Normal", "Planned")],
+        [],
         [],
         [("Normal", "StageCompleted")],
         [("Normal", "Started")],
@@ -116,12 +122,12 @@ def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
     hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
     observed = o.observe(o.starting_pod(since=-700), states={X1: hung})
     story = play(observed, replace(observed, now=o.at(60)), replace(observed, now=o.at(600)))
-    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "StartStalled")], [], []]
+    assert [told(written.events) for written in story] == [[("Warning", "StartStalled")], [], []]
     moved_on = replace(observed, startups={UID: replace(hung, stage=Stage.WEIGHT_LOAD, stage_since=o.at(10), last_line_at=o.at(10))})
     hung_again = replace(moved_on, now=o.at(10 + 900))
     later = play(observed, replace(moved_on, now=o.at(20)), hung_again)
     assert told(later[2].events) == [("Warning", "StartStalled")]
-    assert later[2].events[0].key != story[0].events[1].key
+    assert later[2].events[0].key != story[0].events[0].key
 
 
 def test_a_refused_spec_is_told_once_per_generation() -> None:
@@ -142,7 +148,7 @@ def test_a_refused_child_is_told_once_per_error() -> None:
     observed = o.observe(apply_error="Deployment vllm-a is forbidden: exceeded quota")
     story = play(observed, observed, replace(observed, apply_error="Service vllm-a is invalid"))
     assert [told(written.events) for written in story] == [
-        [("Normal", "Planned"), ("Warning", "ApplyFailed")],
+        [("Warning", "ApplyFailed")],
         [],
         [("Warning", "ApplyFailed")],
     ]
@@ -160,7 +166,7 @@ def test_another_backend_than_planned_is_told_once() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "TRITON"),))
     observed = o.observe(o.starting_pod(), states={X1: state})
     story = play(observed, observed)
-    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
+    assert [told(written.events) for written in story] == [[("Warning", "BackendMismatch")], []]
     planned = next(c for c in story[1].status.conditions if c.type == "Planned")
     assert "MoE TRITON instead of DEEPGEMM" in planned.message
 
@@ -168,7 +174,7 @@ def test_another_backend_than_planned_is_told_once() -> None:
 def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "BATCHED_DEEPGEMM"), ("MoE", "TRITON")))
     written = report(o.observe(o.starting_pod(), states={X1: state}))
-    assert told(written.events) == [("Normal", "Planned")]
+    assert told(written.events) == []
     assert written.status.pinned_plan is not None
     assert written.status.pinned_plan.observed_backends is None
 
@@ -176,7 +182,7 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
 def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_of() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "TRITON_MLA"),))
     story = play(observed := o.observe(o.starting_pod(), states={X1: state}), observed)
-    assert [told(written.events) for written in story] == [[("Normal", "Planned"), ("Warning", "BackendMismatch")], []]
+    assert [told(written.events) for written in story] == [[("Warning", "BackendMismatch")], []]
     planned = next(c for c in story[1].status.conditions if c.type == "Planned")
     assert "TRITON_MLA instead of" in planned.message
     assert "which vLLM was expected to take by itself" in planned.message
@@ -191,7 +197,7 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     )
     outcome = replace(observed.outcome, plan=plan.model_copy(update={"backends": [choice]}))
     written = report(replace(observed, outcome=outcome))
-    assert told(written.events) == [("Normal", "Planned")]
+    assert told(written.events) == []
     assert written.status.pinned_plan is not None
     assert written.status.pinned_plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
 
@@ -203,7 +209,7 @@ def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_
 
 def test_a_crash_of_several_pods_at_once_is_one_event() -> None:
     observed = o.observe(*(o.crashed_pod(f"vllm-a-x{n}") for n in range(4)), replicas=4)
-    assert told(report(observed).events) == [("Normal", "Planned"), ("Warning", "UnknownCrash")]
+    assert told(report(observed).events) == [("Warning", "UnknownCrash")]
 
 
 def silent(seconds: float, *names: str) -> Observation:

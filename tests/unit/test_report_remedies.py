@@ -45,13 +45,13 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
         in message(written, "Crashed")
     )
     assert message(written, "Ready") == "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed."
-    assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache")]
+    assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
 
 
 def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None:
     observed = crashed(AUTO)
     written = report(observed)
-    assert told(written) == [("Normal", "Planned"), ("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
+    assert told(written) == [("Warning", "MaxModelLenExceedsKvCache"), ("Normal", "RemedyApplied")]
     assert "The operator applied --max-model-len 5568. A change of the spec reverts it." in message(written, "Crashed")
     again = report(o.after(observed, written))
     assert again.status == written.status
@@ -89,7 +89,7 @@ def stalled(**startup: Any) -> Observation:
 
 def test_a_stall_is_reported_and_left_alone() -> None:
     written = report(stalled())
-    assert told(written) == [("Normal", "Planned"), ("Warning", "StartStalled")]
+    assert told(written) == [("Warning", "StartStalled")]
     assert decide_on(stalled()).restart_pods == ()
     assert written.status.remediation is None
 
@@ -98,7 +98,7 @@ def test_a_stalled_pod_is_deleted_where_that_is_wished_until_it_is_gone() -> Non
     observed = stalled(onStall="Restart")
     written = report(observed)
     assert decide_on(observed).restart_pods == (PodReference("vllm-a-x1", "uid-vllm-a-x1"),)
-    assert told(written) == [("Normal", "Planned"), ("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
+    assert told(written) == [("Warning", "StartStalled"), ("Warning", "RestartedStalled")]
     assert "The operator deletes the Pod" in message(written, "Starting")
     later = o.after(observed, written, seconds=1)
     again = report(later)

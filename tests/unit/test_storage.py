@@ -101,9 +101,7 @@ async def test_caches_and_weights_have_a_claim_each(bench: Bench, fleet: Fleet) 
     assert sizes(bench) == {"llama-cache": "20Gi", "llama-weights": "30Gi"}
     owners = {claim["metadata"]["name"]: bool(claim["metadata"].get("ownerReferences")) for claim in bench.cluster.all(CLAIM)}
     assert owners == {"llama-cache": True, "llama-weights": False}, "each goes, or stays, as its own part of the spec says"
-    cache = bench.status().cache
-    assert cache is not None
-    assert (cache.claim_name, cache.weights_claim_name) == ("llama-cache", "llama-weights")
+    assert bench.cache().claim_name == "llama-cache"
 
 
 async def test_the_claim_of_the_weights_grows_with_the_model_and_does_not_complain_of_a_smaller_one(bench: Bench, fleet: Fleet) -> None:

@@ -46,7 +46,7 @@ class CacheState(StrEnum):
 
 
 class StageDuration(Model):
-    """Duration of one stage of a start with the current cache key."""
+    """Duration of one stage of a start."""
 
     stage: str = Field(max_length=64, description="Name of the stage.")
     cold_seconds: int | None = Field(default=None, ge=0, description="Duration in the last cold start, in seconds.")
@@ -67,14 +67,18 @@ class CacheStatus(Model):
     key: str | None = Field(default=None, max_length=63, description="Cache key, the name of the directory on the volume.")
     state: CacheState | None = Field(default=None, description="State of the caches: Cold, Priming, Warm or Quarantined.")
     claim_name: str | None = Field(default=None, max_length=253, description="PersistentVolumeClaim of the caches.")
-    image_digest: str | None = Field(default=None, max_length=128, description="Digest of the image that fills the caches.")
-    weights_claim_name: str | None = Field(
-        default=None, max_length=253, description="PersistentVolumeClaim of downloaded weights. Absent if they have no separate one."
-    )
     generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
-    saved_seconds: int | None = Field(default=None, ge=0, description="Last cold start minus last warm start, in seconds.")
+    cold_stages: str | None = Field(
+        default=None,
+        max_length=512,
+        description="Longer stages of that cold start and their durations in seconds, for example KernelWarmup=292,CUDAGraphCapture=77. "
+        "The next start is estimated from them.",
+    )
+    warm_stages: str | None = Field(
+        default=None, max_length=512, description="Longer stages of that warm start and their durations in seconds."
+    )
     quarantined: list[QuarantinedCache] | None = Field(
         default=None,
         max_length=8,
@@ -85,7 +89,7 @@ class CacheStatus(Model):
     stages: list[StageDuration] | None = Field(
         default=None,
         max_length=16,
-        description="Durations of the longer stages with this key. The next start is estimated from them.",
+        description="Deprecated: what earlier versions of the operator wrote instead of `coldStages` and `warmStages`.",
         json_schema_extra=list_map("stage"),
     )
 

@@ -1,13 +1,13 @@
 """Starts whose logs show whether caches were loaded or built: what they found, and how long they and their stages took."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
 from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import CacheState, StageDuration
+from vllm_operator.api.status import CacheState, CacheStatus, StageDuration
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.observation.rollout import is_rolled_out
 from vllm_operator.pods import reading
@@ -67,7 +67,7 @@ def start_seconds(view: PodView, state: StartupState) -> int | None:
 def known_stages(observed: ObservedState, plan: Plan) -> list[StageDuration]:
     """Return the durations of the stages of starts with the caches of this plan, including the latest finished start."""
     previous = observed.observation.previous.cache
-    known = (previous.stages or []) if previous is not None and previous.key == plan.cache_key else []
+    known = read_stages(previous) if previous is not None and previous.key == plan.cache_key else []
     start = last_start(observed)
     return learn(known, start.state, is_warm=start.is_warm) if start is not None and start.is_finished else known
 
@@ -103,6 +103,22 @@ def completed_stages(state: StartupState) -> tuple[tuple[Stage, datetime, dateti
     """Return the stages that a start has completed, with the times of their begin and end."""
     times = [(stage, time) for stage, time in state.entered if time is not None]
     return tuple((stage, began, ended) for (stage, began), (_, ended) in pairwise(times))
+
+
+def read_stages(cache: CacheStatus) -> list[StageDuration]:
+    """Return the durations in the status, or those that an earlier version of the operator wrote there."""
+    cold, warm = (dict(_read_seconds(text or "")) for text in (cache.cold_stages, cache.warm_stages))
+    if not cold and not warm:
+        return cache.stages or []
+    stages = (stage for stage in Stage if stage in cold or stage in warm)
+    return [StageDuration(stage=stage, cold_seconds=cold.get(stage), warm_seconds=warm.get(stage)) for stage in stages]
+
+
+def _read_seconds(text: str) -> Iterator[tuple[str, int]]:
+    for entry in text.split(","):
+        stage, _, seconds = entry.partition("=")
+        if seconds.isascii() and seconds.isdigit() and int(seconds) <= LONGEST_STAGE_SECONDS:
+            yield stage, int(seconds)
 
 
 def learn(known: Sequence[StageDuration], state: StartupState, *, is_warm: bool) -> list[StageDuration]:

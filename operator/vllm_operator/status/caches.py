@@ -4,7 +4,7 @@ The condition says what the last start did (loaded or built). The state says wha
 condition is Miss and the state is Warm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -71,21 +71,23 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     start = last_start(observed)
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
-    activity = observed.observation.activity
+    activity, stages = observed.observation.activity, known_stages(observed, plan)
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
         claim_name=observed.observation.claim_name,
-        image_digest=activity.image.digest,
-        weights_claim_name=observed.observation.weights_claim_name,
         generation=_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
-        saved_seconds=max(0, cold - warm) if cold is not None and warm is not None else None,
-        stages=known_stages(observed, plan) or None,
+        cold_stages=_in_one_line((stage.stage, stage.cold_seconds) for stage in stages),
+        warm_stages=_in_one_line((stage.stage, stage.warm_seconds) for stage in stages),
         quarantined=list(damage.quarantined) or None if damage is not None else None,
         priming_skipped=activity.skipped,
     )
+
+
+def _in_one_line(seconds: Iterable[tuple[str, int | None]]) -> str | None:
+    return ",".join(f"{stage}={number}" for stage, number in seconds if number is not None) or None
 
 
 def _generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:

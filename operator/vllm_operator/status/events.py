@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, PLANNED, READY, STARTING, Reason, find_condition
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import Condition, ConditionStatus, RemediationState, VLLMDeploymentStatus
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.crashes import reason as reason_of
@@ -74,8 +75,9 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
     plan, before_plan = observed_plan(observed), previous_plan(observed)
     if observed.observation.outcome.plan is None or plan is None:
         return
-    identity = (plan.observed_generation, plan.replan_token, plan.cache_key)
-    if before_plan is None or identity != (before_plan.observed_generation, before_plan.replan_token, before_plan.cache_key):
+    identity, before_identity = _identify(plan), _identify(before_plan) if before_plan is not None else None
+    is_first = find_condition(previous.conditions, PLANNED) is None  # the condition says it
+    if not is_first and identity != before_identity:
         message = observed.messages.say("event.planned", text=observed.observation.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
     names = observed.knowledge.logged_names
@@ -83,6 +85,11 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
     if differences and differences != mismatches(before_plan, names):
         message = observed.messages.say("planned.mismatch", differences="; ".join(differences))
         yield EventDraft(type=WARNING, reason="BackendMismatch", message=message, key=f"mismatch-{_digest(*identity, *differences)}")
+
+
+def _identify(plan: Plan) -> tuple[int | None, str | None, str]:
+    """What differs between two plans that are in force one after the other."""
+    return (plan.observed_generation, plan.replan_token, plan.cache_key)
 
 
 def _ignored(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
