@@ -5,9 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from support.refusals import REFUSALS, Refusal, manifest
 from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import check_of, is_about_change, violations
 
 WITHOUT_PAST = [refusal for refusal in REFUSALS if refusal.before is None]
@@ -43,6 +46,10 @@ def test_every_rule_of_the_crd_is_checked_here_too() -> None:
         ({"replicas": "2"}, "spec.replicas: Invalid value: 'string': must be of type integer; write it without quotes: 2"),
         ({"replicas": True}, "spec.replicas: Invalid value: 'boolean': must be of type integer"),
         ({"engine": []}, "spec.engine: Invalid value: 'array': must be of type object"),
+        (
+            {"cache": {"claimName": "My_Claim"}},
+            "spec.cache.claimName: Invalid value: 'My_Claim': should match '^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$'",
+        ),
         ({"accelerator": {"architectures": []}}, "spec.accelerator.architectures: Invalid value: should have at least 1 items"),
     ],
 )
@@ -62,3 +69,64 @@ def test_the_message_names_the_field_and_what_is_allowed(spec: dict[str, Any], w
 def test_an_object_of_another_kind_or_without_its_parts(content: str, want: str) -> None:
     (line,) = violations(yaml.safe_load(content))
     assert want in line
+
+
+JUNK: st.SearchStrategy[Any] = st.sampled_from(
+    [None, True, -1, 1, 1.5, "", "x", "x\n", [], [None, None], [1, 1], ["a", "a"], [[], []], {}, {"a": None}, {1: 2}]
+)
+TEXTS = [
+    "x",
+    "x\n",
+    "hf://a/b",
+    "hf://a/b\n",
+    "pvc://a/b\u00a0c",
+    "sm_90",
+    "sm_90\n",
+    "20Gi",
+    "/var/a",
+    "1g.10gb",
+    "GPU-1",
+    "MIG-1",
+    "0.20.1",
+]
+
+
+def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values of this schema, and some that are not."""
+    if "properties" in schema:
+        fields = [st.tuples(st.just(name), values_of(field)) for name, field in schema["properties"].items()]
+        return JUNK | st.lists(st.one_of(fields), max_size=2).map(dict)
+    if "items" in schema:
+        return JUNK | st.lists(values_of(schema["items"]), max_size=3)
+    if "enum" in schema:
+        return JUNK | st.sampled_from(schema["enum"])
+    return JUNK | (st.sampled_from([0, 1, 2, 10**12]) if schema.get("type") == "integer" else st.sampled_from(TEXTS))
+
+
+SPECS = values_of(custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"])
+
+
+@given(spec=SPECS)
+@example(spec={"accelerator": {"uuids": [None, None]}})
+@example(spec={"replicas": None})
+@example(spec={"model": {"uri": "hf://a/b\n"}})
+def test_what_is_accepted_can_be_parsed_and_nothing_raises(spec: Any) -> None:
+    content = manifest("demo", {}, {})
+    content["spec"] = {**content["spec"], **spec} if isinstance(spec, dict) else spec
+    if not violations(content):
+        VLLMDeployment.parse(content)
+
+
+def test_a_text_does_not_end_with_a_newline() -> None:
+    assert violations(manifest("demo", {"model": {"uri": "hf://a/b\n"}}, {}))
+
+
+def test_a_name_does_not_end_with_a_newline() -> None:
+    assert violations(manifest("demo\n", {"model": {"uri": "hf://a/b"}}, {}))
+
+
+def test_null_is_the_default() -> None:
+    content = manifest("demo", {}, {})
+    content["spec"]["replicas"] = None
+    assert violations(content) == []
+    assert VLLMDeployment.parse(content).spec.replicas == 1

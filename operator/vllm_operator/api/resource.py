@@ -42,7 +42,10 @@ class VLLMDeployment(Model):
         Raises:
             pydantic.ValidationError: The manifest does not match the schema.
         """
-        return cls.model_validate({name: manifest[name] for name in ("metadata", "spec", "status") if name in manifest})
+        parts = {name: manifest[name] for name in ("metadata", "spec", "status") if name in manifest}
+        if isinstance(parts.get("spec"), Mapping):  # the API server drops null, so that the default counts
+            parts["spec"] = {name: value for name, value in parts["spec"].items() if value is not None}
+        return cls.model_validate(parts)
 
     def with_pinned(self, plan: Plan | None) -> "VLLMDeployment":
         """The same object with this plan in force."""

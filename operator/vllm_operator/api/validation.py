@@ -99,7 +99,7 @@ def _check_list(value: list[Any], schema: Mapping[str, Any], path: str) -> Itera
     for index, item in enumerate(value):
         identity = {key: item.get(key) for key in keys} if keys and isinstance(item, Mapping) else item
         if identity in seen:
-            yield f"{path}[{index}]: Duplicate value: {identity if isinstance(identity, str) else dict(identity)!r}"
+            yield f"{path}[{index}]: Duplicate value: {identity if isinstance(identity, str) else repr(identity)}"
         seen.append(identity)
 
 
@@ -111,6 +111,8 @@ def _check_bounds(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[
         yield f"{path}: Invalid value: {value}: should be greater than or equal to {schema['minimum']}"
     if isinstance(value, int) and value > schema.get("maximum", value):
         yield f"{path}: Invalid value: {value}: should be less than or equal to {schema['maximum']}"
+    if isinstance(value, str) and "pattern" in schema and re.search(_to_python(schema["pattern"]), value) is None:
+        yield f"{path}: Invalid value: {value!r}: should match '{schema['pattern']}'"
     if isinstance(value, str | list):
         unit, low, high = ("characters", "minLength", "maxLength") if isinstance(value, str) else ("items", "minItems", "maxItems")
         if len(value) < schema.get(low, 0):
@@ -149,13 +151,18 @@ def check_of(rule: str) -> Check | None:
     """Return the function for a CEL rule, or None for a rule about a change."""
     pattern = re.fullmatch(r"self\.matches\(r'(.*)'\)", rule, re.DOTALL)
     if pattern is not None:
-        expression = re.compile(pattern[1])
+        expression = re.compile(_to_python(pattern[1]))
         return lambda value: not isinstance(value, str) or expression.search(value) is not None
     owned = re.fullmatch(r"self\.all\(a, !\(a\.name\.find\(.*\) in \[(.*)\]\)\)", rule)
     if owned is not None:
         names = {name.strip("' ") for name in owned[1].split(",")}
         return lambda arguments: not any(_flag(argument) in names for argument in arguments)
     return _CHECKS.get(rule)
+
+
+def _to_python(pattern: str) -> str:
+    """In RE2, `$` matches only at the end of a text. In Python, it also matches before a newline at the end."""
+    return f"{pattern[:-1]}\\Z" if pattern.endswith("$") else pattern
 
 
 def is_about_change(rule: str) -> bool:
@@ -203,7 +210,7 @@ def _replicas_fit(spec: Any, field: str) -> bool:
 
 
 def _name_fits(resource: Any) -> bool:
-    return re.search(r"^[a-z]([-a-z0-9]{0,50}[a-z0-9])?$", str(_of(resource, "metadata", "name", default=""))) is not None
+    return re.fullmatch(r"[a-z]([-a-z0-9]{0,50}[a-z0-9])?", str(_of(resource, "metadata", "name", default=""))) is not None
 
 
 _CHECKS: Mapping[str, Check] = {
