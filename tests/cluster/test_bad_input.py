@@ -279,7 +279,7 @@ async def test_a_quota_that_forbids_the_pod_is_said_with_its_name(served: Cluste
     assert "have the quota raised" in message
 
 
-async def test_a_deployment_of_somebody_else_is_not_taken_over(served: Cluster, operator: OperatorProcess) -> None:
+async def test_a_deployment_of_another_owner_is_not_taken_over(served: Cluster, operator: OperatorProcess) -> None:
     labels = {"app": "mine"}
     pod = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "mine", "image": "mine:1"}]}}
     spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": pod}

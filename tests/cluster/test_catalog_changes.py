@@ -36,7 +36,7 @@ async def plan_diff(cluster: Cluster) -> tuple[int, str]:
     return process.returncode, page.decode()
 
 
-async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_asked(served: Cluster, sim: Simulator) -> None:
+async def test_another_catalog_after_a_restart_is_reported_and_applied_only_when_asked(served: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0")
     async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
         await operator.until_ready(within=60)
@@ -81,7 +81,7 @@ async def test_another_catalog_after_a_restart_is_told_and_applied_only_when_ask
         assert "Traceback" not in operator.log, operator.log
 
 
-async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harms_nobody(served: Cluster, sim: Simulator) -> None:
+async def test_a_rule_is_picked_up_while_the_operator_runs_and_a_broken_one_harms_nothing(served: Cluster, sim: Simulator) -> None:
     await sim.script(path="ok", pull="0")
     name = f"{served.namespace}/rules"
     async with OperatorProcess(served.kubeconfig, served.namespace, rules_config_map=name) as operator:

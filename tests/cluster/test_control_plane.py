@@ -224,7 +224,7 @@ async def test_an_outage_of_the_api_server_loses_nothing(cluster: Cluster) -> No
     assert (await cluster.wait_for("ConfigMap", "kept", bool))["metadata"]["name"] == "kept"
 
 
-async def test_a_watch_from_a_revision_that_is_gone_is_told_so(cluster: Cluster) -> None:
+async def test_a_watch_from_a_revision_that_is_gone_is_refused_as_such(cluster: Cluster) -> None:
     plane = cluster.environment.control_plane
     path = f"/api/v1/namespaces/{cluster.namespace}/configmaps"
     old = (await cluster.request("GET", path))["metadata"]["resourceVersion"]

@@ -151,7 +151,7 @@ async def test_a_container_killed_for_memory_is_named_so(served: Cluster, sim: S
     await wait_for_story(served, "Ready=False OomKilled", "memory", "What to do:", "Warning OomKilled")
 
 
-async def test_one_crash_among_four_replicas_is_told_and_the_others_serve(
+async def test_one_crash_among_four_replicas_is_reported_and_the_others_serve(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", crash_times="1")
@@ -200,7 +200,7 @@ async def test_a_crash_that_a_quick_restart_makes_good_is_at_no_moment_said_not_
     assert told["status"]["lastCrash"]["signature"] == "Unknown"
 
 
-async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_a_lost_node_is_reported(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="0")
     await served.create(llama(served.namespace))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=30)
@@ -215,7 +215,7 @@ async def test_a_lost_node_is_told(served: Cluster, sim: Simulator, operator: Op
     assert f"Node {node} of Pod {pod} has stopped reporting" in condition(told, "Ready")["message"]
 
 
-async def test_an_evicted_pod_is_told_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_an_evicted_pod_is_reported_and_replaced(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
     pod = await the_pod(served)

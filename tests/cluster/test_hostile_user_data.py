@@ -65,7 +65,7 @@ def hostile(namespace: str) -> tuple[dict[str, object], dict[str, object]]:
 
 
 @pytest.mark.parametrize("when", ["before it starts", "while it runs"])
-async def test_hostile_rules_and_signatures_harm_nobody(served: Cluster, sim: Simulator, when: str) -> None:
+async def test_hostile_rules_and_signatures_harm_nothing(served: Cluster, sim: Simulator, when: str) -> None:
     await sim.script(path="ok", pull="0")
     maps = hostile(served.namespace)
     if when == "before it starts":

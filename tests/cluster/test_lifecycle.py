@@ -33,7 +33,7 @@ async def test_an_object_becomes_a_deployment_that_serves(served: Cluster, opera
     assert "annotations" not in ready["metadata"]
 
 
-async def test_a_start_is_told_as_the_log_tells_it(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_a_start_is_reported_as_in_the_log(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
     log = sim.log(await the_pod(served))
@@ -126,7 +126,7 @@ async def test_an_object_deleted_and_created_again_at_once_serves(served: Cluste
     assert [owner["uid"] for owner in owners] == [second["metadata"]["uid"]]
 
 
-async def test_it_stops_at_once_when_told_to(operator: OperatorProcess) -> None:
+async def test_it_stops_at_once_when_asked_to(operator: OperatorProcess) -> None:
     status, text = await operator.fetch("/healthz")
     assert (status, text) == (200, "ok\n")
     assert (await operator.fetch("/readyz"))[0] == 200

@@ -54,7 +54,7 @@ async def test_pods_that_another_tool_is_said_to_manage_are_seen(served: Cluster
     assert condition(resource, "Accepted") == {}
 
 
-async def test_the_labels_that_select_pods_are_kept_and_that_is_told(served: Cluster, operator: OperatorProcess) -> None:
+async def test_the_labels_that_select_pods_are_kept_and_reported(served: Cluster, operator: OperatorProcess) -> None:
     template = with_labels(instance="other", component="server", part_of="shop")
     await served.create(llama(served.namespace, podTemplate=template))
     resource = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
@@ -121,7 +121,7 @@ async def test_a_pod_that_was_taken_out_of_its_replica_set_is_left_alone(served:
     assert "deletionTimestamp" not in (await served.get("Pod", out))["metadata"]
 
 
-async def test_pods_of_somebody_else_with_our_labels_are_not_counted(served: Cluster, operator: OperatorProcess) -> None:
+async def test_pods_of_another_owner_with_our_labels_are_not_counted(served: Cluster, operator: OperatorProcess) -> None:
     labels = {f"app.kubernetes.io/{key}": value for key, value in (("name", "vllm"), ("instance", "llama"), ("component", "engine"))}
     labels["app.kubernetes.io/managed-by"] = "vllm-operator"
     spec = {"containers": [{"name": "theirs", "image": "theirs:1"}], "tolerations": [{"operator": "Exists"}]}
@@ -150,7 +150,7 @@ SLIPS_TOLD = (
 )
 
 
-async def test_fields_that_kubernetes_does_not_know_are_told(served: Cluster, operator: OperatorProcess) -> None:
+async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace))
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await served.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"spec": SLIPS}}})
@@ -177,13 +177,13 @@ async def test_fields_that_kubernetes_does_not_know_are_told(served: Cluster, op
     assert SLIPS_TOLD[0] in event["message"]
 
 
-async def test_they_are_told_also_before_there_is_a_gpu(served: Cluster, operator: OperatorProcess) -> None:
+async def test_they_are_reported_also_before_there_is_a_gpu(served: Cluster, operator: OperatorProcess) -> None:
     asked: dict[str, Any] = {"accelerator": {"product": "GB300"}, "podTemplate": {"spec": {"nodeSelecter": {}}}}
     await served.create(llama(served.namespace, **asked))
     await told(served, "podTemplate.spec.nodeSelecter (did you mean nodeSelector?)")
 
 
-async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_told(served: Cluster, operator: OperatorProcess) -> None:
+async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_reported(served: Cluster, operator: OperatorProcess) -> None:
     """Such as one of a feature that is off."""
     template = {"spec": {"workloadRef": {"name": "work", "podGroup": "group"}}}
     await served.create(llama(served.namespace, podTemplate=template))

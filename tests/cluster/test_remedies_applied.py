@@ -83,7 +83,7 @@ async def test_a_command_that_is_pasted_too_late_is_refused(served: Cluster, sim
         await paste(served, told["status"]["remediation"]["command"])
 
 
-async def test_a_remedy_that_helps_is_applied_told_and_undone_with_the_spec(
+async def test_a_remedy_that_helps_is_applied_reported_and_undone_with_the_spec(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")

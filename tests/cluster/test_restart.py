@@ -55,7 +55,7 @@ async def test_a_restart_with_nothing_to_do_writes_nothing(served: Cluster, oper
     assert await versions(served) == before
 
 
-async def test_a_restart_during_a_start_tells_the_same(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_a_restart_during_a_start_reports_the_same(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace))
     sim.log(await the_pod(served)).write(MODEL_LOAD)
@@ -71,7 +71,7 @@ async def test_a_restart_during_a_start_tells_the_same(served: Cluster, sim: Sim
     assert await versions(served) == before
 
 
-async def test_a_crash_while_the_operator_is_away_is_told_when_it_is_back(
+async def test_a_crash_while_the_operator_is_away_is_reported_when_it_is_back(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="crash", pull="0", crash_after="hold")

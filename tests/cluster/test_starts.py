@@ -25,7 +25,7 @@ async def the_running_pod(cluster: Cluster) -> str:
     return name
 
 
-async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
+async def test_compile_progress_is_reported_from_the_first_kernel_to_serving(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
@@ -53,7 +53,7 @@ async def test_compile_progress_is_told_from_the_first_kernel_to_serving(
     await wait_for_story(served, "Ready=True Serving: The replica serves model", "Planned", "Started x1: The replica is ready")
 
 
-async def test_a_silent_compilation_is_inferred_said_to_be_and_told_once_when_it_is_over(
+async def test_a_silent_compilation_is_inferred_said_to_be_and_reported_once_when_it_is_over(
     served: Cluster, sim: Simulator, operator: OperatorProcess
 ) -> None:
     await sim.script(path="ok", pull="0", load="hold")
@@ -98,7 +98,7 @@ async def test_an_image_that_cannot_be_pulled_is_named(served: Cluster, sim: Sim
     )
 
 
-async def test_no_room_for_a_pod_is_told_in_the_words_of_the_scheduler(served: Cluster, operator: OperatorProcess) -> None:
+async def test_no_room_for_a_pod_is_reported_in_the_words_of_the_scheduler(served: Cluster, operator: OperatorProcess) -> None:
     await served.create(llama(served.namespace, replicas=9, cache={"volume": {"accessMode": "ReadWriteMany"}}))
     await served.wait_for(
         "VLLMDeployment", "llama", lambda it: "8 of 9 replicas are ready" in condition(it, "Ready").get("message", ""), within=40

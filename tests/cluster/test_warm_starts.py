@@ -220,7 +220,7 @@ async def crashing(cluster: Cluster, sim: Simulator, line: bytes, *, backoff: st
     return pod
 
 
-async def test_damaged_caches_are_left_behind(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_damaged_caches_are_quarantined(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     await crashing(served, sim, b"RuntimeError: Triton Error [CUDA]: device kernel image is invalid\n")
     repaired = await served.wait_for(
         "VLLMDeployment",
@@ -329,7 +329,7 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
 
-async def test_a_job_that_may_not_be_created_is_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_a_job_that_may_not_be_created_is_reported(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
     role = await served.get("Role", ACCOUNT)
     await served.patch("Role", ACCOUNT, {"rules": [rule for rule in role["rules"] if "jobs" not in rule["resources"]]})
     await crashing(served, sim, b"OSError: [Errno 28] No space left on device: '/cache/vllm/torch_compile_cache/a'\n")
@@ -365,7 +365,9 @@ async def test_each_replica_has_claims_of_its_own(served: Cluster, sim: Simulato
     await all_serve(served)
 
 
-async def test_replicas_that_a_claim_for_one_node_would_hang_are_told(served: Cluster, sim: Simulator, operator: OperatorProcess) -> None:
+async def test_replicas_that_a_claim_for_one_node_would_hang_are_reported(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
     await sim.script(path="ok", pull="0", load="hold")
     await served.create(llama(served.namespace, replicas=3, parallelism={"tensor": 4}))
     told = await served.wait_for("VLLMDeployment", "llama", lambda r: "stays Pending" in condition(r, "CacheWarm").get("message", ""))

@@ -122,7 +122,7 @@ def test_the_words_of_each_known_crash_are_recognised(image: Path, sample: str) 
     assert crash.signature == sample
 
 
-def test_it_crashes_with_the_words_that_it_is_told(container: Container) -> None:
+def test_it_crashes_with_the_words_that_it_is_given(container: Container) -> None:
     status, log = container.run(crash="HfGatedRepo")
     assert status == 1
     assert (crash := read(log).crash) is not None

@@ -202,7 +202,7 @@ def test_exactly_the_alerts_of_a_story_fire(name: str, tmp_path: Path) -> None:
     assert check_alerts(tmp_path, record(story), at_each_minute(story.firing)) == ""
 
 
-def test_an_operator_that_is_away_is_told_and_forgotten_when_it_is_back(tmp_path: Path) -> None:
+def test_an_operator_that_is_away_is_reported_and_forgotten_when_it_is_back(tmp_path: Path) -> None:
     metrics, recording = Metrics(), Recording()
     for minute in range(40):
         recording.scrape(None if 10 <= minute < 30 else metrics)
@@ -212,7 +212,7 @@ def test_an_operator_that_is_away_is_told_and_forgotten_when_it_is_back(tmp_path
     assert check_alerts(tmp_path, recording, at_each_minute({9: {}, 17: {}, 22: absent, 29: absent, 32: {}})) == ""
 
 
-def test_the_first_error_of_the_operator_is_told_already(tmp_path: Path) -> None:
+def test_the_first_error_of_the_operator_is_reported_already(tmp_path: Path) -> None:
     metrics, recording = Metrics(), Recording()
     for minute in range(40):
         if minute == 10:
@@ -222,7 +222,7 @@ def test_the_first_error_of_the_operator_is_told_already(tmp_path: Path) -> None
     assert check_alerts(tmp_path, recording, at_each_minute({9: {}, 12: bug, 39: {}})) == ""
 
 
-def test_a_queue_that_waits_is_told(tmp_path: Path) -> None:
+def test_a_queue_that_waits_is_reported(tmp_path: Path) -> None:
     metrics, recording, age = Metrics(), Recording(), [0.0]
     metrics.observe_queue(lambda: 1, lambda: age[0])
     for minute in range(30):
@@ -232,7 +232,7 @@ def test_a_queue_that_waits_is_told(tmp_path: Path) -> None:
     assert check_alerts(tmp_path, recording, at_each_minute({4: {}, 12: behind, 22: {}})) == ""
 
 
-def test_rules_that_are_not_used_are_told(tmp_path: Path) -> None:
+def test_rules_that_are_not_used_are_reported(tmp_path: Path) -> None:
     metrics, recording = Metrics(), Recording()
     for minute in range(30):
         metrics.user_data("rules", used=1, ignored=2 if 5 <= minute < 20 else 0)
@@ -242,7 +242,7 @@ def test_rules_that_are_not_used_are_told(tmp_path: Path) -> None:
     assert check_alerts(tmp_path, recording, at_each_minute({4: {}, 12: ignored, 22: {}})) == ""
 
 
-def test_caches_that_are_damaged_twice_are_told_and_once_is_none(tmp_path: Path) -> None:
+def test_caches_that_are_damaged_twice_are_reported_and_once_is_none(tmp_path: Path) -> None:
     metrics, recording = Metrics(), Recording()
     for minute in range(60):
         generation = 0 if minute < 20 else 1 if minute < 40 else 2

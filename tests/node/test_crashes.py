@@ -21,7 +21,7 @@ CRASHES: dict[str, tuple[dict[str, Any], str, int]] = {
 
 
 @pytest.mark.parametrize("name", CRASHES)
-async def test_a_crash_is_told_by_name_with_its_remedy(cluster: Cluster, name: str) -> None:
+async def test_a_crash_is_reported_by_name_with_its_remedy(cluster: Cluster, name: str) -> None:
     settings, reason, exit_code = CRASHES[name]
     await cluster.create(model(cluster, speed="200", **settings))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", reason), within=90)
@@ -30,7 +30,7 @@ async def test_a_crash_is_told_by_name_with_its_remedy(cluster: Cluster, name: s
     assert has("Ready", "False", reason)(crashed)
 
 
-async def test_a_crash_loop_stays_told_with_one_event_and_one_rollout(cluster: Cluster) -> None:
+async def test_a_crash_loop_stays_reported_with_one_event_and_one_rollout(cluster: Cluster) -> None:
     await cluster.create(model(cluster, speed="200", crash="HfGatedRepo"))
     await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "HfGatedRepo"), within=90)
     seen: list[str] = []
@@ -61,7 +61,7 @@ async def test_a_start_that_succeeds_makes_a_crash_good(cluster: Cluster) -> Non
     assert await recovered_from(cluster) == 3
 
 
-async def test_an_engine_that_crashes_while_it_serves_is_told_and_serves_again(cluster: Cluster) -> None:
+async def test_an_engine_that_crashes_while_it_serves_is_reported_and_serves_again(cluster: Cluster) -> None:
     await cluster.create(model(cluster, speed="200", crash="exit:139", crash_at="serving", crash_times="1"))
     await until_ready(cluster)
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False"), within=60)
@@ -69,7 +69,7 @@ async def test_an_engine_that_crashes_while_it_serves_is_told_and_serves_again(c
     await until_ready(cluster)
 
 
-async def test_an_engine_that_takes_too_much_memory_is_told_as_such(cluster: Cluster) -> None:
+async def test_an_engine_that_takes_too_much_memory_is_reported_as_such(cluster: Cluster) -> None:
     limited = container(resources={"limits": {"memory": "128Mi"}})
     await cluster.create(model(cluster, speed="200", crash="memory", pod=limited))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "OomKilledNoLog"), within=90)
@@ -77,7 +77,7 @@ async def test_an_engine_that_takes_too_much_memory_is_told_as_such(cluster: Clu
     assert "memory" in condition(crashed, "Crashed")["message"]
 
 
-async def test_a_start_that_takes_too_long_is_told_as_such_and_not_as_a_crash_of_the_engine(cluster: Cluster) -> None:
+async def test_a_start_that_takes_too_long_is_reported_as_such_and_not_as_a_crash_of_the_engine(cluster: Cluster) -> None:
     # spec.startup.deadlineSeconds does the same; it allows a minute at least
     impatient = container(startupProbe={"failureThreshold": 2, "periodSeconds": 5}) | {"terminationGracePeriodSeconds": 1}
     await cluster.create(model(cluster, speed="200", crash="silence", pod=impatient))
@@ -85,7 +85,7 @@ async def test_a_start_that_takes_too_long_is_told_as_such_and_not_as_a_crash_of
     assert "deadlineSeconds" in condition(crashed, "Crashed")["message"]
 
 
-async def test_a_damaged_cache_is_left_behind_and_the_next_start_serves(cluster: Cluster, environment: NodeEnvironment) -> None:
+async def test_a_damaged_cache_is_quarantined_and_the_next_start_serves(cluster: Cluster, environment: NodeEnvironment) -> None:
     await cluster.create(model(cluster, speed="200"))
     before = await until_ready(cluster)
     claim = await cluster.get("PersistentVolumeClaim", "llama-cache")
@@ -99,7 +99,7 @@ async def test_a_damaged_cache_is_left_behind_and_the_next_start_serves(cluster:
     assert damaged.exists()
 
 
-async def test_a_full_volume_is_told_and_served_from_once_there_is_room(cluster: Cluster, environment: NodeEnvironment) -> None:
+async def test_a_full_volume_is_reported_and_served_from_once_there_is_room(cluster: Cluster, environment: NodeEnvironment) -> None:
     name = f"small-{cluster.namespace}"
     volume = environment.add_small_volume(name, kibibytes=2048)
     claim = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Mi"}}, "storageClassName": "", "volumeName": name}
@@ -115,7 +115,7 @@ async def test_a_full_volume_is_told_and_served_from_once_there_is_room(cluster:
     await until_ready(cluster, within=180)
 
 
-async def test_an_image_that_does_not_exist_is_told(cluster: Cluster) -> None:
+async def test_an_image_that_does_not_exist_is_reported(cluster: Cluster) -> None:
     manifest = model(cluster)
     manifest["spec"]["engine"]["image"] = "docker.io/library/no-such-image:test"
     await cluster.create(manifest)
@@ -126,7 +126,7 @@ async def test_an_image_that_does_not_exist_is_told(cluster: Cluster) -> None:
     await until_ready(cluster)
 
 
-async def test_an_image_for_another_processor_is_told(cluster: Cluster) -> None:
+async def test_an_image_for_another_processor_is_reported(cluster: Cluster) -> None:
     await cluster.create(model(cluster, pod=container(command=["vllm-arm64", "serve"])))
     crashed = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "ExecFormatError"), within=90)
     assert "arm64" in condition(crashed, "Crashed")["message"]

@@ -72,7 +72,7 @@ async def test_the_taint_of_gpu_nodes_is_tolerated(cluster: Cluster, taint: Call
     await until_ready(cluster)
 
 
-async def test_a_taint_of_somebody_else_is_told(cluster: Cluster, taint: Callable[..., Awaitable[object]]) -> None:
+async def test_a_taint_of_another_owner_is_reported(cluster: Cluster, taint: Callable[..., Awaitable[object]]) -> None:
     await taint(key="dedicated", value="team-a")
     await cluster.create(model(cluster, speed="200"))
     told = await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "False", "Unschedulable"), within=60)

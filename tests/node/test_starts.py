@@ -41,7 +41,7 @@ async def until_rotated(cluster: Cluster, environment: NodeEnvironment) -> None:
     await eventually(is_rotated, within=60)
 
 
-async def test_it_tells_the_stages_of_a_first_start_and_the_second_is_warm(cluster: Cluster, kubectl: Kubectl) -> None:
+async def test_it_shows_the_stages_of_a_first_start_and_the_second_is_warm(cluster: Cluster, kubectl: Kubectl) -> None:
     await cluster.create(model(cluster, speed="20"))
     stages: list[str] = []
 
@@ -115,7 +115,7 @@ async def test_a_log_that_is_rotated_in_the_middle_of_a_start_loses_nothing(clus
     assert condition(done, "Crashed") == {}
 
 
-async def test_a_crash_after_a_rotation_is_told_by_name_although_the_operator_was_away(
+async def test_a_crash_after_a_rotation_is_reported_by_name_although_the_operator_was_away(
     cluster: Cluster, environment: NodeEnvironment
 ) -> None:
     crash: dict[str, Any] = {"crash": "NcclUnhandledSystemError", "crash_at": "Graph capturing finished"}
@@ -126,7 +126,7 @@ async def test_a_crash_after_a_rotation_is_told_by_name_although_the_operator_wa
     assert crashed["status"]["lastCrash"]["exitCode"] == 1
 
 
-async def test_a_node_that_is_lost_is_told_and_forgotten_when_it_is_back(cluster: Cluster, environment: NodeEnvironment) -> None:
+async def test_a_node_that_is_lost_is_reported_and_forgotten_when_it_is_back(cluster: Cluster, environment: NodeEnvironment) -> None:
     await cluster.create(model(cluster, speed="200"))
     await until_ready(cluster)
     before = await the_engine(cluster)

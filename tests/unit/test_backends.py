@@ -178,7 +178,7 @@ def test_nvllm_captures_no_graphs_of_models_that_leave_no_memory_for_them(size: 
     assert "--enforce-eager" not in emitted(decide("hf://someone/large", "0.20.1", "sm_121", facts=facts))
 
 
-def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_told() -> None:
+def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_reported() -> None:
     engine = {**NVLLM, "args": [{"name": "--tq"}]}
     decision = decide(QWEN, "0.20.1", "sm_121", engine=engine)
     assert chosen(decision)["KVCache"] == ("TURBOQUANT", "User")

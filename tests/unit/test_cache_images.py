@@ -117,7 +117,7 @@ async def moved(bench: Bench, fleet: Fleet) -> None:
     await serving(fleet, TWO)
 
 
-async def test_a_tag_that_moves_is_told_and_moves_nothing_by_itself(bench: Bench, fleet: Fleet) -> None:
+async def test_a_tag_that_moves_is_reported_and_moves_nothing_by_itself(bench: Bench, fleet: Fleet) -> None:
     await moved(bench, fleet)
     assert mounted(fleet) == BY_TAG
     assert f"The tag of image {TAG} now points to" in bench.message("CacheWarm")
@@ -156,7 +156,7 @@ async def test_an_image_that_is_named_by_its_digest_later_finds_what_its_tag_has
     assert fleet.deployment("llama-primer") is None, "there is nothing to fill"
 
 
-async def test_a_damaged_directory_is_left_behind_whatever_its_image_is_called(bench: Bench, fleet: Fleet) -> None:
+async def test_a_damaged_directory_is_quarantined_whatever_its_image_is_called(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(engine=ENGINE)
     fleet.gone(await serving(fleet, ONE))
     mark = labels.QUARANTINED_ANNOTATION_PREFIX + BY_TAG

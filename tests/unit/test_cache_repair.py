@@ -49,7 +49,7 @@ def volume(fleet: Fleet) -> str:
     return next(str(mount["subPath"]) for mount in fleet.bench.container()["volumeMounts"] if mount["mountPath"] == "/cache")
 
 
-async def test_a_damaged_cache_is_left_behind_and_the_next_start_is_clean(bench: Bench, fleet: Fleet) -> None:
+async def test_a_damaged_cache_is_quarantined_and_the_next_start_is_clean(bench: Bench, fleet: Fleet) -> None:
     pod = await started(fleet)
     damaged = fleet.key()
     crash(fleet, pod, evidence=WARM)
@@ -174,7 +174,7 @@ async def test_another_crash_leaves_the_caches_alone(fleet: Fleet) -> None:
     assert fleet.key() == key
 
 
-async def test_a_new_object_does_not_use_what_was_left_behind(bench: Bench, fleet: Fleet) -> None:
+async def test_a_new_object_does_not_use_what_was_quarantined(bench: Bench, fleet: Fleet) -> None:
     pod = await started(fleet)
     damaged = fleet.key()
     crash(fleet, pod, evidence=WARM)
@@ -188,7 +188,7 @@ async def test_a_new_object_does_not_use_what_was_left_behind(bench: Bench, flee
     assert bench.cache().generation == 1
 
 
-async def test_who_serves_with_what_another_left_behind_goes_on(bench: Bench, fleet: Fleet) -> None:
+async def test_who_serves_with_what_another_quarantined_goes_on(bench: Bench, fleet: Fleet) -> None:
     claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared", "namespace": "default"}}
     bench.cluster.put({**claim, "spec": {"accessModes": ["ReadWriteMany"]}, "status": {"phase": "Bound"}})
     pods = {}
@@ -217,7 +217,7 @@ async def test_a_report_that_leaves_caches_behind_settles(bench: Bench, fleet: F
     assert bench.cluster.writes == before
 
 
-async def test_a_lock_that_nobody_holds_is_left_behind_with_its_caches(bench: Bench, fleet: Fleet) -> None:
+async def test_a_lock_that_nobody_holds_is_quarantined_with_its_caches(bench: Bench, fleet: Fleet) -> None:
     pod = await started(fleet)
     fleet.ready(pod)
     await fleet.settle()

@@ -127,7 +127,7 @@ def test_an_image_cannot_keep_python_from_filling_the_cache_of_bytecode() -> Non
 
 
 @pytest.mark.parametrize("name", ["PYTHONPYCACHEPREFIX", "PYTHONDONTWRITEBYTECODE"])
-def test_who_sets_a_variable_of_the_bytecode_has_his_value_and_is_told_what_it_was_for(name: str) -> None:
+def test_a_variable_of_the_bytecode_that_the_user_sets_is_kept_with_a_note(name: str) -> None:
     value = "" if name == "PYTHONPYCACHEPREFIX" else "1"
     resource = deployment(engine={"version": "0.20.1", "env": [{"name": name, "value": value}]})
     plan = made(resource, real_node("h100-sxm"))
@@ -158,7 +158,7 @@ def test_a_plan_from_before_there_was_this_cache_keeps_its_pods_as_they_are() ->
     assert asked.cache_key == before.cache_key
 
 
-def test_a_value_that_differs_from_pod_to_pod_is_told() -> None:
+def test_a_value_that_differs_from_pod_to_pod_is_reported() -> None:
     field = {"fieldRef": {"fieldPath": "status.podIP"}}
     env = [{"name": name, "valueFrom": field} for name in ("VLLM_NIXL_SIDE_CHANNEL_HOST", "VLLM_HOST_IP", "MY_POD_IP")]
     notes = made(deployment(engine={"version": "0.20.1", "env": env}), real_node("h100-sxm")).notes

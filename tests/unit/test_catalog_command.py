@@ -79,7 +79,7 @@ def test_the_rules_of_the_cluster_are_listed_where_they_stand_and_broken_ones_na
     assert json.loads(run(capsys, "rules", "our-experts", "--rules", str(file), "-o", "json")[1])["because"] == "It is."
 
 
-def test_a_file_without_rules_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_file_without_rules_is_reported(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "pod.yaml"
     file.write_text("{apiVersion: v1, kind: Pod}")
     assert run(capsys, "rules", "--rules", str(file)) == (2, "", f"Error: {file} contains neither a ConfigMap nor a list of rules\n")

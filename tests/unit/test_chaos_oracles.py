@@ -107,7 +107,7 @@ def test_an_update_that_is_lost_is_found() -> None:
     ]
 
 
-def test_a_file_of_somebody_else_that_is_changed_or_gone_is_found(tmp_path: Path) -> None:
+def test_a_file_of_another_owner_that_is_changed_or_gone_is_found(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     folder = tmp_path / "volume"

@@ -51,7 +51,7 @@ async def test_directories_of_others_are_kept(bench: Bench, fleet: Fleet) -> Non
     assert set(json.loads(variables["CLEAN_KEEP"])) >= {other, fleet.key()}
 
 
-async def test_what_was_removed_is_told_and_no_longer_counts_as_filled(bench: Bench, fleet: Fleet) -> None:
+async def test_what_was_removed_is_reported_and_no_longer_counts_as_filled(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     bench.cluster.edit(
         CLAIM, "default", "llama-cache", {"metadata": {"annotations": {labels.PRIMED_ANNOTATION_PREFIX + OLD: "2026-11-01T00:00:00Z"}}}
@@ -123,7 +123,7 @@ async def test_a_volume_that_is_full_again_at_once_is_not_cleaned_all_the_time(b
     assert len(jobs(bench)) == 2
 
 
-async def test_a_job_that_fails_is_told(bench: Bench, fleet: Fleet) -> None:
+async def test_a_job_that_fails_is_reported(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     finish(fleet, "python3: not found", code=127)
     await fleet.settle()
@@ -151,7 +151,7 @@ async def test_a_job_that_may_not_be_created_is_not_called_running(bench: Bench,
         pytest.param({"subPath": "backups/today"}, False, id="a folder of its own"),
     ],
 )
-async def test_nothing_is_removed_while_somebody_elses_pod_may_use_anything(
+async def test_nothing_is_removed_while_another_owners_pod_may_use_anything(
     bench: Bench, fleet: Fleet, mount: dict[str, str], blocks: bool
 ) -> None:
     volume = {"name": "all", "persistentVolumeClaim": {"claimName": "llama-cache"}}
@@ -230,7 +230,7 @@ async def test_pods_of_a_plan_of_an_earlier_version_are_left_as_they_are(bench: 
     assert "initContainers" in bench.deployment()["spec"]["template"]["spec"]
 
 
-async def test_what_is_left_alone_is_told(bench: Bench, fleet: Fleet) -> None:
+async def test_what_is_left_alone_is_reported(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     told = {"removed": [], "others": 2, "otherBytes": 5 * 2**30, "unmarked": 1, "unmarkedBytes": 2**30}
     finish(fleet, json.dumps(told))

@@ -67,7 +67,7 @@ def test_what_was_only_taken_out_of_use_when_a_run_was_interrupted_is_put_back(v
     assert (volume / OLD / "triton" / "kernel.cubin").exists()
 
 
-def test_a_run_that_is_told_to_stop_puts_back_what_it_has_not_begun_to_delete(volume: Path) -> None:
+def test_a_run_that_is_asked_to_stop_puts_back_what_it_has_not_begun_to_delete(volume: Path) -> None:
     variables = {"CLEAN_ROOT": str(volume), "CLEAN_RECORDED": json.dumps([OLD]), "CLEAN_SHARE": "100", "CLEAN_GRACE": "60"}
     with subprocess.Popen([sys.executable, "-c", cleaning_script()], env=variables) as running:
         while not (volume / f".leaving-{OLD}").exists():
@@ -177,7 +177,7 @@ def test_what_is_mounted_below_stays_and_so_does_the_directory(volume: Path, dep
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may delete anything")
-def test_what_may_not_be_deleted_is_told_and_tried_again(volume: Path) -> None:
+def test_what_may_not_be_deleted_is_reported_and_tried_again(volume: Path) -> None:
     (volume / OLD / "triton").chmod(0o555)
     first = clean(volume, keep=[USED, OLDER, GENERATION])
     assert (first["removed"], first["failed"]) == ([], [OLD])

@@ -338,7 +338,7 @@ def test_speculative_decoding_uses_the_kernel_that_decodes_several_tokens_at_onc
         ("DeepGEMM off", FP8, "0.16.0", {"env": [{"name": "VLLM_USE_DEEP_GEMM", "value": "0"}]}, "vLLM uses its CUTLASS or Triton kernels"),
     ],
 )
-def test_what_the_user_sets_is_kept_and_its_price_is_told(advice: str, model: str, version: str, engine: Spec, want: str) -> None:
+def test_what_the_user_sets_is_kept_and_its_price_is_reported(advice: str, model: str, version: str, engine: Spec, want: str) -> None:
     decision = decide(model, version, "sm_100", parallelism=TP, engine=engine)
     assert decision.refusal is None
     assert any(want in note for note in notes_of(decision))

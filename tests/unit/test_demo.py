@@ -85,7 +85,7 @@ def test_a_demo_that_shows_nothing_fails_for_every_situation() -> None:
     assert {complaint.partition(":")[0] for complaint in complaints} == set(BY_NAME)
 
 
-def test_a_wrong_reason_is_told_with_the_right_one() -> None:
+def test_a_wrong_reason_is_reported_with_the_right_one() -> None:
     histories = {name: History(name) for name in BY_NAME}
     histories["llama"].update(deployment({"conditions": [condition("Planned", "True", "Resolved")]}, name="llama"), 0.0)
     complaints = "\n".join(failures(histories))
@@ -128,7 +128,7 @@ def test_without_a_terminal_each_tenth_of_a_stage_is_one_line() -> None:
 
 
 @pytest.mark.parametrize(("last", "asked"), [(None, 3), (ApiError(404, "not found"), 3)], ids=["it answers again", "the Pod is gone"])
-async def test_what_a_pod_is_told_survives_an_outage_of_the_api_server(last: Exception | None, asked: int, tmp_path: Path) -> None:
+async def test_what_a_pod_is_asked_survives_an_outage_of_the_api_server(last: Exception | None, asked: int, tmp_path: Path) -> None:
     answers = [ConnectionError("it went away"), TimeoutError("timed out"), last]
     seen: list[str] = []
 

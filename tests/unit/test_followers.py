@@ -41,7 +41,7 @@ def test_which_runs_are_worth_following(manifest: dict[str, Any], want: list[tup
     assert [(run.restarts, run.previous) for run in runs_to_follow(manifest)] == want
 
 
-async def test_what_the_log_tells_is_published(world: World) -> None:
+async def test_what_the_log_shows_is_published(world: World) -> None:
     world.cluster.script_log("default", "p", [line(1, "stage WeightLoad"), FOREVER])
     world.show(pod(state=RUNNING))
     assert not world.followers.caught_up(KEY)
@@ -254,7 +254,7 @@ def test_what_is_significant(old: StartupState, new: StartupState, want: bool) -
     assert is_significant(old, new, 5) is want
 
 
-async def test_small_steps_are_told_together(world: World) -> None:
+async def test_small_steps_are_reported_together(world: World) -> None:
     steps: list[Any] = [line(1, "stage KernelWarmup"), 0.3]
     for number in range(100):
         steps += [line(2 + number // 10, f"progress {number + 1}/1000"), 0.0]
@@ -270,7 +270,7 @@ async def test_small_steps_are_told_together(world: World) -> None:
     assert state.lines == 101
 
 
-async def test_progress_that_is_too_small_is_told_after_a_while() -> None:
+async def test_progress_that_is_too_small_is_reported_after_a_while() -> None:
     world = World(interval_seconds=0.2)
     world.cluster.script_log("default", "p", [line(1, "progress 1/1000"), 0.3, line(2, "progress 2/1000"), FOREVER])
     world.show(pod(state=RUNNING))

@@ -124,7 +124,7 @@ def test_status_and_scale_are_subresources() -> None:
         assert field in ROOT["properties"][part]["properties"]
 
 
-def test_conditions_are_told_apart_by_type() -> None:
+def test_conditions_are_distinguished_by_type() -> None:
     conditions = ROOT["properties"]["status"]["properties"]["conditions"]
     assert conditions["x-kubernetes-list-map-keys"] == ["type"]
     assert set(conditions["items"]["required"]) == {"type", "status", "reason", "message"}

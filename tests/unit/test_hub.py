@@ -119,7 +119,7 @@ async def test_the_size_of_the_weights_is_in_the_first_lines_of_their_index(serv
     assert (answer.config, answer.weight_bytes, answer.trouble) == (CONFIG, size, None)
 
 
-async def test_the_size_of_a_single_file_is_told_with_its_address(server: Server, hub: HttpHub) -> None:
+async def test_the_size_of_a_single_file_is_reported_with_its_address(server: Server, hub: HttpHub) -> None:
     file = "/org/model/resolve/main/model.safetensors"
     server.answers |= {"/org/model/resolve/main/config.json": CONFIG, file: {"size": 2200119864}}
     assert (await hub.read("org/model", "main", None)).weight_bytes == 2200119864

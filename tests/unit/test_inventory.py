@@ -219,7 +219,7 @@ def test_a_number_of_devices_is_a_quantity(amount: Any, count: int) -> None:
 
 
 @pytest.mark.parametrize("amount", ["500m", "-1", "NaN", "1e999999999", "9" * 100_000, "1_000", True, None, {}])
-def test_what_is_no_number_of_devices_is_told(amount: Any) -> None:
+def test_what_is_no_number_of_devices_is_reported(amount: Any) -> None:
     inventory = inventory_of(real_node("gke-h100", allocatable={"nvidia.com/gpu": amount}))
     assert any("the amount of nvidia.com/gpu has the invalid value" in note for note in inventory.notes)
 
@@ -236,7 +236,7 @@ def test_what_is_no_number_of_devices_is_told(amount: Any) -> None:
         real_node("gke-h100", allocatable={"nvidia.com/gpu": "16"}),
     ],
 )
-def test_shared_gpus_are_told_apart(node: dict[str, Any]) -> None:
+def test_shared_gpus_are_distinguished(node: dict[str, Any]) -> None:
     assert only(node).shared
 
 

@@ -61,7 +61,7 @@ def test_why_a_processor_could_not_be_loaded_wins_over_the_advice_to_trust_its_c
     assert crash_of(HEALTHY_START + engine_failure(cause) + engine_failure(advice)).line == cause
 
 
-def test_a_worker_that_fails_because_all_were_told_to_stop_is_no_fault() -> None:
+def test_a_worker_that_fails_because_all_were_asked_to_stop_is_no_fault() -> None:
     told = "(Worker_TP0 pid=7) WARNING 11-22 05:28:23 [multiproc_executor.py:884] WorkerProc was terminated\n"
     broken = worker_record("WorkerProc failed to start.", "Traceback (most recent call last):", "BrokenPipeError: [Errno 32] Broken pipe")
 
@@ -80,7 +80,7 @@ def test_a_file_of_the_system_is_none_of_a_model(file: str, signature: str) -> N
     )
 
 
-def test_a_number_that_is_none_in_a_variable_of_vllm_is_told_by_the_frame() -> None:
+def test_an_invalid_number_in_a_variable_of_vllm_is_named_by_the_frame() -> None:
     frames = '  File "/usr/lib/python3/dist-packages/{}.py", line 654, in <lambda>\n    lambda: int(\nValueError: {}'
     message = "invalid literal for int() with base 10: 'soon'"
 

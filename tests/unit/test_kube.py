@@ -124,7 +124,7 @@ async def test_requests_that_are_refused_together_read_the_credentials_once(serv
     assert reloads == 1
 
 
-async def test_credentials_that_are_refused_again_are_told_as_such_and_not_as_a_missing_permission(
+async def test_credentials_that_are_refused_again_are_reported_as_such_and_not_as_a_missing_permission(
     server: Server, connect: Connect
 ) -> None:
     async def reload() -> Configuration:
@@ -170,7 +170,7 @@ async def test_a_token_file_that_cannot_be_read_is_an_error_of_the_cluster(serve
 
 
 @pytest.mark.parametrize(("status", "kind"), [(403, Forbidden), (404, NotFound), (503, Unavailable)])
-async def test_not_allowed_not_there_and_not_now_are_told_apart(
+async def test_not_allowed_not_there_and_not_now_are_distinguished(
     server: Server, connect: Connect, status: int, kind: type[ClusterError]
 ) -> None:
     server.accepted, server.status = OLD, status
@@ -196,7 +196,7 @@ async def test_an_api_server_that_is_just_back_may_not_know_yet_who_may_do_what(
         await read(client)
 
 
-async def test_a_log_that_may_not_be_read_is_told_as_such(server: Server, connect: Connect) -> None:
+async def test_a_log_that_may_not_be_read_is_reported_as_such(server: Server, connect: Connect) -> None:
     with pytest.raises(Unauthorized):
         async with connect(None).stream_log(LogRequest("default", POD.plural, "vllm")):
             pass

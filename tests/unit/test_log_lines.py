@@ -61,7 +61,7 @@ def test_a_stream_that_is_opened_again_repeats_nothing() -> None:
     assert lines.since == "2026-11-21T12:00:03Z"
 
 
-def test_lines_of_the_same_time_are_told_apart_by_counting() -> None:
+def test_lines_of_the_same_time_are_distinguished_by_counting() -> None:
     lines = LogLines(line_bytes=100)
     log = [stamped(2, ".5", text) for text in "abcd"]
     assert read(lines, b"".join(log[:2])) == ["a", "b"]

@@ -70,7 +70,7 @@ async def cancel_between_connection_and_handshake(port: int, told: Callable[[], 
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl to make a certificate with")
-def test_a_connection_that_is_cancelled_in_its_handshake_is_told_at_the_level_of_debug_only(
+def test_a_connection_that_is_cancelled_in_its_handshake_is_reported_at_the_level_of_debug_only(
     server: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
@@ -83,7 +83,7 @@ def test_a_connection_that_is_cancelled_in_its_handshake_is_told_at_the_level_of
     assert {record.levelno for record in told()} == {logging.DEBUG}
 
 
-async def test_a_handshake_that_nobody_awaits_and_the_peer_ends_is_told_at_the_level_of_debug(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_handshake_that_nobody_awaits_and_the_peer_ends_is_reported_at_the_level_of_debug(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     names: dict[str, object] = {"ConnectionResetError": ConnectionResetError}
     with pytest.raises(ConnectionResetError) as found:

@@ -94,7 +94,7 @@ def operator() -> Operator:
     return Operator()
 
 
-async def test_a_new_plan_is_made_with_what_the_hub_tells(operator: Operator) -> None:
+async def test_a_new_plan_is_made_from_the_answer_of_the_hub(operator: Operator) -> None:
     operator.cluster.put(unknown())
     first = await operator.reconciler.reconcile(KEY)
     assert (first.name, operator.cluster.writes) == ("waiting", [])
@@ -157,7 +157,7 @@ async def test_what_comes_later_changes_nothing_until_it_is_asked_for(operator: 
     assert operator.facts()["attention"] == ("MLA", "config.json")
 
 
-async def test_a_new_plan_without_the_hub_remembers_what_it_told(operator: Operator) -> None:
+async def test_a_new_plan_without_the_hub_uses_its_last_answer(operator: Operator) -> None:
     operator.cluster.put(unknown())
     await operator.plan_it()
     told = operator.facts()

@@ -43,7 +43,7 @@ def test_programs_that_are_missing_are_named_with_their_packages(monkeypatch: py
     assert said.startswith("Not installed: containerd, buildah, the CNI plugins. On Debian and Ubuntu: apt-get install containerd runc")
 
 
-def test_a_root_without_rights_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_root_without_rights_is_recognized(monkeypatch: pytest.MonkeyPatch) -> None:
     words = "unshare: unshare failed: Operation not permitted"
     monkeypatch.setattr(subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, 1, "", words))
     assert missing_requirements() == f"Root may not make namespaces here ({words}). In a container: run it with --privileged."

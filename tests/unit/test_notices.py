@@ -88,7 +88,7 @@ def test_a_remark_of_the_owner_of_the_cluster_is_shown_as_they_say(
     assert (f"{remark['id']}:" in capsys.readouterr().out) == is_shown
 
 
-def test_out_of_memory_while_serving_is_told_apart_from_weights_that_do_not_fit() -> None:
+def test_out_of_memory_while_serving_is_distinguished_from_weights_that_do_not_fit() -> None:
     loading = crash_of(HEALTHY_START + engine_failure(OUT_OF_MEMORY))
     serving = crash_of(HEALTHY_START + ASKED + READY + SERVING + engine_failure(OUT_OF_MEMORY))
 
@@ -157,7 +157,7 @@ def test_advice_about_ram_is_for_the_stage_in_which_it_ran_out(stage: str, says:
         ("ValueError: RecoverSSM requires --mamba-backend triton", "Request triton instead"),
     ],
 )
-def test_a_refused_backend_is_told_with_what_can_be_asked_for(error: str, instead: str) -> None:
+def test_a_refused_backend_is_reported_with_what_can_be_asked_for(error: str, instead: str) -> None:
     crash = crash_of(HEALTHY_START + engine_failure(error))
 
     assert instead in str(crash.remedy)

@@ -108,7 +108,7 @@ async def test_an_autoscaler_on_the_deployment_keeps_its_replicas_until_it_goes(
     assert bench.deployment()["spec"]["replicas"] == 1
 
 
-async def test_an_object_of_somebody_else_with_our_name_is_not_taken_over(bench: Bench) -> None:
+async def test_an_object_of_another_owner_with_our_name_is_not_taken_over(bench: Bench) -> None:
     metadata = {"name": "llama", "namespace": "default"}
     bench.cluster.put({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": {"replicas": 9, "template": {}}})
     bench.cluster.put(llama())

@@ -188,7 +188,7 @@ async def test_without_a_revision_and_a_deployment_a_new_plan_is_made(bench: Ben
     assert len(revisions(bench)) == 1
 
 
-async def test_a_name_that_somebody_else_has_taken_is_told_and_left_alone(bench: Bench) -> None:
+async def test_a_name_that_somebody_else_has_taken_is_reported_and_left_alone(bench: Bench) -> None:
     bench.cluster.put(llama())
     await bench.settle()
     taken = without_owner(revisions(bench)[0])
@@ -278,7 +278,7 @@ async def test_a_plan_in_the_status_that_somebody_else_has_restored_is_ignored(b
 
 
 @pytest.mark.parametrize("plan", [{}, {"image": 1}, {"image": "x" * 5000}])
-async def test_a_malformed_plan_in_the_status_is_told_and_restarts_nothing(plan: Manifest, bench: Bench, fleet: Fleet) -> None:
+async def test_a_malformed_plan_in_the_status_is_reported_and_restarts_nothing(plan: Manifest, bench: Bench, fleet: Fleet) -> None:
     deployment = await as_an_earlier_version_left_it(bench, fleet)
     bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {**bench.resource()["status"], "plan": plan})
     await bench.settle()

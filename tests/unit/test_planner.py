@@ -300,7 +300,7 @@ def test_a_plan_in_force_stays_as_it_is() -> None:
     assert (outcome.planned.reason, outcome.drift) == ("Resolved", ())
 
 
-def test_what_would_be_chosen_otherwise_today_is_told() -> None:
+def test_what_would_be_chosen_otherwise_today_is_reported() -> None:
     fresh = made(deployment(), real_node("h200"))
     pinned = fresh.model_copy(update={"catalog_version": "old", "image": "vllm/vllm-openai:v0.19.0", "env": fresh.env[1:]})
     outcome = planned(deployment(), real_node("h200"), pinned=pinned)
@@ -346,7 +346,7 @@ def test_a_changed_spec_does_not_move_the_replicas_to_another_gpu() -> None:
     assert made(asked, *nodes, pinned=pinned).product == "NVIDIA-B200"
 
 
-def test_a_damaged_cache_is_left_behind_without_a_new_plan() -> None:
+def test_a_damaged_cache_is_quarantined_without_a_new_plan() -> None:
     pinned = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
     fresh = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), cache_generation=1)
     kept = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=pinned, cache_generation=1)

@@ -203,7 +203,7 @@ async def test_all_who_ask_at_once_wait_for_one_answer(world: World) -> None:
     assert world.asked == 1
 
 
-async def test_a_slip_is_told_and_nothing_is_applied(bench: Bench) -> None:
+async def test_a_slip_is_reported_and_nothing_is_applied(bench: Bench) -> None:
     bench.cluster.documents[SCHEMA_PATH] = DOCUMENT
     bench.cluster.put(llama(podTemplate={"spec": {"nodeSelecter": {}}}))
     await bench.settle()

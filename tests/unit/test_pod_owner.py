@@ -64,7 +64,7 @@ async def test_what_runs_with_another_label_today_is_not_rolled_out_by_an_upgrad
 
 @pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE])
 @pytest.mark.parametrize("label", ["app.kubernetes.io/managed-by", "app.kubernetes.io/instance"])
-async def test_a_child_with_changed_labels_is_put_right_and_not_told_as_somebody_elses(bench: Bench, kind: Kind, label: str) -> None:
+async def test_a_child_with_changed_labels_is_put_right_and_not_reported_as_another_owners(bench: Bench, kind: Kind, label: str) -> None:
     bench.cluster.put(llama())
     await bench.settle()
     before = bench.cluster.all(kind)[0]["metadata"]
@@ -90,7 +90,7 @@ async def test_a_child_that_is_labelled_as_anothers_is_not_taken_for_it(bench: B
     assert found["llama"]["metadata"]["labels"]["app.kubernetes.io/instance"] == "llama"
 
 
-async def test_a_pod_of_somebody_else_is_never_deleted_nor_counted(bench: Bench) -> None:
+async def test_a_pod_of_another_owner_is_never_deleted_nor_counted(bench: Bench) -> None:
     bench.cluster.put(llama())
     await bench.settle()
     ready = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}

@@ -127,7 +127,7 @@ def test_a_volume_of_another_kind_replaces_ours_instead_of_being_both() -> None:
     assert volumes == [{"name": "cache", "hostPath": {"path": "/fast"}}]
 
 
-def test_mounts_are_told_apart_by_their_path() -> None:
+def test_mounts_are_distinguished_by_their_path() -> None:
     mounts = merged_engine({"volumeMounts": [{"name": "mine", "mountPath": "/cache"}, {"name": "mine", "mountPath": "/data"}]})[
         "volumeMounts"
     ]
@@ -154,7 +154,7 @@ def test_tolerations_are_added_once() -> None:
     assert merged_spec({"tolerations": [ours, extra]})["tolerations"] == [ours, extra]
 
 
-def test_ports_are_told_apart_by_number_and_protocol() -> None:
+def test_ports_are_distinguished_by_number_and_protocol() -> None:
     ports = [{"containerPort": 9000}, {"containerPort": 9000, "protocol": "UDP"}]
     assert merged_engine({"ports": ports})["ports"] == ports
 

@@ -28,7 +28,7 @@ async def test_it_asks_waits_and_tells(bench: Bench, fleet: Fleet, capsys: pytes
     assert f"The caches of llama are filled (cache key {fleet.key()})." in said
 
 
-async def test_it_does_not_wait_where_it_is_told_only_to_ask(bench: Bench, fleet: Fleet) -> None:
+async def test_it_does_not_wait_where_it_is_asked_only_to_request(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(replicas=0)
     assert await prime(bench.cluster, "default", "llama", timeout_seconds=0, look_seconds=0) == 0
     assert bench.resource()["metadata"]["annotations"] == {PRIME_ANNOTATION: fleet.key()}

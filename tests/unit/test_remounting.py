@@ -81,7 +81,7 @@ async def test_another_folder_that_is_read_only_is_not_mounted_anew(fleet: Fleet
     assert labels.REMOUNTED_ANNOTATION not in fleet.annotations()
 
 
-async def test_what_the_pod_template_says_is_not_tried_but_told(bench: Bench, fleet: Fleet) -> None:
+async def test_what_the_pod_template_says_is_not_tried_but_reported(bench: Bench, fleet: Fleet) -> None:
     claim = {"claimName": "llama-cache", "readOnly": True}
     await fleet.serve(podTemplate={"spec": {"volumes": [{"name": "cache", "persistentVolumeClaim": claim}]}})
     await crashed(fleet)
@@ -90,7 +90,7 @@ async def test_what_the_pod_template_says_is_not_tried_but_told(bench: Bench, fl
 
 
 @pytest.mark.parametrize("field", ["cache", "weights"])
-async def test_a_claim_that_can_only_be_read_is_told_before_a_pod_starts(bench: Bench, fleet: Fleet, field: str) -> None:
+async def test_a_claim_that_can_only_be_read_is_reported_before_a_pod_starts(bench: Bench, fleet: Fleet, field: str) -> None:
     spec: dict[str, Any] = {"accessModes": ["ReadOnlyMany"]}
     metadata = {"name": "golden", "namespace": "default"}
     bench.cluster.put({"apiVersion": "v1", "kind": CLAIM.kind, "metadata": metadata, "spec": spec, "status": {"phase": "Bound"}})

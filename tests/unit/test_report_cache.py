@@ -231,7 +231,7 @@ def test_a_count_that_has_fallen_silent_leaves_the_time_left_to_what_is_known_of
         (Stage.SERVER_START, None, None, ""),
     ],
 )
-def test_a_stage_that_was_never_seen_with_this_key_is_told_from_what_was_measured(
+def test_a_stage_that_was_never_seen_with_this_key_is_reported_from_what_was_measured(
     stage: Stage, cache: CacheState | None, seconds: int | None, said: str
 ) -> None:
     status = VLLMDeploymentStatus(cache=CacheStatus(key=o.KEY, state=cache)) if cache else None

@@ -167,7 +167,7 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.status.pinned_plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
 
 
-def test_a_crash_is_named_once_its_log_is_read_and_told_once() -> None:
+def test_a_crash_is_named_once_its_log_is_read_and_reported_once() -> None:
     observation = o.observe(o.crashed_pod(seconds=-1))
     first = report(observation)
     assert first.events == ()
@@ -191,7 +191,7 @@ def test_an_unknown_crash_that_is_understood_later_is_renamed_without_another_ev
     assert second.events == ()
 
 
-def test_an_unknown_crash_whose_log_is_read_late_is_told_with_the_error_of_the_log() -> None:
+def test_an_unknown_crash_whose_log_is_read_late_is_reported_with_the_error_of_the_log() -> None:
     observation = o.observe(o.crashed_pod())
     first = report(observation)
     assert first.status.last_crash is not None
@@ -240,7 +240,7 @@ def test_the_last_crash_outlives_its_pod() -> None:
     assert "All Pods are healthy. Last crash: Pod vllm-a-x1" in crashed.message
 
 
-def test_each_crash_of_a_loop_is_told_once_with_a_key_of_its_own() -> None:
+def test_each_crash_of_a_loop_is_reported_once_with_a_key_of_its_own() -> None:
     observation = o.observe()
     keys = []
     status = report(observation).status

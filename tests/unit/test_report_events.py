@@ -57,13 +57,13 @@ def ready(seconds: float, cache: CacheEvidence) -> Observation:
     return o.observe(o.ready_pod(since=-60, ready=seconds), states={X1: state}, now=o.at(seconds))
 
 
-def test_a_plan_is_told_where_it_replaces_another_state() -> None:
+def test_a_plan_is_reported_where_it_replaces_another_state() -> None:
     nothing = o.outcome(planned=Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has such a GPU."), plan=None)
     story = play(o.observe(outcome=nothing, deployment=None), o.observe())
     assert [told(written.events) for written in story] == [[("Warning", "NoMatchingGPU")], [("Normal", "Planned")]]
 
 
-def test_a_cold_start_is_told_until_it_serves() -> None:
+def test_a_cold_start_is_reported_until_it_serves() -> None:
     story = play(o.observe(), compiling(100), capturing(290), ready(300, CacheEvidence(misses=9)))
     assert [told(written.events) for written in story] == [
         [],
@@ -95,7 +95,7 @@ def test_a_replica_that_answers_again_has_not_started() -> None:
     assert story[2].events[0].message == "The replica is ready."
 
 
-def test_an_image_pull_that_the_pod_has_left_is_told_once() -> None:
+def test_an_image_pull_that_the_pod_has_left_is_reported_once() -> None:
     pulling = o.observe(o.pending_pod("ContainerCreating"), pod_events=(o.event("Pulling", seconds=-300),))
     story = play(pulling, o.observe(o.starting_pod(since=-60)), o.observe(o.starting_pod(since=-60)))
     assert [told(written.events) for written in story[1:]] == [[("Normal", "StageCompleted")], []]
@@ -107,18 +107,18 @@ def test_a_log_that_claims_an_image_pull_completes_none() -> None:
     assert [told(written.events) for written in play(odd, odd)][1] == []
 
 
-def test_a_long_stage_is_told_when_the_pod_serves_right_after_it() -> None:
+def test_a_long_stage_is_reported_when_the_pod_serves_right_after_it() -> None:
     story = play(compiling(200), ready(284, CacheEvidence(misses=9)))
     assert told(story[1].events) == [("Normal", "StageCompleted"), ("Normal", "Started")]
 
 
-def test_a_short_stage_is_not_told() -> None:
+def test_a_short_stage_is_not_reported() -> None:
     brief = replace(compiling(20), startups={UID: StartupState(stage=Stage.WEIGHT_LOAD, stage_since=o.at(-20))})
     assert told(play(brief, capturing(290))[1].events) == [("Normal", "StageCompleted")]
     assert told(play(brief, replace(compiling(30)))[1].events) == []
 
 
-def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
+def test_a_stall_is_reported_once_and_again_if_it_comes_again_elsewhere() -> None:
     hung = StartupState(stage=Stage.DISTRIBUTED_INIT, stage_since=o.at(-700), started_at=o.at(-700), last_line_at=o.at(-700))
     observed = o.observe(o.starting_pod(since=-700), states={X1: hung})
     story = play(observed, replace(observed, now=o.at(60)), replace(observed, now=o.at(600)))
@@ -130,21 +130,21 @@ def test_a_stall_is_told_once_and_again_if_it_comes_again_elsewhere() -> None:
     assert later[2].events[0].key != story[0].events[0].key
 
 
-def test_a_refused_spec_is_told_once_per_generation() -> None:
+def test_a_refused_spec_is_reported_once_per_generation() -> None:
     refused = Verdict(ConditionStatus.FALSE, "NoMatchingGPU", "No node has an sm_100 GPU.")
     observed = o.observe(outcome=o.outcome(planned=refused, plan=None), deployment=None)
     story = play(observed, observed)
     assert [told(written.events) for written in story] == [[("Warning", "NoMatchingGPU")], []]
 
 
-def test_a_spec_that_cannot_be_understood_is_told_once_not_twice() -> None:
+def test_a_spec_that_cannot_be_understood_is_reported_once_not_twice() -> None:
     invalid = Verdict(ConditionStatus.FALSE, "InvalidSpec", "spec.parallelism.tensor is 3.")
     follows = Verdict(ConditionStatus.UNKNOWN, "NotAccepted", "Nothing was planned.")
     observed = o.observe(outcome=o.outcome(accepted=invalid, planned=follows, plan=None), deployment=None)
     assert told(report(observed).events) == [("Warning", "InvalidSpec")]
 
 
-def test_a_refused_child_is_told_once_per_error() -> None:
+def test_a_refused_child_is_reported_once_per_error() -> None:
     observed = o.observe(apply_error="Deployment vllm-a is forbidden: exceeded quota")
     story = play(observed, observed, replace(observed, apply_error="Service vllm-a is invalid"))
     assert [told(written.events) for written in story] == [
@@ -162,7 +162,7 @@ def test_refusals_that_differ_in_a_detail_are_counted_in_one_event() -> None:
     assert {event.series for event in drafts} == {"apply"}
 
 
-def test_another_backend_than_planned_is_told_once() -> None:
+def test_another_backend_than_planned_is_reported_once() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("MoE", "TRITON"),))
     observed = o.observe(o.starting_pod(), states={X1: state})
     story = play(observed, observed)
@@ -179,7 +179,7 @@ def test_layers_of_another_kind_beside_the_planned_ones_are_no_difference() -> N
     assert written.status.pinned_plan.observed_backends is None
 
 
-def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_told_of() -> None:
+def test_an_engine_that_takes_another_backend_than_it_was_known_to_take_is_reported() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, observed_backends=(("Attention", "TRITON_MLA"),))
     story = play(observed := o.observe(o.starting_pod(), states={X1: state}), observed)
     assert [told(written.events) for written in story] == [[("Warning", "BackendMismatch")], []]
@@ -202,7 +202,7 @@ def test_what_the_engine_may_take_for_reasons_of_its_own_is_no_difference() -> N
     assert written.status.pinned_plan.observed_backends == [ObservedBackend(component="AllReduce", backend="PYNCCL")]
 
 
-def test_an_image_that_cannot_be_pulled_is_told_once_whatever_the_kubelet_calls_it() -> None:
+def test_an_image_that_cannot_be_pulled_is_reported_once_whatever_the_kubelet_calls_it() -> None:
     first, second = (o.observe(o.pending_pod(reason, "manifest unknown")) for reason in ("ErrImagePull", "ImagePullBackOff"))
     assert [told(written.events) for written in play(first, second, first)][1:] == [[], []]
 
@@ -218,21 +218,21 @@ def silent(seconds: float, *names: str) -> Observation:
     return o.observe(*pods, replicas=2, now=o.at(seconds))
 
 
-def test_each_pod_that_stalls_is_told_once() -> None:
+def test_each_pod_that_stalls_is_reported_once() -> None:
     both = ("vllm-a-x0", "vllm-a-x1")
     story = play(silent(10, "vllm-a-x1"), silent(700, "vllm-a-x1"), silent(710, *both), silent(720, *both))
     stalls = [[event.message.split()[1] for event in written.events if event.reason == "StartStalled"] for written in story]
     assert stalls == [[], ["vllm-a-x1"], ["vllm-a-x0"], []]
 
 
-def test_a_lost_node_is_told_once() -> None:
+def test_a_lost_node_is_reported_once() -> None:
     conditions = [o.condition("ContainersReady", "True"), o.condition("Ready", "False", -20)]
     lost = o.observe(o.pod(containers=[o.container(o.running(), started=True, ready=True)], conditions=conditions))
     story = play(o.observe(o.ready_pod()), lost, lost)
     assert [("Warning", "NodeLost") in told(written.events) for written in story] == [False, True, False]
 
 
-def test_a_long_stage_of_a_pod_that_only_fills_a_cache_is_told_too() -> None:
+def test_a_long_stage_of_a_pod_that_only_fills_a_cache_is_reported_too() -> None:
     moved = [replace(observed, primers=observed.pods, pods=()) for observed in (compiling(100), capturing(290))]
     assert told(play(*moved)[1].events) == [("Normal", "StageCompleted")]
 
@@ -262,7 +262,7 @@ LOOKS = st.lists(st.tuples(st.integers(0, 1200), st.booleans()), max_size=12)
 
 
 @given(DURATIONS, LOOKS)
-def test_every_long_stage_is_told_exactly_once_whenever_one_looks_and_whatever_is_lost(
+def test_every_long_stage_is_reported_exactly_once_whenever_one_looks_and_whatever_is_lost(
     durations: list[int], looks: list[tuple[int, bool]]
 ) -> None:
     status, keys = at_this_time(durations, 0).resource.status, list[str]()

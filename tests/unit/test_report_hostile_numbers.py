@@ -30,7 +30,7 @@ def test_a_crash_on_a_node_whose_clock_is_ahead_hides_no_later_one() -> None:
     assert not again.events
 
 
-def test_a_crash_in_the_log_of_a_node_whose_clock_is_ahead_is_told_although_the_container_runs_on() -> None:
+def test_a_crash_in_the_log_of_a_node_whose_clock_is_ahead_is_reported_although_the_container_runs_on() -> None:
     state = StartupState(stage=Stage.WEIGHT_LOAD, crash=o.DEEP_GEMM_CRASH, last_line_at=o.at(A_DAY), stage_since=o.at(A_DAY))
     told = report(o.observe(o.starting_pod(), states={(X1, 0): state})).status
     assert told.last_crash is not None

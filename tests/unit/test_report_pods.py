@@ -171,7 +171,7 @@ def test_events_tell_what_a_pod_without_a_container_waits_for(events: list[dict[
     assert refine(read_pod(o.pending_pod("ContainerCreating")), EventLog(tuple(events))).phase is want
 
 
-def test_a_probe_that_killed_is_told_by_an_event_only() -> None:
+def test_a_probe_that_killed_is_reported_by_an_event_only() -> None:
     view = read_pod(o.crashed_pod(code=137, seconds=-30))
     said = "Container vllm failed startup probe, will be restarted"
     assert killed_by_probe(view, EventLog((o.event("Killing", said, seconds=-60),))) == said

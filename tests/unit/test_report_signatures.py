@@ -14,7 +14,7 @@ SAMPLES = [sample for sample in load_signature_samples() if sample.signature in 
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.signature)
-def test_a_known_crash_is_told_in_full_within_its_limit(sample: Sample) -> None:
+def test_a_known_crash_is_reported_in_full_within_its_limit(sample: Sample) -> None:
     parser = StartupParser(load_knowledge().startup)
     parser.feed(sample.text + "\n")
     parser.end()

@@ -233,7 +233,7 @@ def test_a_healthy_engine_raises_no_alarm(log: str) -> None:
     assert while_running(log) is None
 
 
-def test_a_start_that_was_told_to_stop_is_no_fault_of_the_engine() -> None:
+def test_a_start_that_was_asked_to_stop_is_no_fault_of_the_engine() -> None:
     log = "INFO 06-13 14:12:45 [api_server.py:1287] vLLM API server version 0.9.1\nTraceback (most recent call last):\n"
     log += '  File "/usr/lib/python3.10/runpy.py", line 196, in _run_module_as_main\nKeyboardInterrupt: terminated\n'
 
@@ -257,7 +257,7 @@ def test_an_error_without_a_word_on_its_own_line_is_shown_with_the_next_one() ->
     assert (crash.signature, crash.line) == ("Unknown", "ValueError: Invalid log settings: everything")
 
 
-def test_a_server_that_stops_because_its_engine_is_gone_was_not_told_to_stop() -> None:
+def test_a_server_that_stops_because_its_engine_is_gone_was_not_asked_to_stop() -> None:
     log = (
         f"{HEALTHY_START}{READY}"
         "(APIServer pid=1) WARNING 11-21 23:58:22 [core_client.py:699] [shutdown] MPClient: "

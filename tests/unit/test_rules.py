@@ -90,7 +90,7 @@ def test_doubt_speaks_for_a_kernel_and_knowledge_against_it() -> None:
         ({"chosen": {"MoE": "A"}}, {"chosen": {"MoE": "B"}}, True),
     ],
 )
-def test_conditions_that_exclude_each_other_are_told_apart(one: dict[str, Any], two: dict[str, Any], want: bool) -> None:
+def test_conditions_that_exclude_each_other_are_distinguished(one: dict[str, Any], two: dict[str, Any], want: bool) -> None:
     first, second = parse_match(one), parse_match(two)
     assert first.disjoint(second) is want
     assert second.disjoint(first) is want

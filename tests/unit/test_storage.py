@@ -87,7 +87,7 @@ def plan_of(**spec: Any) -> Plan:
     return made(deployment("hf://nobody/knows-it", **spec), real_node("h100-sxm"))
 
 
-def test_a_guessed_size_is_told() -> None:
+def test_a_guessed_size_is_reported() -> None:
     assert any("requests 100Gi for their PVC. Set spec.model.facts.weightSize" in note for note in plan_of().notes)
     assert not any("for their PVC" in note for note in plan_of(weights={"volume": {"size": "300Gi"}}).notes)
 

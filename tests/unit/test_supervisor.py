@@ -169,7 +169,7 @@ def test_every_permission_says_what_does_not_work_without_it() -> None:
     assert str(Permission("list", DEPLOYMENT)) == "list deployments in API group apps"
 
 
-async def test_credentials_that_are_not_accepted_are_told_as_such_and_recovered_from(world: World) -> None:
+async def test_credentials_that_are_not_accepted_are_reported_as_such_and_recovered_from(world: World) -> None:
     world.start()
     await world.until(lambda: world.watches)
     assert world.readiness

@@ -97,7 +97,7 @@ async def test_the_pods_of_others_are_never_deleted(bench: Bench, fleet: Fleet) 
     assert "backup" in fleet.pods()
 
 
-async def test_a_job_of_somebody_else_that_looks_like_a_cleaning_job_stays(bench: Bench, fleet: Fleet) -> None:
+async def test_a_job_of_another_owner_that_looks_like_a_cleaning_job_stays(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
     finish(fleet, REMOVED_NOTHING)
     [job] = jobs(bench)
@@ -134,7 +134,7 @@ async def test_pods_of_the_replicas_are_named_with_what_lets_them_go(bench: Benc
     assert "set spec.replicas to 0" in said(bench)
 
 
-async def test_with_replicas_at_0_nobody_is_told_to_set_them(bench: Bench, fleet: Fleet) -> None:
+async def test_with_replicas_at_0_nobody_is_asked_to_set_them(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     pod = fleet.start()
     fleet.ready(pod)
@@ -145,7 +145,7 @@ async def test_with_replicas_at_0_nobody_is_told_to_set_them(bench: Bench, fleet
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-async def test_a_pod_of_somebody_else_is_named_with_the_command_that_deletes_it(bench: Bench, fleet: Fleet, phase: str) -> None:
+async def test_a_pod_of_another_owner_is_named_with_the_command_that_deletes_it(bench: Bench, fleet: Fleet, phase: str) -> None:
     await fleet.serve(replicas=0)
     add_pod(bench, "backup", phase=phase)
     delete_claim(fleet)

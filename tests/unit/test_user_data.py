@@ -72,7 +72,7 @@ def operator() -> Operator:
     return Operator()
 
 
-async def test_a_rule_is_followed_by_new_plans_and_only_told_to_old_ones(operator: Operator) -> None:
+async def test_a_rule_is_followed_by_new_plans_and_only_reported_to_old_ones(operator: Operator) -> None:
     operator.cluster.put(llama())
     await operator.settle()
     before = operator.deployment()

@@ -98,7 +98,7 @@ def test_a_billion_laughs_are_as_many_entries_as_fit() -> None:
         pytest.param('- "\\ud800"', "invalid Unicode character", id="half a character, escaped"),
     ],
 )
-def test_a_text_that_cannot_be_read_is_told(text: str, reason: str) -> None:
+def test_a_text_that_cannot_be_read_is_reported(text: str, reason: str) -> None:
     began = time.perf_counter()
     with pytest.raises(TextError, match=reason):
         read_entries(text, "rules")
