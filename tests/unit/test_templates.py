@@ -42,8 +42,8 @@ def test_all_of_ours_are_such_templates() -> None:
         ("{{ a is defined }}", "a test"),
         ("{{" + "(" * 290 + "1" + ")" * 290 + "}}", "not a template"),
         ("{{ " + "-" * 500 + "1 }}", "not a template"),
-        ("{{ 1/0 }}", "cannot be filled in"),
-        ("{{ a|truncate(2) }}", "cannot be filled in"),
+        ("{{ 1/0 }}", "cannot be rendered"),
+        ("{{ a|truncate(2) }}", "cannot be rendered"),
     ],
 )
 def test_what_could_loop_grow_or_reach_for_more_is_refused(text: str, reason: str) -> None:

@@ -89,7 +89,7 @@ def test_broken_signatures_are_named_and_left_out_and_the_rest_is_used() -> None
         ),
         ({"patterns": [{"anchor": "licence", "regex": "x", "evidence": "error"}]}, "evidence: 'error' does not exist; use one of weak"),
         ({"cause": "{{ host"}, "cause is not a template: unexpected end of template"),
-        ({"cause": "{{ 1 // (host|int) }}"}, "cause cannot be filled in where nothing was captured"),
+        ({"cause": "{{ 1 // (host|int) }}"}, "cause cannot be rendered without captures"),
         ({"cause": "{{ '{0}'.format() }}"}, "cause uses a call; a template has values, conditions, and the filters"),
         ({"id": "Unknown"}, "Unknown is the name of a crash without a signature; choose another id"),
         ({"cause": "{{ hots }}."}, "cause uses hots, which no pattern captures"),

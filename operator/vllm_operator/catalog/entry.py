@@ -1,7 +1,7 @@
-"""How an entry of the catalog is written: the base of its models, the types of its fields, and what is said about a mistake.
+"""Entries of the catalog: the base class of their models, the types of their fields, and error messages.
 
-One model reads an entry of a file in `data/` and the same entry in a ConfigMap of the cluster's owner. What is written
-there is untrusted: a mistake is an `EntryError` with one sentence, bounded in length.
+The same model reads an entry of a file in `data/` and an entry in a ConfigMap of a user. The latter is untrusted: an invalid entry raises
+an `EntryError` with one sentence of bounded length.
 """
 
 import difflib
@@ -19,13 +19,13 @@ from pydantic.alias_generators import to_camel
 from vllm_operator.catalog.resources import EntryError, camel_case, read_data
 
 SHOWN = 60
-"""Longest value or name that a message quotes, in characters; the rest is cut."""
+"""Characters of a value or name that a message quotes."""
 PATTERN_LIMIT = 200
-"""Longest regular expression of an `Expression`, in characters."""
+"""Maximum characters of an `Expression`."""
 SPECIFIERS_LIMIT = 200
-"""Longest range of versions, in characters."""
+"""Maximum characters of a range of versions."""
 LIKENESS = 0.6
-"""How similar a name must be to be suggested; 1 is equal."""
+"""Minimum similarity of a suggested name, from 0 to 1 (equal)."""
 
 Compile = Callable[[str], re.Pattern[str]]
 """Compiles a regular expression; raises ValueError or `re.error`."""
@@ -52,7 +52,7 @@ Parsed = TypeVar("Parsed")
 
 @cache
 def field_names(model: type[Entry]) -> frozenset[str]:
-    """The names of a model's fields, as in YAML."""
+    """Return the names of a model's fields, as in YAML."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
@@ -60,9 +60,9 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
     """Read an entry.
 
     Args:
-        model: What it is.
-        written: Plain values, as a YAML parser returns them.
-        compile_pattern: Compiles the regular expressions in it.
+        model: Its model.
+        written: Its values, as a YAML parser returns them.
+        compile_pattern: Compiles its regular expressions.
 
     Raises:
         EntryError: It is malformed.
@@ -74,9 +74,9 @@ def parse_entry(model: type[EntryType], written: Any, *, compile_pattern: Compil
 
 
 def parse_dataclass(kind: type[Parsed], written: Any) -> Parsed:
-    """Read an entry whose model is a plain dataclass: what reads logs has such models, because it starts without pydantic.
+    """Read an entry whose model is a plain dataclass. Code that reads logs uses such models, because it starts without pydantic.
 
-    It is validated in the strict way of JSON: a list is a tuple, text may be an enum, and nothing else is converted.
+    Validation is strict: a list may be a tuple, and text an enum. No other value is converted.
 
     Raises:
         EntryError: It is malformed.
@@ -148,7 +148,7 @@ def read_specifiers(value: Any) -> SpecifierSet:
     """Read versions (PEP 440), such as `>=0.14,<0.20`.
 
     Raises:
-        ValueError: It cannot be read.
+        ValueError: They are invalid.
     """
     text = read_text(value, ">=0.20")
     if len(text) > SPECIFIERS_LIMIT:
@@ -184,7 +184,7 @@ Expression = Annotated[re.Pattern[str], PlainValidator(_compile)]
 
 
 def keyed_by(name: str) -> BeforeValidator:
-    """Reads a list of mappings into one mapping, with the value of a field as the key."""
+    """Return a validator that turns a list of mappings into one mapping. Its keys are the values of a field."""
 
     def key(written: Any) -> Any:
         if not isinstance(written, list) or not all(isinstance(entry, dict) and isinstance(entry.get(name), str) for entry in written):
@@ -195,7 +195,7 @@ def keyed_by(name: str) -> BeforeValidator:
 
 
 def matching(pattern: str, hint: str) -> Callable[[str], str]:
-    """Return a check for text that must match a pattern as a whole; `hint` says what such text looks like."""
+    """Return a check for text that must match a pattern completely. `hint` ends the error message."""
     compiled = re.compile(pattern)
 
     def check(text: str) -> str:
@@ -207,7 +207,7 @@ def matching(pattern: str, hint: str) -> Callable[[str], str]:
 
 
 def explain(error: ValidationError, dataclass: type | None = None) -> str:
-    """Put the first mistake into a sentence without a period. `dataclass` is what was read, unless it is an `Entry`."""
+    """Describe the first error in a sentence without a period. `dataclass` is the model, unless it is an `Entry`."""
     mistakes = error.errors(include_url=False)
     first = next((each for each in mistakes if each["type"] == "unexpected_keyword_argument"), mistakes[0])
     path = first["loc"][1:] if dataclass else first["loc"]
@@ -232,10 +232,10 @@ def explain(error: ValidationError, dataclass: type | None = None) -> str:
 
 
 def _fields_at(kind: Any, path: Iterable[int | str]) -> Collection[str]:
-    """The fields, as in YAML, of the dataclass to which a path leads."""
+    """Return the fields, as in YAML, of the dataclass at a path."""
     for part in path:
         hints = {camel_case(name): hint for name, hint in get_type_hints(kind).items()}
-        kind = _find_dataclass(hints[part]) if part in hints else kind  # a position or the key of a mapping leads to no other type
+        kind = _find_dataclass(hints[part]) if part in hints else kind  # a position or a key of a mapping does not change the type
     return [camel_case(field.name) for field in fields(kind)]
 
 
@@ -277,12 +277,12 @@ def quote(value: Any) -> str:
 
 
 def describe(value: Any) -> str:
-    """Say what a value is: a mapping, a list, nothing, or the value itself."""
+    """Describe a value: a mapping, a list, empty, or the value itself."""
     return "a mapping" if isinstance(value, dict) else "a list" if isinstance(value, list) else "empty" if value is None else quote(value)
 
 
 def suggest(name: Any, known: Collection[str]) -> str:
-    """Continue a sentence about an unknown name with the similar one that exists, or else with all that do."""
+    """Return the end of a sentence about an unknown name: a similar name, or else all names."""
     spelled = {each.lower(): each for each in sorted(known)}
     near = difflib.get_close_matches(str(name)[:SHOWN].lower(), spelled, 1, LIKENESS)
     return f" (did you mean {spelled[near[0]]}?)" if near else f"; use one of {', '.join(sorted(known))}"

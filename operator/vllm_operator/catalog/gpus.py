@@ -1,7 +1,7 @@
-"""What is known about NVIDIA GPUs: architectures, products, and the labels by which clouds name them.
+"""NVIDIA GPUs: architectures, products, and the node labels of clouds.
 
-An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabilities are compared as tuples of
-integers, never as text ("10.0" < "9.0") and never with one number (12.1 is not "more" than 9.0 in what it can run).
+An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabilities are compared as tuples of integers, because as text
+"10.0" is less than "9.0".
 """
 
 import fnmatch
@@ -22,7 +22,7 @@ def parse_version(text: str) -> Version:
     """Read `12.8` as (12, 8).
 
     Raises:
-        ValueError: This is not a version made of numbers.
+        ValueError: It is not a version of numbers.
     """
     if not re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6}){0,3}", text, re.ASCII):
         raise ValueError(f"{text!r} is not a version")
@@ -30,13 +30,13 @@ def parse_version(text: str) -> Version:
 
 
 NumericVersion = Annotated[Version, PlainValidator(lambda value: parse_version(read_text(value, "12.9")))]
-"""A version in an entry: text made of numbers."""
+"""A version of numbers in an entry, written as text."""
 
 
 class Architecture(Entry):
     """A GPU architecture and what it can do.
 
-    `cuda` is the lowest CUDA toolkit that builds for it, `cuda_before` the first one that no longer does.
+    `cuda` is the first CUDA toolkit that supports it, and `cuda_before` the first one that no longer does.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Architecture(Entry):
 
 
 class Product(Entry):
-    """A GPU product. `name` is as in the label nvidia.com/gpu.product, `title` is for people.
+    """A GPU product. `name` is the value of the label nvidia.com/gpu.product, and `title` the name for people.
 
-    `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of the machines with this GPU,
-    None if there are several. `mig` is None if the product is like its architecture.
+    `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of machines with this GPU; None if there are
+    several. `mig` overrides the value of the architecture.
     """
 
     name: str
@@ -66,7 +66,7 @@ class Product(Entry):
 
 
 class LabelTable(Entry):
-    """A label by which a cloud names its GPUs, and what its values mean (lower case; `match` says how they compare)."""
+    """A node label of a cloud, and the product for each of its values (in lower case). `match` says how values are compared."""
 
     key: str
     name: str
@@ -80,7 +80,7 @@ class LabelTable(Entry):
     sharing_label: str | None = None
 
     def product_name(self, labels: Mapping[str, str]) -> str | None:
-        """Return the product that these node labels name, or None where this table does not apply."""
+        """Return the product according to these node labels; None if the table does not apply."""
         value = labels.get(self.key)
         if not isinstance(value, str) or (self.requires is not None and self.requires not in labels):
             return None
@@ -93,7 +93,7 @@ class LabelTable(Entry):
 
 
 class Presence(Entry):
-    """Labels whose value "true" says that a node has an NVIDIA GPU, whichever it is."""
+    """Labels whose value "true" shows that a node has any NVIDIA GPU."""
 
     labels: tuple[str, ...]
     source: str
@@ -102,7 +102,7 @@ class Presence(Entry):
 class GPUs(Entry):
     """Everything that is known about GPUs: the content of `gpus.yaml`.
 
-    Architectures are in order of preference where the user states none.
+    Architectures are in the order of preference, for specs without one.
     """
 
     architectures: Annotated[Mapping[str, Architecture], keyed_by("name")]
@@ -152,7 +152,7 @@ def capability_of(architecture: str) -> Version:
     """Return the compute capability of `sm_90`: the last digit is the minor.
 
     Raises:
-        ValueError: This is not the name of an architecture.
+        ValueError: It is not the name of an architecture.
     """
     match = re.fullmatch(r"sm_([0-9]{1,2})([0-9])", architecture)
     if match is None:
@@ -166,7 +166,7 @@ def architecture_of(capability: Version) -> str:
 
 
 def product_key(name: str) -> str:
-    """Return the form in which product names compare: old drivers leave out "NVIDIA-", new ones write it."""
+    """Return a product name in the form for comparison. Old drivers omit the prefix "NVIDIA-"."""
     return re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
 
 

@@ -1,8 +1,7 @@
-"""Facts about models, and which are known for well-known models, found by the name of their repository.
+"""Facts about models, and a table of well-known model families, found by the name of a repository.
 
-An entry describes a family: what all its members share, and which number formats its repositories come in.
-The format is read from the name (`-FP8`, `-NVFP4`, `-AWQ`), because one family is published in many; the
-number of parameters is fixed by the entry or read from the name (`-70B-`).
+An entry describes what all members of a family share. The number format is read from the name (`-FP8`, `-NVFP4`, `-AWQ`), because a
+family is published in several. The number of parameters is in the entry, or is read from the name (`-70B-`).
 """
 
 import re
@@ -29,7 +28,7 @@ class Facts:
         experts: Routed experts of a layer; 0 for a dense model.
         quantization: Number format of the weights.
         quantization_scheme: How the format is published, where vLLM treats that differently: the tool's name, or what shares a scale.
-        routing: vLLM's name of the way the router picks experts.
+        routing: How the router selects experts, by vLLM's name.
         routing_groups: Groups of experts; 0 if the router has none.
         hidden_size: Width of a layer.
         moe_intermediate_size: Width of one expert.
@@ -59,7 +58,7 @@ class Facts:
 
     @property
     def block_shape(self) -> tuple[int, int] | None:
-        """Shape of the weight blocks that share a scale, where there is one."""
+        """Shape of the weight blocks that share a scale; None without such blocks."""
         return BLOCK if self.quantization is Quantization.FP8_BLOCK else None
 
 
@@ -76,9 +75,9 @@ _NamePattern = Annotated[re.Pattern[str], PlainValidator(lambda value: re.compil
 class ModelFamily(Entry):
     """What the members of a family share.
 
-    `quantization` is the number format of the family's own repositories, `fp8` what "FP8" in a repository name means here.
-    `config_types` are the values of `model_type` in config.json that lead to this family. `billions` is the number of
-    parameters. The other fields are those of `Facts`.
+    `quantization` is the number format of the original repositories. `fp8` is the format that "FP8" in a repository name means for this
+    family. `config_types` are its values of `model_type` in config.json. `billions` is the number of parameters. The other fields are
+    those of `Facts`.
     """
 
     name: str
@@ -102,12 +101,12 @@ class ModelFamily(Entry):
 
     @cached_property
     def facts(self) -> Facts:
-        """The facts that hold for each member."""
+        """The facts that all members share."""
         return Facts(**{name: getattr(self, name) for name in FACTS if name in type(self).model_fields})
 
 
 class NumberFormat(Entry):
-    """A number format as repositories are named after it, and the bytes that one weight takes in it."""
+    """A number format: its pattern in repository names, and the bytes per weight."""
 
     quantization: Quantization
     pattern: _NamePattern | None = None

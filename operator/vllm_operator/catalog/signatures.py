@@ -1,11 +1,11 @@
-"""Known crashes: how their log lines look, why they happen, and what to do.
+"""Known crashes: their log lines, causes and remedies.
 
-A signature is data (`data/signatures.yaml`): patterns over single log lines, and texts as jinja2 templates over what the
-patterns capture. `vllm_operator.startup` decides which of several signatures in one log is the root cause; for that it needs
-`severity`, `priority` and each pattern's `evidence`.
+A signature is data (`data/signatures.yaml`): patterns for single log lines, and texts as jinja2 templates over what the patterns capture.
+`vllm_operator.startup` decides which of several signatures in a log is the root cause, by `severity`, `priority` and the `evidence` of
+each pattern.
 
-What a signature says about its remedy is for a person to weigh. A remedy that the operator applies by itself has limits that a
-machine can check, and is an entry of its own (`data/remedies.yaml`).
+A person decides about the remedy in a signature. A remedy that the operator may apply by itself is an entry of its own
+(`data/remedies.yaml`), with the versions and GPUs to which it is limited.
 """
 
 from collections.abc import Mapping
@@ -20,11 +20,11 @@ ECHO_PRIORITY = 20
 """Signatures of this priority or less only report that something failed elsewhere."""
 
 FACTS = ("stage", "utilization")
-"""What every text may use besides captures: the stage of the start, and the --gpu-memory-utilization in the log."""
+"""Values that every text may use besides captures: the stage of the start, and the --gpu-memory-utilization in the log."""
 
 
 class Severity(StrEnum):
-    """What the line means: the process failed, it runs worse than it could, or nothing."""
+    """Whether the process failed, is slower than it could be, or is not affected."""
 
     FATAL = "fatal"
     DEGRADED = "degraded"
@@ -73,7 +73,7 @@ class LinePattern:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A change of one environment variable or argument that repairs the crash.
+    """A change of an environment variable or argument that fixes the crash.
 
     Attributes:
         name: Name of the variable or flag. A person must supply one in `<angle brackets>`.
@@ -114,7 +114,7 @@ class Signature:
     """
 
     is_user_defined: ClassVar[bool] = False
-    """Whether the owner of the cluster wrote it. Its patterns are then matched in linear time."""
+    """Whether it is user-defined. Its patterns are then matched in linear time."""
 
     id: str
     severity: Severity
@@ -140,7 +140,7 @@ class Signature:
         """Whether it says that something failed, but not what."""
         return self.severity is Severity.FATAL and self.priority <= ECHO_PRIORITY
 
-    def is_told_beside(self, crash: str | None) -> bool:
+    def is_shown_beside(self, crash: str | None) -> bool:
         """Whether to show it as a notice beside a crash of this signature, or without a crash (None)."""
         return crash in self.explains if self.explains is not None else crash != self.id
 
@@ -152,7 +152,7 @@ class Signature:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """A line (or a few) that belongs to a signature, and where it was seen."""
+    """One or more lines that belong to a signature, and their source."""
 
     signature: str
     text: str
@@ -164,9 +164,9 @@ ANY = "any"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
-    """A remedy that may be applied without asking.
+    """A remedy that the operator may apply by itself.
 
-    `changes` are names of changes of the signature; `costs` is the worst that they cost, in words.
+    `changes` are names of changes of the signature. `costs` describes their greatest disadvantage.
     """
 
     signature: str
@@ -176,7 +176,7 @@ class Remedy:
     costs: str
 
     def fits(self, version: str | None, architecture: str | None) -> bool:
-        """Whether it is right for this vLLM version and GPU. An unknown version or GPU does not fit."""
+        """Whether it applies to this vLLM version and GPU. It never applies to an unknown version or GPU."""
         from packaging.specifiers import SpecifierSet  # not needed to read a log
 
         fits_gpu = ANY in self.architectures or architecture in self.architectures
@@ -200,6 +200,6 @@ def load_signature_samples() -> tuple[Sample, ...]:
 
 
 def load_remedies() -> Mapping[str, Remedy]:
-    """Read the remedies that may be applied without asking, by signature."""
+    """Read the remedies that the operator may apply by itself, by signature."""
     remedies = construct(tuple[Remedy, ...], read_data("remedies.yaml")["remedies"])
     return {remedy.signature: remedy for remedy in remedies}

@@ -1,7 +1,7 @@
 """Templates of the catalog: texts with values from a log line.
 
-The cluster's owner writes templates too, so they are a small part of Jinja: values, conditions and a few filters. None of these
-repeats anything or makes a value much longer, so a text is rendered in bounded time to a bounded length.
+Users can write templates too, so only a small part of Jinja is allowed: values, conditions and a few filters. None of these repeats a
+value or makes it much longer, so time and length are bounded.
 """
 
 from collections.abc import Iterable, Mapping
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from jinja2 import Environment, Template, nodes
 
 RESULT_LIMIT = 4000
-"""Longest result, in characters."""
+"""Maximum characters of a result."""
 FILTERS = ("default", "float", "int", "lower", "max", "min", "round", "trim", "truncate", "upper")
 DECIMALS_LIMIT = 9
 _NODES = (
@@ -22,7 +22,7 @@ _NODES = (
 
 
 class TemplateError(ValueError):
-    """The template cannot be used; the message says why."""
+    """The template is invalid. The message says why."""
 
 
 def check_template(text: str, *, alone: bool) -> frozenset[str]:
@@ -30,10 +30,10 @@ def check_template(text: str, *, alone: bool) -> frozenset[str]:
 
     Args:
         text: The template.
-        alone: It must render without captures, too.
+        alone: It must also render without captures.
 
     Raises:
-        TemplateError: It is malformed, or uses what is not allowed.
+        TemplateError: It is malformed, or uses something that is not allowed.
     """
     try:
         names = _names(_environment(strict=False).parse(text))
@@ -41,23 +41,23 @@ def check_template(text: str, *, alone: bool) -> frozenset[str]:
     except TemplateError:
         raise
     except Exception as error:  # jinja2 raises anything for hostile text, a RecursionError too
-        raise TemplateError(f"is not a template: {_said(error)}") from None
+        raise TemplateError(f"is not a template: {_describe(error)}") from None
     try:
         if alone:
             template.render({})
     except Exception as error:
-        raise TemplateError(f"cannot be filled in where nothing was captured: {_said(error)}") from None
+        raise TemplateError(f"cannot be rendered without captures: {_describe(error)}") from None
     return names
 
 
-def _said(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     return str(error)[:120].rstrip(".") or type(error).__name__
 
 
 def fill_in(template: str, captures: Iterable[tuple[str, str]]) -> str:
-    """Render a template. What was not captured is empty.
+    """Render a template. Missing values are empty.
 
-    Captures come from a log and may be anything: if a text cannot be rendered with them, it is rendered without them.
+    Captures come from a log and are untrusted. If a text cannot be rendered with them, it is rendered without them.
     """
     for values in (dict(captures), {}):
         try:
@@ -73,7 +73,7 @@ def fill_in_exactly(template: str, captures: Mapping[str, str]) -> str | None:
         return template
     try:
         return _compiled(template, strict=True).render(captures).strip()[:RESULT_LIMIT]
-    except Exception:  # captures may be anything
+    except Exception:  # captures are untrusted
         return None
 
 

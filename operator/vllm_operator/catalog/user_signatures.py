@@ -1,7 +1,7 @@
-"""Crash signatures that the owner of the cluster adds to ours, in the same form, with narrower bounds.
+"""User-defined crash signatures. They have the form of those that ship with the operator, with stricter limits.
 
-An invalid signature is left out and reported; it never affects the others or the operator. The operator reports what they say and
-suggests what they suggest, but takes no action because of them.
+An invalid signature is left out and reported. It never affects the others or the operator. The operator reports the cause and suggests
+the remedy of a user-defined signature, but never acts on it.
 """
 
 import re
@@ -21,9 +21,9 @@ from vllm_operator.catalog.user_texts import PatternError, collect, compile_line
 from vllm_operator.catalog.versions import Versions, load_versions
 
 UNNAMED = "Unknown"
-"""What a crash without a signature is called."""
+"""Name of a crash without a signature."""
 PATTERN_LIMIT, TEXT_LIMIT, LIST_LIMIT = 500, 600, 16
-"""Longest anchor or regular expression, longest other text, in characters; longest list."""
+"""Maximum characters of an anchor or regular expression, and of other texts; maximum length of a list."""
 
 
 def _check_anchor(anchor: str) -> str:
@@ -54,7 +54,7 @@ _Name = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserPattern(LinePattern):
-    """A pattern with bounds."""
+    """A pattern with limits."""
 
     anchor: Annotated[_PatternText, AfterValidator(_check_anchor)]
     regex: _Expression
@@ -64,7 +64,7 @@ class UserPattern(LinePattern):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VariableChange(Change):
-    """A change of a variable, with bounds."""
+    """A change of a variable, with limits."""
 
     name: _Variable
     value: Text | None = None
@@ -73,14 +73,14 @@ class VariableChange(Change):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlagChange(VariableChange):
-    """A change of a flag, with bounds."""
+    """A change of a flag, with limits."""
 
     name: _Flag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserSignature(Signature):
-    """A signature with bounds, whose texts use nothing but what its patterns capture."""
+    """A signature with limits. Its texts use only what its patterns capture."""
 
     is_user_defined: ClassVar[bool] = True
 
@@ -98,11 +98,7 @@ class UserSignature(Signature):
     explains: Texts | None = None
 
     def __post_init__(self) -> None:
-        """Check what concerns several fields.
-
-        Raises:
-            ValueError: Something is wrong.
-        """
+        """Check rules about several fields. Raises ValueError."""
         if self.id == UNNAMED:
             raise ValueError(f"{UNNAMED} is the name of a crash without a signature; choose another id")
         if self.auto_safe or self.remedy_action or self.cache_variable or any(pattern.overrules for pattern in self.patterns):
@@ -129,9 +125,9 @@ class UserSignature(Signature):
 
 @dataclass(frozen=True, slots=True)
 class UserSignatures:
-    """All signatures, with those of the user that can be used.
+    """All signatures, with the valid ones of the user.
 
-    `added` names these; `problems` has a sentence about each of the others.
+    `added` has the ids of these. `problems` has a sentence about each invalid one.
     """
 
     signatures: tuple[Signature, ...]
@@ -140,12 +136,12 @@ class UserSignatures:
 
 
 def add_user_signatures(shipped: Sequence[Signature], texts: Mapping[str, str], versions: Versions) -> UserSignatures:
-    """Add signatures to those that ship with the operator.
+    """Add user-defined signatures to those that ship with the operator.
 
     Args:
-        shipped: Our own.
+        shipped: The signatures that ship with the operator.
         texts: YAML texts by name, each a list of signatures as in `catalog/data/signatures.yaml`.
-        versions: The known versions: each must have what a remedy sets there.
+        versions: The known versions. A remedy may set only what all versions that it applies to have.
     """
 
     def read(document: Any, _: Sequence[Signature]) -> Signature:
@@ -166,7 +162,7 @@ def add_user_signatures(shipped: Sequence[Signature], texts: Mapping[str, str], 
 
 
 def _check_known(change: Change, versions: Versions) -> None:
-    """Every version for which the change is meant must have its flag, or its variable of vLLM."""
+    """Check that every version to which the change applies has its flag or variable. Raises EntryError."""
     if not change.name.startswith(("--", "VLLM_")):
         return
     specifier = SpecifierSet(change.versions or "")
@@ -177,10 +173,10 @@ def _check_known(change: Change, versions: Versions) -> None:
 
 
 def with_user_signatures(knowledge: StartupKnowledge, texts: Mapping[str, str]) -> tuple[StartupKnowledge, UserSignatures]:
-    """Add crash signatures of the cluster's owner.
+    """Add user-defined crash signatures.
 
     Args:
-        knowledge: What ships with the operator.
+        knowledge: The knowledge that ships with the operator.
         texts: YAML texts by name, each a list of signatures. Invalid ones are left out and reported.
     """
     read = add_user_signatures(knowledge.signatures, texts, load_versions())

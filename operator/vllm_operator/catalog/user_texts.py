@@ -1,11 +1,11 @@
-"""What the owner of the cluster writes, rules and signatures alike: YAML of any content, and regular expressions.
+"""User-defined rules and signatures as untrusted text: YAML, and regular expressions.
 
-YAML is read into plain values: mappings, lists, text, numbers, true, false and null. It is read from the parser's events, because
-PyYAML's own constructor ends the process for lists that are nested some ten thousand deep, takes minutes for a long sexagesimal
-number, and lets ten lines with aliases stand for a billion values. A mistake inside an entry costs that entry.
+YAML is read into plain values: mappings, lists, text, numbers, true, false and null. It is read from the events of PyYAML's parser.
+PyYAML's constructor would crash the process for lists that are nested some ten thousand levels deep, take minutes for a long sexagesimal
+number, and expand ten lines with aliases to a billion values. An invalid entry is left out; the others are read.
 
-RE2 matches their regular expressions: its time grows with the line and with nothing else, where Python's `re` never ends for some
-innocent-looking patterns. RE2 has no look-around and no back-references; the rest is the same.
+Regular expressions are matched with RE2, whose time is linear in the length of the line. With some patterns, Python's `re` takes
+exponential time. RE2 has no look-around and no back-references.
 """
 
 import re
@@ -19,20 +19,20 @@ import yaml
 from vllm_operator.catalog.resources import YAML_LOADER, EntryError
 
 ENTRIES_LIMIT = 256
-"""Most rules, or signatures, that are read: every plan asks each rule, and many lines ask each signature."""
+"""Maximum number of rules, or of signatures. Each plan evaluates all rules, and many log lines are matched with all signatures."""
 EXPRESSIONS_LIMIT = 512
-"""Most regular expressions of all rules, or of all signatures: each takes memory of its own."""
+"""Maximum number of regular expressions of all rules, or of all signatures, because each uses memory."""
 PATTERN_BYTES = 1 << 18
-"""Most memory of a pattern. All of ours need less, and so does any text of eighty characters between two words."""
+"""Maximum memory of a compiled pattern. The patterns that ship with the operator need less."""
 
 EVENTS_LIMIT = 50_000
-"""Values, and beginnings and ends of lists and mappings, that are read of one text; half a second of work."""
+"""Maximum number of YAML events of a text. Reading them takes half a second."""
 DEPTH_LIMIT = 20
-"""Deepest nesting of an entry."""
+"""Maximum nesting of an entry."""
 NESTING_LIMIT = 500
-"""Deepest nesting of a text: the parser's time per level grows with the level."""
+"""Maximum nesting of a text. The parser's time per level grows with the level."""
 SIZE_LIMIT = 64 * 1024
-"""Largest entry in characters, with its aliases expanded; each value counts as one more."""
+"""Maximum size of an entry in characters, with its aliases expanded. Each value adds one."""
 
 _NULLS = ("", "~", "null", "Null", "NULL")
 _BOOLS = {
@@ -47,16 +47,16 @@ _TAGS = tuple(f"{_CORE}{name}" for name in ("str", "null", "bool", "int", "float
 
 
 class PatternError(ValueError):
-    """A pattern that cannot be used. The message says why."""
+    """A pattern is invalid. The message says why."""
 
 
 class TextError(ValueError):
-    """A text that cannot be read. The message is a sentence without a period."""
+    """A text cannot be read. The message is a sentence without a period."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """An entry that cannot be used, and why. `name` is its id, if it has one."""
+    """An invalid entry, and the reason. `name` is its id, if it has one."""
 
     reason: str
     name: str | None = None
@@ -64,14 +64,14 @@ class Broken:
 
 @dataclass(slots=True)
 class _Value:
-    """A value, its size including its content, and what is wrong with it."""
+    """A value, its size including its content, and its first error."""
 
     content: Any
     size: int = 1
     wrong: str | None = None
 
     def take(self, inner: "_Value") -> None:
-        """Contain another value."""
+        """Add the size and the error of a value inside."""
         self.size += inner.size
         self.wrong = self.wrong or inner.wrong
 
@@ -81,7 +81,7 @@ def compile_linear(regex: str) -> re.Pattern[str]:
     """Compile a regular expression with RE2.
 
     Raises:
-        PatternError: It is malformed, uses what RE2 does not have, or needs too much memory.
+        PatternError: It is malformed, uses a feature that RE2 lacks, or needs too much memory.
     """
     import re2  # imported only if there are such patterns
 
@@ -89,7 +89,7 @@ def compile_linear(regex: str) -> re.Pattern[str]:
     options.log_errors = False
     options.max_mem = PATTERN_BYTES
     try:
-        # RE2's patterns have the methods of Python's that are used here, and no type information.
+        # RE2's patterns have the methods that are used here, but no type information.
         return cast("re.Pattern[str]", re2.compile(regex, options))
     except re2.error as error:
         reason = error.args[0] if error.args else "it cannot be read"
@@ -97,14 +97,14 @@ def compile_linear(regex: str) -> re.Pattern[str]:
 
 
 def read_documents(texts: Mapping[str, str], what: str) -> tuple[list[Any], list[str]]:
-    """Read rules or signatures from YAML texts by name; each text is a list, as in the files of `catalog/data`.
+    """Read rules or signatures from YAML texts by name. Each text is a list, as in the files of `catalog/data`.
 
     Args:
         texts: The texts.
         what: `rules` or `signatures`.
 
     Returns:
-        The entries, with a Broken for each that cannot be read; and a sentence about each text that cannot.
+        The entries, with a Broken for each invalid one, and a sentence about each text that cannot be read.
     """
     documents: list[Any] = []
     problems: list[str] = []
@@ -136,7 +136,7 @@ NamedType = TypeVar("NamedType", bound=Named)
 
 @dataclass(frozen=True, slots=True)
 class Collected(Generic[NamedType]):
-    """The entries that can be used, how they are written, and a sentence about each that cannot be used."""
+    """The valid entries, their YAML values by id, and a sentence about each invalid entry."""
 
     entries: tuple[NamedType, ...]
     written: Mapping[str, Any]
@@ -151,14 +151,14 @@ def collect(
     taken: Collection[str],
     count_expressions: Callable[[NamedType], int],
 ) -> Collected[NamedType]:
-    """Read entries. Whatever is wrong with one costs that one.
+    """Read entries. An invalid entry does not affect the others.
 
     Args:
-        documents: What is written.
+        documents: The entries, as values of YAML.
         what: `rule` or `signature`.
-        read: Reads one, given those before it; raises EntryError.
-        taken: Names that they must not have.
-        count_expressions: Counts the regular expressions of one.
+        read: Reads an entry, given those before it. Raises EntryError.
+        taken: Names that already exist.
+        count_expressions: Counts the regular expressions of an entry.
     """
     written: dict[str, Any] = {}
     entries: list[NamedType] = []
@@ -177,7 +177,7 @@ def collect(
             expressions += count_expressions(entry)
             if expressions > EXPRESSIONS_LIMIT:
                 raise EntryError(f"the {what}s up to this one have more than {EXPRESSIONS_LIMIT} regular expressions")
-        except Exception as error:  # one entry must not cost the others, whatever is wrong with it
+        except Exception as error:  # an invalid entry must not affect the others
             reason = error if isinstance(error, EntryError) else f"it cannot be read ({type(error).__name__})"
             problems.append(f"{what} {_name_of(document)}: {reason}. The {what} is ignored.")
             continue
@@ -193,10 +193,10 @@ def _name_of(document: dict[Any, Any] | Broken) -> str:
 
 
 def read_entries(text: str, what: str) -> list[Any] | None:
-    """Read the entries of a list, or of a mapping whose only key is `what`; None if the text is neither.
+    """Read the entries of a list, or of a mapping whose only key is `what`. Return None if the text is neither.
 
     Returns:
-        Plain values, and a Broken for each entry that cannot be used.
+        Plain values, and a Broken for each invalid entry.
 
     Raises:
         TextError: The text is not YAML, or exceeds a limit.
@@ -337,7 +337,7 @@ def _scalar(event: Any) -> _Value:
 
 
 def _resolved(text: str) -> Any:
-    """Return what text without quotes means. Dates, times and numbers that are not decimal are text."""
+    """Return the value of text without quotes. Dates, times and numbers that are not decimal are text."""
     if text in _NULLS:
         return None
     if text in _BOOLS:

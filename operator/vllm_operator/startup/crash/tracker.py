@@ -315,7 +315,7 @@ class CrashTracker:
     def notices_beside(self, crash: Crash | None) -> tuple[Crash, ...]:
         """Return notices that matter beside this crash, or without a crash, in the order of the log."""
         name = crash.signature if crash is not None else None
-        shown = (each for each in self.notices.values() if each.signature is not None and each.signature.is_told_beside(name))
+        shown = (each for each in self.notices.values() if each.signature is not None and each.signature.is_shown_beside(name))
         return tuple(to_crash(each, self._facts()) for each in shown)
 
     def _facts(self) -> dict[str, str]:
