@@ -47,7 +47,7 @@ async def test_a_crash_is_named_with_its_cause_and_what_to_do(served: Cluster, s
         "16.00 GiB",
         "0.68 GiB",
         "at most 5568",
-        "status.remediation.command has a command for --max-model-len 5568.",
+        "The command is in status.remediation.command.",
     )
     assert in_order(page, "Crashed=True", "Warning MaxModelLenExceedsKvCache x1")
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -13,6 +14,8 @@ pytestmark = pytest.mark.cluster
 
 ROOT = Path(__file__).parent.parent.parent
 SPEED = "40"
+LINES = {"deepseek": 60, "deepseek-again": 60, "llama": 60, "tinyllama": 90}
+"""Lines of `kubectl describe`, at most. A crash adds the error and the command, and while the Pod starts again, that start."""
 
 
 async def run_demo(*arguments: str) -> tuple[int | None, str]:
@@ -43,3 +46,8 @@ async def test_the_demo_ends_as_described(environment: Environment) -> None:
         "all four situations are as they should be",
     ):
         assert words in output
+    described = r"^kubectl -n demo describe vllm (\S+) ─+\n(Name: .*?)\n\n"
+    pages = dict(re.findall(described, output, re.MULTILINE | re.DOTALL))
+    assert pages.keys() == LINES.keys()
+    for name, page in pages.items():
+        assert len(page.splitlines()) <= LINES[name], page

@@ -62,7 +62,7 @@ async def test_the_suggested_command_does_what_it_says(
         served,
         "Ready=False MaxModelLenExceedsKvCache",
         "What to do: Lower --max-model-len to at most 5568",
-        "status.remediation.command has a command for",
+        "The command is in status.remediation.command.",
     )
     await sim.script(path="ok", load="0", pull="0")
     changed = await paste(served, told["status"]["remediation"]["command"])

@@ -1,5 +1,6 @@
 """The pages that `kubectl describe` shows in the main situations, to be read by people."""
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -202,6 +203,14 @@ def manifest(status: VLLMDeploymentStatus, *, generation: int = 3, **metadata: s
 @pytest.mark.parametrize("name", STORIES)
 def test_page(name: str, golden: Callable[[Path, str], None]) -> None:
     golden(FOLDER / f"{name}.txt", describe(*told(STORIES[name])))
+
+
+@pytest.mark.parametrize("name", STORIES)
+def test_a_status_is_small(name: str) -> None:
+    """It is written often, and a person reads it: `kubectl describe` adds about 30 lines for the rest of an object."""
+    status, _ = told(STORIES[name])
+    assert len(json.dumps(status.to_json())) <= 4096
+    assert len(describe(status).splitlines()) <= 55
 
 
 @pytest.mark.parametrize("name", STORIES)

@@ -77,7 +77,7 @@ def test_a_cold_start_is_reported_until_it_serves() -> None:
 
 def test_a_warm_start_says_so() -> None:
     story = play(o.observe(), ready(-25, CacheEvidence(hits=9)))
-    assert told(story[1].events) == [("Normal", "Started"), ("Normal", "CacheWarm")]
+    assert told(story[1].events) == [("Normal", "Started")]
     assert "The start took 35 s (warm caches)" in story[1].events[0].message
 
 

@@ -1,5 +1,6 @@
 """Remedies and stalls as the status and the events tell them."""
 
+from dataclasses import replace
 from typing import Any
 
 from support import observations as o
@@ -40,12 +41,34 @@ def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     written = report(crashed({}))
     assert written.status.remediation is not None
     assert written.status.remediation.state is RemediationState.SUGGESTED
-    assert (
-        "What to do: Lower --max-model-len to at most 5568. status.remediation.command has a command for --max-model-len 5568."
-        in message(written, "Crashed")
-    )
+    assert "What to do: Lower --max-model-len to at most 5568. The command is in status.remediation.command." in message(written, "Crashed")
     assert message(written, "Ready") == "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed."
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
+
+
+def test_a_suggestion_does_not_repeat_the_crash_and_outlives_the_log() -> None:
+    observed = crashed({})
+    written = report(observed)
+    suggestion = written.status.remediation
+    assert suggestion is not None
+    assert set(suggestion.to_json()) == {"observedGeneration", "state", "command"}
+    log_is_gone = o.after(replace(observed, startups={}), written, seconds=900)
+    assert report(log_is_gone).status.remediation == suggestion
+
+    crash = written.status.last_crash
+    assert crash is not None
+    repeated = suggestion.model_copy(update={"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts})
+    earlier = written.status.model_copy(update={"remediation": repeated})
+    assert report(o.following(log_is_gone, earlier)).status.remediation == suggestion, "an earlier version repeated it"
+
+
+def test_a_suggestion_about_another_crash_than_the_last_one_names_it() -> None:
+    unknown = o.crashed_pod("vllm-a-x2", seconds=-5)
+    written = report(crashed({}, pods=(o.crashed_pod(), unknown), replicas=2, now=o.at(60))).status
+    assert written.last_crash is not None
+    assert written.remediation is not None
+    assert (written.last_crash.pod, written.remediation.pod) == ("vllm-a-x2", "vllm-a-x1")
+    assert written.remediation.signature == "MaxModelLenExceedsKvCache"
 
 
 def test_a_remedy_is_said_where_the_crash_is_said_and_once_as_an_event() -> None:

@@ -141,7 +141,11 @@ class CrashStatus(Model):
     exit_code: int | None = Field(default=None, description="Exit code of the engine container.")
     restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the container before the crash.")
     time: Timestamp | None = Field(default=None, description="Time of the crash.", json_schema_extra={"format": "date-time"})
-    excerpt: str | None = Field(default=None, max_length=2048, description="Relevant lines of the log, without secrets.")
+    excerpt: str | None = Field(
+        default=None,
+        max_length=2048,
+        description="The error in the log and where it was raised, in three lines. Without secrets.",
+    )
 
 
 class ChangeKind(StrEnum):
@@ -197,7 +201,11 @@ class RemediationStatus(Model):
     )
     message: Text | None = Field(default=None, description="State as a sentence.")
     command: str | None = Field(default=None, max_length=4096, description="kubectl command that makes the suggested change.")
-    signature: str | None = Field(default=None, max_length=128, description="Name of the crash that led to this state.")
+    signature: str | None = Field(
+        default=None,
+        max_length=128,
+        description="Name of the crash that led to this state. Absent in a suggestion about `status.lastCrash`.",
+    )
     pod: str | None = Field(default=None, max_length=253, description="Name of the Pod that crashed.")
     restarts: int | None = Field(default=None, ge=0, description="Number of restarts of that Pod before the crash.")
     applied: list[AppliedRemedy] = Field(

@@ -22,6 +22,8 @@ from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
 """How long to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
+EXCERPT_LINES = 3
+"""Lines of the log in `status.lastCrash`, at most: where the error was raised, and last the error itself."""
 CLOCK_SKEW = timedelta(minutes=1)
 """How far the clock of a node may be ahead. Later times do not count when crashes are ordered."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
@@ -275,7 +277,7 @@ def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
 def _excerpt(crash: Crash) -> str | None:
     lines = [(line, wording.clean(line, 400)) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
     indented = [" " * min(8, len(line) - len(line.lstrip(" "))) + text for line, text in lines if text]
-    return "\n".join(indented)[-2000:].strip("\n") or None
+    return "\n".join(indented[-EXCERPT_LINES:]) or None
 
 
 def reason(signature: str) -> str:

@@ -24,7 +24,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
 from vllm_operator.remediation.cache_damage import CacheDamage, assess_cache_damage
 from vllm_operator.remediation.changes import Engine, exact_changes, patch_command
-from vllm_operator.remediation.in_force import current, in_words, remedied, settled, with_stalled
+from vllm_operator.remediation.in_force import current, in_words, recorded, remedied, settled, with_stalled
 
 DEFAULT_MAX_ATTEMPTS = 2
 DEFAULT_MAX_STALL_RESTARTS = 2
@@ -118,9 +118,7 @@ class Remediator:
         command = patch_command(resource, changes)
         if command is None:
             return fresh.model_copy(update={"state": RemediationState.APPLIED if fresh.applied else None, "message": None})
-        return fresh.model_copy(
-            update={"state": RemediationState.SUGGESTED, "command": command, "message": f"Suggested: {in_words(changes)}."}
-        )
+        return fresh.model_copy(update={"state": RemediationState.SUGGESTED, "command": command, "message": None})
 
     def _act(self, resource: VLLMDeployment, engine: Engine, case: Case, suggested: RemediationStatus) -> RemediationStatus:
         """Apply a remedy if the mode is Auto and it is safe."""
@@ -200,7 +198,7 @@ def _case(observed: ObservedState, crashes: Crashes) -> Case | None:
 
 def _about_crash(resource: VLLMDeployment, plan: Plan | None, case: Case | None, remediator: Remediator) -> RemediationStatus | None:
     if plan is None and resource.pinned is None and resource.status.pinned_plan is not None:
-        return resource.status.remediation  # the plan cannot be read at the moment
+        return recorded(resource)  # the plan cannot be read at the moment
     if plan is None or case is None:
         return settled(resource)
     decided = remediator.decide(resource, plan, case)

@@ -7,18 +7,37 @@ from collections.abc import Iterable
 
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.status import ChangeAction, ChangeKind, RemediationState, RemediationStatus, RemedyChange
+from vllm_operator.api.status import ChangeAction, ChangeKind, CrashStatus, RemediationState, RemediationStatus, RemedyChange
 from vllm_operator.planning.pinning import planned_generation
 
 
 def current(resource: VLLMDeployment) -> RemediationStatus | None:
     """Return what was decided for the current spec; None if nothing was. Scaling keeps remedies, and ends a stop."""
-    status = resource.status.remediation
+    status = recorded(resource)
     if status is None:
         return None
     stopped = status.state is RemediationState.STOPPED
     generation = resource.metadata.generation if stopped else planned_generation(resource)
     return status if status.observed_generation == generation else None
+
+
+_OF_CRASH = ("signature", "pod", "restarts")
+
+
+def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
+    """Return what the status says. A suggestion that names no crash is about `status.lastCrash`."""
+    status, crash = resource.status.remediation, resource.status.last_crash
+    if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.pod is not None:
+        return status
+    return status.model_copy(update={name: getattr(crash, name) for name in _OF_CRASH})
+
+
+def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> RemediationStatus | None:
+    """Return what to write: a suggestion about the last crash does not repeat which crash that is."""
+    if status is None or crash is None or status.state is not RemediationState.SUGGESTED:
+        return status
+    is_about_it = all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)
+    return status.model_copy(update=dict.fromkeys(_OF_CRASH)) if is_about_it else status
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:

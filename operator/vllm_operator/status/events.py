@@ -228,9 +228,6 @@ def _started(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[
         caches="" if start is None else "warm" if start.is_warm else "cold",
     )
     yield EventDraft(type=NORMAL, reason="Started", message=message, key=f"started-{last.uid}-{last.restarts}")
-    warm, was = _both(observed, status, CACHE_WARM)
-    if warm is not None and warm.status is ConditionStatus.TRUE and (was is None or was.status is not ConditionStatus.TRUE):
-        yield EventDraft(type=NORMAL, reason="CacheWarm", message=warm.message, key=f"warm-{last.uid}-{last.restarts}")
 
 
 def _seconds(start: Start | None, view: PodView, before: Condition | None) -> float | None:

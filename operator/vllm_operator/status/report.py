@@ -15,6 +15,7 @@ from vllm_operator.observation.crashes import Crashes, crash_settles
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
+from vllm_operator.remediation.in_force import to_record
 from vllm_operator.status import caches, planned, starting, startup, summary
 from vllm_operator.status.conditions import set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
@@ -92,7 +93,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         cache=cached,
         startup=block,
         last_crash=crashes.last,
-        remediation=remediation,
+        remediation=to_record(remediation, crashes.last),
     )
 
 

@@ -50,10 +50,12 @@ def crash_text(observed: ObservedState, crash: CrashStatus, remediation: Remedia
         facts["remedy"] = ""  # the operator is trying it
     # the remedy is more important than the reference, which status.lastCrash has too
     for less in ({}, {"reference": ""}):
-        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_suggested(decided))
+        text = observed.messages.say(
+            "crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=decided is not None and bool(decided.command)
+        )
         if len(text) <= wording.MESSAGE_LIMIT:
             return text
-    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
+    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested=False)
 
 
 def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
@@ -70,13 +72,6 @@ def _done(observed: ObservedState, decided: RemediationStatus | None, crash: Cra
     tried = next((remedy for remedy in reversed(decided.applied) if remedy.signature == crash.signature), None)
     changes = in_words(tried.changes) if tried is not None else ""
     return observed.messages.say(f"done.{decided.state}", changes=changes, attempts=len(decided.applied))
-
-
-def _suggested(decided: RemediationStatus | None) -> str:
-    """What the suggested command changes; empty without a command."""
-    if decided is None or not decided.command:
-        return ""
-    return (decided.message or "").removeprefix(f"{RemediationState.SUGGESTED}: ").removesuffix(".")
 
 
 def ready(observed: ObservedState, crashes: Crashes, judged: Mapping[str, Verdict]) -> Verdict:
