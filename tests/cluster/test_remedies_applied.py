@@ -162,9 +162,9 @@ async def test_a_hopeless_crash_gives_the_gpus_back_until_the_spec_changes(
     await wait_for_story(
         served,
         "Ready=False MaxModelLenExceedsKvCache",
-        "The GPUs are free",
         "What to do:",
         "Warning Stopped x1: Scaled to zero after 5 crashes",
+        "The GPUs are free",
     )
     await sim.script(path="ok", load="0", pull="0")
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"args": [{"name": "max-model-len", "value": "5568"}]}}})
