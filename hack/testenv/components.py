@@ -64,6 +64,7 @@ def apiserver(setup: Setup) -> Sequence[str]:
     audit = [
         f"--audit-log-path={setup.audit_log}",
         "--audit-log-mode=blocking",
+        "--audit-log-maxsize=10240",  # MiB; by default a new file begins after 100, and tests read only one
         f"--audit-policy-file={setup.folder / 'audit-policy.yaml'}",
     ]
     return [

@@ -166,6 +166,8 @@ class Run:
         path = f"/apis/vllm-operator.dev/v1alpha1/namespaces/{self._client.namespace}/vllmdeployments"
         version = (await self._client.request("GET", path))["metadata"]["resourceVersion"]
         await self._client.patch("VLLMDeployment", NAMES[0], {"metadata": {"annotations": {"example.com/changed": "before"}}})
+        # What no watch of the operator sees: otherwise one that is up to date would not be too old.
+        await self._client.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"generateName": "history-"}})
         await self._outages.expire_watches()
         if '"code":410' not in await self._client.read(path, watch="1", resourceVersion=version, timeoutSeconds="1"):
             self.journal.violate("a watch from before the history was compacted was served")

@@ -310,6 +310,21 @@ def test_what_would_be_chosen_otherwise_today_is_reported() -> None:
     assert "vllm-operator.dev/replan" in outcome.planned.message
 
 
+def test_a_plan_that_stays_in_force_although_none_is_possible_today_says_so_in_few_words() -> None:
+    resource = deployment(accelerator={"products": ["NVIDIA-H200"]})
+    pinned = made(resource, real_node("h200"))
+    others = [real_node(kind) for kind in KINDS if kind != "h200"]
+    outcome = planned(resource, *others, pinned=pinned)
+    assert outcome.plan == pinned
+    assert (str(outcome.planned.status), outcome.planned.reason) == ("True", "ResolvedDifferently")
+    message = outcome.planned.message
+    assert message.startswith(
+        "Planned for NVIDIA H200 141GB (sm_90), 1 GPU per replica, vLLM 0.20.1. This plan stays in force. Today, no plan is"
+    )
+    assert "replan" not in message, "a new plan would stop the Pods"
+    assert len(message) <= 500
+
+
 def test_a_new_catalog_that_decides_alike_is_not_worth_a_word() -> None:
     pinned = made(deployment(), real_node("h200")).model_copy(update={"catalog_version": "old"})
     assert planned(deployment(), real_node("h200"), pinned=pinned).drift == ()

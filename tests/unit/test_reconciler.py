@@ -278,7 +278,7 @@ async def test_what_is_not_rendered_any_more_is_deleted_but_never_a_claim(bench:
         metadata = {
             name: child["metadata"][name] for name in ("namespace", "labels", "annotations", "ownerReferences") if name in child["metadata"]
         }
-        bench.cluster.put({**child, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
+        await bench.cluster.apply({**child, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
     bench.restart()
     await bench.settle()
     assert [child["metadata"]["name"] for child in bench.cluster.all(SERVICE)] == ["llama"]
@@ -326,7 +326,8 @@ async def _with_a_former_service(bench: Bench) -> None:
     await bench.settle()
     [service] = bench.cluster.all(SERVICE)
     metadata = {name: service["metadata"][name] for name in ("namespace", "labels", "ownerReferences")}
-    bench.cluster.put({**service, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
+    await bench.cluster.apply({**service, "metadata": {**metadata, "name": "llama-former"}}, manager=FIELD_MANAGER)
+    bench.cluster.writes.clear()
 
 
 async def test_an_error_that_ends_applying_is_in_the_status_once_and_decides_about_the_retry(bench: Bench) -> None:

@@ -3,7 +3,8 @@
 interface   client (Protocol, kinds, selectors, errors)
 transport   kube (a real API server), connection (how to connect), responses (parsing), mirror (reads from memory)
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
-writing     apply (children), managed_fields (whether they are up to date), events, lease (leader election)
+writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
+            lease (leader election)
 hub         hub
 helper      recent (bounded memory)
 """

@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api import labels
-from vllm_operator.caches.volumes import is_created_by_operator
 from vllm_operator.cluster import managed_fields
 from vllm_operator.cluster.client import (
     AUTOSCALER,
@@ -38,7 +37,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     kind_of,
 )
-from vllm_operator.cluster.observe import is_controlled_by, is_of_earlier
+from vllm_operator.cluster.ownership import is_controlled_by, is_created_by_operator, is_of_earlier, may_delete
 from vllm_operator.cluster.recent import Recent
 
 log = logging.getLogger(__name__)
@@ -152,11 +151,11 @@ class Applier:
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
-            if child is not None and child["kind"] == CLAIM.kind and not is_created_by_operator(child):
+            if child is not None and not is_created_by_operator(child, owner):
                 raise Conflict("not created by the operator")
             result.children.append(await self._apply_relabeled(owner, desired, child, result))
         except (Conflict, *_FINAL) as error:
-            if isinstance(error, Conflict) and not await self._is_of_others(desired):
+            if isinstance(error, Conflict) and not await self._is_of_others(desired, owner):
                 raise
             result.refusals.append(Refusal(desired["kind"], desired["metadata"]["name"], _explain_conflict(desired, error)))
             if child is not None:
@@ -240,12 +239,10 @@ class Applier:
         result.written += 1
         self._count(verb, child["kind"])
 
-    async def _is_of_others(self, desired: Manifest) -> bool:
+    async def _is_of_others(self, desired: Manifest, owner: Manifest) -> bool:
         """Whether the object of this name is not the operator's."""
-        if (live := await self._find(desired)) is None or live["kind"] == CLAIM.kind:
-            return live is not None and not is_created_by_operator(live)
-        ours, theirs = desired["metadata"]["labels"], live["metadata"].get("labels") or {}
-        return any(theirs.get(name) != ours.get(name) for name in (labels.MANAGED_BY_LABEL, labels.INSTANCE_LABEL))
+        live = await self._find(desired)
+        return live is not None and not is_created_by_operator(live, owner)
 
     async def _find(self, desired: Manifest) -> Manifest | None:
         """The object with the name of a desired one, whatever its labels."""
@@ -271,8 +268,8 @@ class Applier:
         desired = {_identity(manifest) for manifest in desired_objects}
         for child in live:
             metadata = child["metadata"]
-            is_owned = any(ref.get("uid") == owner["metadata"]["uid"] for ref in metadata.get("ownerReferences") or ())
-            if is_owned and kind_of(child) in PRUNED and _identity(child) not in desired and not metadata.get("deletionTimestamp"):
+            is_surplus = kind_of(child) in PRUNED and _identity(child) not in desired and not metadata.get("deletionTimestamp")
+            if is_surplus and may_delete(child, owner):
                 log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
                 await self._delete(child)
                 result.written += 1

@@ -29,6 +29,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     children_of,
 )
+from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
 
@@ -43,10 +44,12 @@ class Snapshot:
     revisions: tuple[Manifest, ...] = ()
 
     def child(self, kind: Kind) -> Manifest | None:
-        """The child of a kind, preferably the one with the name of the object; None if there is none."""
-        found = [child for child in self.children if child["kind"] == kind.kind]
+        """The object of a kind that has the operator's labels and the name of the VLLMDeployment; None if there is none.
+
+        It may belong to somebody else: `is_controlled_by` tells.
+        """
         name = self.resource["metadata"]["name"]
-        return next((child for child in found if child["metadata"]["name"] == name), found[0] if found else None)
+        return next((child for child in self.children if (child["kind"], child["metadata"]["name"]) == (kind.kind, name)), None)
 
 
 async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot | None:
@@ -140,22 +143,10 @@ async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str 
     return await _get(client, CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
 
 
-def is_controlled_by(child: Manifest, owner: Manifest) -> bool:
-    """Whether an object, by its uid, is the controlling owner of a child."""
-    owners = child["metadata"].get("ownerReferences") or ()
-    return any(ref.get("controller") is True and ref.get("uid") == owner["metadata"]["uid"] for ref in owners)
-
-
 def _is_of_another(child: Manifest, name: str) -> bool:
     """Whether the owner of a child is a VLLMDeployment of another name, whatever its labels."""
     owners = [ref.get("name") for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
     return bool(owners) and name not in owners
-
-
-def is_of_earlier(child: Manifest, owner: Manifest) -> bool:
-    """Whether the owner of a child is an earlier VLLMDeployment of the same name. Such a child is being deleted."""
-    owners = [ref["uid"] for ref in child["metadata"].get("ownerReferences") or () if ref.get("kind") == labels.KIND]
-    return bool(owners) and owner["metadata"]["uid"] not in owners
 
 
 def is_ready(pod: Manifest) -> bool:

@@ -49,13 +49,18 @@ class Outcome:
         return self.planned if self.accepted.status is ConditionStatus.TRUE else self.accepted
 
 
-def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
-    """Return GPU, engine, the most severe note and the backends as sentences."""
+def summarize_gpu(made: Plan, gpus: GPUs) -> str:
+    """Return GPU and engine as a sentence."""
     parts = {part.name: part.value for part in made.cache_key_parts}
     profile = parts.get("migProfile", "none")
     devices = count(made.count, "GPU") if profile == "none" else f"{count(made.count, 'MIG slice')} {profile}"
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
-    sentences = [f"Planned for {gpus.title(made.product, made.architecture)}, {devices} per replica, {engine}."]
+    return f"Planned for {gpus.title(made.product, made.architecture)}, {devices} per replica, {engine}."
+
+
+def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:
+    """Return GPU, engine, the most severe note and the backends as sentences."""
+    sentences = [summarize_gpu(made, gpus)]
     if with_notes and made.notes:
         sentences.append(f"Note: {made.notes[0]}")
         if more := len(made.notes) - 1:

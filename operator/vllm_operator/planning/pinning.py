@@ -21,10 +21,13 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import resolve_shape
-from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize
+from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.view import waits_for_node
+from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
+_WORTH_READING = 200
+"""Characters that are kept of a message that is too long, even if that cuts a sentence."""
 DIFFERENCES_IN_MESSAGE = 4
 """Differences in the condition. All are in `Outcome.drift`."""
 NEW_PLAN_SECONDS = 1.0
@@ -78,7 +81,13 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
         fresh: The result of planning today.
         gpus: The GPUs of the catalog.
     """
-    drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else [refusal_of(fresh)]
+    if fresh.refusal is not None:
+        message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
+        verdict = Verdict(
+            ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING)
+        )
+        return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
+    drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(pinned, gpus)), pinned, today=fresh)

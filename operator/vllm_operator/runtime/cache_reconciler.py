@@ -40,7 +40,8 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
-from vllm_operator.cluster.observe import Snapshot, find_pods, is_controlled_by, read_claim
+from vllm_operator.cluster.observe import Snapshot, find_pods, read_claim
+from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.remediation.in_force import carried_out
@@ -178,7 +179,8 @@ class CacheReconciler:
         deployment = snapshot.child(DEPLOYMENT)
         name = _claim_name(resource, deployment)
         weights_name = weights_claim(template_spec(deployment))
-        is_fewer = resource.spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
+        is_own = deployment is not None and _is_replicas(deployment, resource)
+        is_fewer = is_own and resource.spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
         return CacheOutcome(
             manifests=[],
             live=[],

@@ -31,7 +31,8 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.events import EventReader, shorten
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.cluster.observe import Snapshot, is_of_earlier, is_ready
+from vllm_operator.cluster.observe import Snapshot, is_ready
+from vllm_operator.cluster.ownership import is_of_earlier
 from vllm_operator.observation.observation import DEFAULT_STALL_SECONDS, IDLE_CORES, Observation, last_sign
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.taints import Taint

@@ -28,7 +28,8 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
-from vllm_operator.cluster.observe import Snapshot, is_controlled_by
+from vllm_operator.cluster.observe import Snapshot
+from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.cluster.recent import Recent
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.rendering.revision import (

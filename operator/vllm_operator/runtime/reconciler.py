@@ -38,6 +38,7 @@ from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
+from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
@@ -245,7 +246,9 @@ class Reconciler:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
         applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
         for child in cache_outcome.kept:
-            held = cache_outcome.held_replicas is not None and child["kind"] == DEPLOYMENT.kind
+            # Labels alone prove nothing: users copy objects with all labels.
+            is_own = child is snapshot.child(DEPLOYMENT) and is_controlled_by(child, snapshot.resource)
+            held = cache_outcome.held_replicas is not None and is_own
             try:
                 now = await self._applier.scale(child, cache_outcome.held_replicas or 0) if held else child
             except ClusterError as error:
