@@ -38,7 +38,7 @@ def api_reference() -> str:
         f"`{crd['spec']['group']}/{version['name']}`, kind `{crd['spec']['names']['kind']}`, "
         f"short name `{crd['spec']['names']['shortNames'][0]}`. {root['description']}\n",
         "`kubectl explain vllm.spec` shows the same text. If you omit a field, the operator decides, and "
-        "`status.pinnedPlan` shows the decision. The API server sets a default only for `spec.replicas`.\n",
+        "the condition `Planned` shows the decision. The API server sets a default only for `spec.replicas`.\n",
     ]
     for part in ("spec", "status"):
         lines += [f"## {part}\n", *_object(root["properties"][part], part)]
