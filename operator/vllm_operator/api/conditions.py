@@ -121,7 +121,7 @@ class Reason:
     RECOVERED = "Recovered"
     """The Pod crashed earlier and is ready now."""
     UNKNOWN_CRASH = "UnknownCrash"
-    """The Pod crashed and no known signature matches. The message quotes the innermost error."""
+    """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
     # Ready
     SERVING = "Serving"
     """All replicas are ready and serve the current spec."""
