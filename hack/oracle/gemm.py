@@ -50,6 +50,12 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
         _scheme(4, "float", "tensor_group", group=16),
         _scheme(4, "float", "tensor_group", group=16, dynamic="local"),
     ),
+    "MXFP8/modelopt": {
+        "quant_method": "modelopt_mxfp8",
+        "quantization": {"quant_algo": "MXFP8", "kv_cache_quant_algo": None, "exclude_modules": []},
+    },
+    "MXFP8/mxfp8": {"quant_method": "mxfp8", "activation_scheme": "dynamic", "weight_block_size": [1, 32]},
+    "MXFP4/compressed": _compressed("mxfp4-pack-quantized", _scheme(4, "float", "group", group=32), None),
     "INT8/compressed": _compressed("int-quantized", _scheme(8, "int", "channel"), _scheme(8, "int", "token", dynamic=True)),
     "INT4/compressed": _compressed("pack-quantized", _scheme(4, "int", "group", group=128), None),
     "INT4/gptq": {
@@ -247,7 +253,7 @@ def _kernel(method: Any, layer: Any) -> str:
             return _block_function(method, layer) if getattr(method, "block_quant", False) else _scaled_operation(value, layer)
     for holder in holders:
         name = type(holder).__name__
-        if name in ("CompressedTensorsW8A16Fp8", "CompressedTensorsW4A16Fp4", "AWQMarlinLinearMethod"):
+        if name in ("CompressedTensorsW8A16Fp8", "CompressedTensorsW4A16Fp4", "CompressedTensorsW4A16Mxfp4", "AWQMarlinLinearMethod"):
             return "MARLIN"
         if name in ("ModelOptNvFp4LinearMethod", "CompressedTensorsW4A4Fp4"):
             return _name(str(getattr(holder.backend, "value", holder.backend)))
@@ -296,6 +302,8 @@ def _quantization(written: Mapping[str, Any]) -> Any:
         with contextlib.suppress(ValueError):
             kinds.append((name, get_quantization_config(name)))
     overriding = (kind for name, kind in kinds if name != method and kind.override_quantization_method(dict(written), None) is not None)
+    if not kinds:
+        raise LookupError(f"this vLLM has no quantization method {method}")
     found = next(overriding, kinds[-1][1])
     quantization = found.from_config(dict(written))
     quantization.packed_modules_mapping = {}

@@ -5,7 +5,7 @@ import inspect
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,10 +47,8 @@ class Selector:
     def import_backends(self) -> None:
         """Ask once, so that everything is imported."""
         for backend in (None, *self._backends()):
-            try:
+            with suppress(Exception):
                 self._take(HEADS[0], backend)
-            except ValueError:
-                continue
 
     def answer_all(self) -> dict[str, Answer]:
         """Answer for the head sizes of each kind of model."""
@@ -93,7 +91,7 @@ class Selector:
         nope, rope, value = heads
         text = SimpleNamespace(qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value, model_type="")
         dtype = torch.bfloat16 if current_platform.has_device_capability(80) else torch.float16
-        object.__setattr__(config, "model_config", SimpleNamespace(dtype=dtype, hf_text_config=text, hf_config=text))
+        object.__setattr__(config, "model_config", SimpleNamespace(dtype=dtype, hf_text_config=text, hf_config=text, is_diffusion=False))
         with set_current_vllm_config(config):
             if self._older is None:
                 registry = importlib.import_module("vllm.v1.attention.backends.mla.prefill.registry")

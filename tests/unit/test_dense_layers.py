@@ -33,6 +33,8 @@ def without_deep_gemm() -> dict[str, Any]:
         (FP8_BY_MODELOPT, "0.14.1", "sm_90", "GEMM", "CUTLASS"),
         (FP8_DYNAMIC, "0.14.1", "sm_100", "GEMM", "CUTLASS"),
         (FP8_DYNAMIC, "0.33.0", "sm_100", "GEMM", "CUTLASS"),
+        (FP8_BY_MODELOPT, "0.29.0", "sm_80", "GEMM", "MARLIN"),
+        (FP8_BY_MODELOPT, "0.33.0", "sm_80", "GEMM", "MARLIN"),
         (FP8_BLOCKS, "0.24.0", "sm_89", "GEMM", "TRITON"),
         (FP8_BLOCKS, "0.29.0", "sm_89", "GEMM", "MARLIN"),
         (FP8_BLOCKS, "0.33.0", "sm_89", "GEMM", "MARLIN"),
@@ -46,6 +48,8 @@ def without_deep_gemm() -> dict[str, Any]:
         (MLA, "0.19.0", "sm_100", "MLAPrefill", "FLASH_ATTN"),
         (OTHER_MLA, "0.24.0", "sm_100", "MLAPrefill", "FLASH_ATTN"),
         (OTHER_MLA, "0.26.0", "sm_100", "MLAPrefill", "TRTLLM_RAGGED"),
+        (OTHER_MLA, "0.15.0", "sm_100", "MLADecode", "CUTLASS_MLA"),
+        (OTHER_MLA, "0.18.1", "sm_100", "MLADecode", "CUTLASS_MLA"),
         (GEMMA, "0.13.0", "sm_75", "Attention", "TRITON_ATTN"),
         (GEMMA, "0.23.0", "sm_75", "Attention", "TRITON_ATTN"),
         (GEMMA, "0.23.0", "sm_100", "Attention", "TRITON_ATTN"),
@@ -66,11 +70,20 @@ def test_the_default_of_vllm_is_expected(uri: str, version: str, architecture: s
 @pytest.mark.parametrize(
     ("uri", "version", "architecture", "spec", "words"),
     [
+        (
+            FP8_BY_MODELOPT,
+            "0.26.0",
+            "sm_80",
+            {},
+            "The quantization method modelopt is not supported for the current GPU. Minimum capability: 89",
+        ),
         (NVFP4, "0.11.1", "sm_90", {}, "always uses FlashInfer CUTLASS for NVFP4 weights"),
         (NVFP4, "0.11.2", "sm_80", {}, "always uses FlashInfer CUTLASS for NVFP4 weights"),
         (FP8_DYNAMIC, "0.24.0", "sm_90", {"backends": {"gemm": "MARLIN"}}, "To apply FP8 Marlin on high-capability GPUs"),
         (NVFP4, "0.24.0", "sm_120", {"backends": {"gemm": "FLASHINFER_B12X"}}, "no 'flashinfer_b12x' kernel exists for NVFP4 layers"),
         (NVFP4, "0.24.0", "sm_90", {"backends": {"gemm": "FLASHINFER_CUDNN"}}, "does not work with vLLM 0.24.0 on sm_90"),
+        (OTHER_MLA, "0.24.0", "sm_100", {"backends": {"mlaPrefill": "FLASHINFER"}}, "Model does not have supported MLA dimensions"),
+        (OTHER_MLA, "0.18.1", "sm_100", {"backends": {"attention": "FLASHINFER_MLA"}}, "does not work with vLLM 0.18.1 on sm_100"),
         (SINKS, "0.26.0", "sm_90", {"backends": {"attention": "FLEX_ATTENTION"}}, "attention sinks not supported"),
         (SPARSE, "0.20.1", "sm_100", {"backends": {"gemm": "CUTLASS"}}, "VLLM_USE_DEEP_GEMM=0"),
     ],
@@ -100,11 +113,17 @@ def test_a_pin_that_vllm_accepts_is_planned(
     assert setting in emitted(decision).items()
 
 
+def test_marlin_is_set_where_vllm_takes_a_kernel_without_fp8() -> None:
+    assert emitted(decide(FP8_BY_MODELOPT, "0.29.0", "sm_80"))["--linear-backend"] == "marlin"
+    assert "--linear-backend" not in emitted(decide(FP8_BY_MODELOPT, "0.31.0", "sm_80"))
+
+
 @pytest.mark.parametrize(
     ("uri", "version", "architecture", "pin", "component", "taken"),
     [
         (FP8_BLOCKS, "0.20.1", "sm_89", {"gemm": "CUTLASS"}, "GEMM", "TRITON"),
         (FP8_DYNAMIC, "0.33.0", "sm_90", {"gemm": "MACHETE"}, "GEMM", "CUTLASS"),
+        (MLA, "0.20.1", "sm_90", {"mlaPrefill": "TRTLLM_RAGGED"}, "MLAPrefill", "FLASH_ATTN"),
     ],
 )
 def test_what_vllm_takes_in_place_of_a_pin_is_expected(

@@ -129,6 +129,7 @@ def test_expert_groups_given_by_the_user_tell_the_routing() -> None:
         ({"quant_method": "modelopt", "quant_algo": "FP8"}, "modelopt"),
         ({"quantization": {"quant_algo": "NVFP4"}}, "modelopt"),
         ({"quant_method": "awq", "bits": 4}, "awq"),
+        ({"quant_method": "mxfp8"}, "mxfp8"),
         ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "compressed"),
         (
             {

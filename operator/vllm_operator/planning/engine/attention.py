@@ -12,8 +12,7 @@ HEAD_SIZES = (128, 64, 80, 96, 112, 192, 256)
 """Head sizes of models without MLA, the most frequent first."""
 HEAD_SIZES_WITH_IMAGE_PREFIX = (256, 128)
 HEAD_SIZES_WITH_SINKS = (64,)
-OTHER_MLA_HEADS = (192, 64, 256)
-MLA_HEADS = ((128, 64, 128), OTHER_MLA_HEADS)
+MLA_HEADS = ((128, 64, 128), (192, 64, 256))
 """Sizes of the nope, rope and value heads of models with MLA, the most frequent first."""
 FEW_HEADS = 16
 """Selectors of sparse MLA ask whether a GPU has at most so many query heads."""
@@ -63,6 +62,6 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
         cache = "fp8_ds_mla"
     count = rule_input.heads_per_rank
     counts = (128, 16) if count is None else (16,) if count <= FEW_HEADS else (128,)
-    other = component is Component.MLA_DECODE and rule_input.mla_dims == OTHER_MLA_HEADS
-    heads = f"/{'-'.join(map(str, OTHER_MLA_HEADS))}" if other else ""
-    return [f"{kind.value}/{count}/{cache}{heads}" for count in counts]
+    if component is Component.MLA_DECODE and rule_input.deepseek_heads is False:
+        return ()  # some backends depend on the sizes of the heads, and were asked for those of DeepSeek R1
+    return [f"{kind.value}/{count}/{cache}" for count in counts]

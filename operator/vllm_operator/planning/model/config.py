@@ -113,10 +113,10 @@ def _scheme(quantization: Mapping[str, Any]) -> str | None:
             return None
         is_one_scale = quantization.get("format") == "float-quantized" and weights.get("strategy") == "tensor"
         return "compressed-tensor" if is_one_scale else "compressed"
-    if method in ("gptq", "awq"):
+    if method in ("gptq", "awq", "mxfp8"):
         return str(method)
     algorithm = quantization.get("quant_algo") or mapping(quantization.get("quantization")).get("quant_algo")
-    return "modelopt" if algorithm in ("FP8", "NVFP4") else None
+    return "modelopt" if algorithm in ("FP8", "NVFP4", "MXFP8") else None
 
 
 def _compressed(quantization: Mapping[str, Any]) -> Quantization | None:
