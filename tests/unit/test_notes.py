@@ -23,12 +23,17 @@ def test_notes_of_one_severity_keep_their_order() -> None:
 def test_the_condition_begins_with_the_most_severe_note() -> None:
     """A setting without effect, a risk, an older driver, a version that was not given, and weights that do not fit."""
     variables = [{"name": "VLLM_USE_V1", "value": "1"}, {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
-    spec = deployment("hf://deepseek-ai/DeepSeek-V3", engine={"env": variables})
+    insist = {"vllm-operator.dev/allow-known-bad": "true"}
+    spec = deployment("hf://deepseek-ai/DeepSeek-V3", engine={"env": variables}, parallelism={"tensor": 1}, annotations=insist)
     outcome = planned(spec, real_node("h200"))
     assert outcome.plan is not None
-    first = ["The weights need about", "NVIDIA_VISIBLE_DEVICES is set", "vLLM 0.33.0 does not know the variable VLLM_USE_V1"]
+    first = [
+        "deepseek-ai/DeepSeek-V3 will probably run out of memory",
+        "NVIDIA_VISIBLE_DEVICES is set",
+        "vLLM 0.33.0 does not know the variable VLLM_USE_V1",
+    ]
     assert [text for text, want in zip(outcome.plan.notes, first, strict=False) if not text.startswith(want)] == []
-    assert "vLLM 0.33.0. Note: The weights need about" in outcome.planned.message
+    assert "vLLM 0.33.0. Note: deepseek-ai/DeepSeek-V3 will probably run out of memory" in outcome.planned.message
     assert f"({len(outcome.plan.notes) - 1} more notes in the plan.)" in outcome.planned.message
 
 

@@ -75,10 +75,10 @@ def test_settings_that_came_or_went_are_shown(run: Run) -> None:
 
 def test_a_changed_spec_is_applied_without_being_asked(run: Run) -> None:
     changed = live(generation=2)
-    changed["spec"]["parallelism"] = {"tensor": 4}
+    changed["spec"]["parallelism"] = {"tensor": 8, "expert": "Enabled"}
     status, out = run(changed)
     assert status == 1
-    assert "flag --tensor-parallel-size" in out
+    assert "flag --enable-expert-parallel" in out
     assert "The operator applies the new plan" in out
 
 

@@ -15,6 +15,7 @@ from vllm_operator.planning.planner import plan
 
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 DEEPSEEK = "hf://deepseek-ai/DeepSeek-V3"
+SMALL = "hf://Qwen/Qwen3-0.6B"
 OWN_IMAGE = "registry.example/own/vllm:0.20.1"
 
 
@@ -98,14 +99,14 @@ def visible(value: str | None) -> dict[str, Any]:
 
 
 def test_a_mig_uuid_that_the_version_crashes_on_is_refused() -> None:
-    reason, message = refusal(deployment(**visible(MIG_UUID)), real_node("h100-mig-single"))
+    reason, message = refusal(deployment(SMALL, **visible(MIG_UUID)), real_node("h100-mig-single"))
     assert reason == "KnownBad"
     assert "CUDA_VISIBLE_DEVICES" in message
     assert "vllm-operator.dev/allow-known-bad" in message
 
 
 def test_who_insists_gets_the_mig_uuid_and_a_note() -> None:
-    request = deployment(annotations={"vllm-operator.dev/allow-known-bad": "true"}, **visible(MIG_UUID))
+    request = deployment(SMALL, annotations={"vllm-operator.dev/allow-known-bad": "true"}, **visible(MIG_UUID))
     got = made(request, real_node("h100-mig-single"))
     assert "CUDA_VISIBLE_DEVICES" not in env(got)
     assert any("CUDA_VISIBLE_DEVICES" in note for note in got.notes)
@@ -113,11 +114,12 @@ def test_who_insists_gets_the_mig_uuid_and_a_note() -> None:
 
 @pytest.mark.parametrize("value", ["0", "0,1", None])
 def test_indices_and_values_from_elsewhere_are_not_refused(value: str | None) -> None:
-    assert made(deployment(**visible(value)), real_node("h100-mig-single")).count == 1
+    assert made(deployment(SMALL, **visible(value)), real_node("h100-mig-single")).count == 1
 
 
 def test_a_gpu_that_the_model_does_not_run_on_is_passed_over() -> None:
-    request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"})
+    order = {"architectures": ["sm_90", "sm_120"]}
+    request = deployment("hf://nvidia/Qwen3-30B-A3B-NVFP4", engine={"version": "0.14.0"}, accelerator=order)
     assert refusal(request, real_node("h200"))[0] == "KnownBad"
     got = made(request, real_node("h200"), real_node("rtx-pro-6000"))
     assert got.architecture == "sm_120"
@@ -355,19 +357,23 @@ def test_a_changed_spec_or_a_wish_brings_a_new_plan(change: dict[str, Any]) -> N
 
 def test_a_changed_spec_does_not_move_the_replicas_to_another_gpu() -> None:
     pinned = made(deployment(), real_node("h200"))
-    nodes = (real_node("h200"), real_node("b200"))
+    nodes = (real_node("h200"), real_node("h100-sxm"))
     assert made(deployment(generation=2, service={"port": 80}), *nodes, pinned=pinned).product == "NVIDIA-H200"
     asked = deployment(generation=2, annotations={"vllm-operator.dev/replan": "1"})
-    assert made(asked, *nodes, pinned=pinned).product == "NVIDIA-B200"
+    assert made(asked, *nodes, pinned=pinned).product == "NVIDIA-H100-80GB-HBM3"
 
 
 def test_a_damaged_cache_is_quarantined_without_a_new_plan() -> None:
-    pinned = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
-    fresh = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), cache_generation=1)
-    kept = made(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=pinned, cache_generation=1)
+    pinned = made(deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
+    fresh = made(deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), cache_generation=1)
+    kept = made(
+        deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=pinned, cache_generation=1
+    )
     assert kept.cache_key == fresh.cache_key != pinned.cache_key
     assert (
-        planned(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=kept, cache_generation=1).plan
+        planned(
+            deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"), pinned=kept, cache_generation=1
+        ).plan
         == kept
     )
 
@@ -378,7 +384,7 @@ def test_a_damaged_cache_is_quarantined_without_a_new_plan() -> None:
 def test_the_message_says_it_in_one_line() -> None:
     outcome = planned(deployment(DEEPSEEK, parallelism={"tensor": 8}), real_node("h200"))
     assert outcome.planned.message.startswith("Planned for NVIDIA H200 141GB (sm_90), 8 GPUs per replica, vLLM 0.20.1. ")
-    sliced = planned(deployment(accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
+    sliced = planned(deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}}), real_node("h100-mig-single"))
     assert "1 MIG slice 1g.10gb per replica" in sliced.planned.message
 
 

@@ -9,6 +9,7 @@ from support.gpus import device, real_node, resource_slice
 from support.plans import deployment, made, planned, refusal
 from vllm_operator.api.plan import ChosenBy
 
+SMALL = "hf://Qwen/Qwen3-0.6B"
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 
 
@@ -22,7 +23,7 @@ def requirements(*args: Any, **options: Any) -> dict[str, tuple[str, list[str] |
 @pytest.mark.parametrize(
     ("accelerator", "kinds", "want"),
     [
-        ({}, ("h200", "b200", "gb10"), "sm_100"),
+        ({}, ("h200", "b200", "gb10"), "sm_90"),
         ({}, ("gb10", "l40s"), "sm_89"),
         ({}, ("a100", "rtx-pro-6000", "h100-sxm"), "sm_90"),
         ({"architectures": ["sm_90", "sm_100"]}, ("b200", "h200"), "sm_90"),
@@ -33,12 +34,20 @@ def requirements(*args: Any, **options: Any) -> dict[str, tuple[str, list[str] |
         ({"count": 8}, ("l40s", "a100"), "sm_80"),
     ],
 )
-def test_the_users_order_comes_first_then_what_gpus_can_do(accelerator: dict[str, Any], kinds: tuple[str, ...], want: str) -> None:
+def test_the_users_order_comes_first_then_the_smallest_gpu_that_fits(
+    accelerator: dict[str, Any], kinds: tuple[str, ...], want: str
+) -> None:
     assert made(deployment(accelerator=accelerator), *map(real_node, kinds)).architecture == want
 
 
-def test_of_equal_architectures_the_one_with_more_memory_is_taken() -> None:
-    assert made(deployment(), real_node("h100-sxm"), real_node("h200")).product == "NVIDIA-H200"
+def test_of_equal_architectures_the_smaller_one_that_fits_is_taken() -> None:
+    nodes = real_node("h100-sxm"), real_node("h200")
+    assert made(deployment(), *nodes).product == "NVIDIA-H100-80GB-HBM3"
+    assert made(deployment("hf://Qwen/Qwen3-32B", parallelism={"tensor": 1}), *nodes).product == "NVIDIA-H200"
+
+
+def test_of_a_model_of_unknown_size_the_most_capable_gpu_is_taken() -> None:
+    assert made(deployment("hf://acme/unheard-of"), real_node("l40s"), real_node("h200"), real_node("b200")).architecture == "sm_100"
 
 
 def test_an_older_driver_names_leave_out_nvidia() -> None:
@@ -103,7 +112,7 @@ def test_nodes_whose_driver_is_too_old_for_the_image_are_kept_out() -> None:
 
 
 def test_a_slice_by_profile_under_both_strategies() -> None:
-    request = deployment(accelerator={"mig": {"profile": "1g.10gb"}})
+    request = deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb"}})
     single = made(request, real_node("h100-mig-single"))
     assert (single.resource, single.count, single.memory_mebibytes) == ("nvidia.com/gpu", 1, 9984)
     assert requirements(request, real_node("h100-mig-single"))["nvidia.com/gpu.product"] == ("In", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
@@ -115,7 +124,7 @@ def test_a_whole_gpu_is_never_a_slice() -> None:
     reason, message = refusal(deployment(), real_node("h100-mig-single"), real_node("h100-mig-mixed"))
     assert reason == "NoMatchingGPU"
     assert "56x 1g.10gb MIG slices of NVIDIA H100 80GB (sm_90)" in message
-    assert "spec.accelerator.mig.profile" in message
+    assert "(spec.accelerator.mig.profile: 2g.20gb)" in message  # the smallest on which the model fits
 
 
 def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
@@ -126,7 +135,7 @@ def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
 
 def test_profiles_compare_as_labels_have_to_write_them() -> None:
     node = real_node("h100-mig-single", labels={"nvidia.com/gpu.product": "NVIDIA-H100-80GB-HBM3-MIG-1g.10gb.me"})
-    assert made(deployment(accelerator={"mig": {"profile": "1g.10gb+me"}}), node).count == 1
+    assert made(deployment(SMALL, accelerator={"mig": {"profile": "1g.10gb+me"}}), node).count == 1
 
 
 def slices() -> tuple[dict[str, Any], ...]:
@@ -135,7 +144,7 @@ def slices() -> tuple[dict[str, Any], ...]:
 
 
 def test_a_mig_device_is_pinned_through_a_claim() -> None:
-    request = deployment(accelerator={"allocation": "DRA", "mig": {"uuids": [MIG_UUID]}})
+    request = deployment(SMALL, accelerator={"allocation": "DRA", "mig": {"uuids": [MIG_UUID]}})
     plan = made(request, real_node("h100-mig-mixed"), slices=slices())
     assert (plan.resource, plan.count, plan.memory_mebibytes) == ("mig.nvidia.com", 1, 9984)
     assert [r.key for r in plan.node_requirements] == ["kubernetes.io/arch"]
@@ -157,9 +166,10 @@ def test_a_product_that_no_node_has_is_answered_with_those_most_like_it() -> Non
 
 def test_weights_too_large_for_a_slice_call_for_a_larger_one() -> None:
     request = deployment(model={"uri": "hf://meta-llama/Llama-3.1-70B-Instruct"}, accelerator={"mig": {"profile": "1g.10gb"}})
-    [note] = [note for note in made(request, real_node("h100-mig-mixed")).notes if "out of memory" in note]
-    assert "Use a larger MIG slice, whole GPUs or" in note
-    assert "tensor" not in note
+    reason, message = refusal(request, real_node("h100-mig-mixed"))
+    assert reason == "DoesNotFit"
+    assert "does not fit on 1 MIG slice 1g.10gb of NVIDIA H100 80GB (sm_90). The weights take 131.4 GiB of 9.3 GiB." in message
+    assert "tensor" not in message
 
 
 def test_claims_without_the_driver_for_them() -> None:

@@ -51,6 +51,8 @@ class Reason:
     """The pinned plan is in force. The current catalog or nodes would result in a different plan."""
     NO_MATCHING_GPU = "NoMatchingGPU"
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
+    DOES_NOT_FIT = "DoesNotFit"
+    """The model does not fit on the GPUs that the spec allows. The message has the nearest ways that would work."""
     GPU_UNKNOWN = "GPUUnknown"
     """The node labels do not identify the GPUs. vLLM chooses the backends."""
     NOT_ACCEPTED = "NotAccepted"

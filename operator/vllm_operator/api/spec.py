@@ -241,7 +241,15 @@ class Toggle(StrEnum):
 class ParallelismSpec(Model):
     """Distribution of one replica over its GPUs."""
 
-    tensor: int | None = Field(default=None, ge=1, le=64, description="Tensor parallel size. Default: 1.")
+    tensor: int | None = Field(
+        default=None,
+        ge=1,
+        le=64,
+        description=(
+            "Tensor parallel size. Default: 1. Without `spec.parallelism` and `spec.accelerator.count`, the operator chooses the smallest "
+            "number of GPUs of one node on which the model fits, if it knows the sizes of the model."
+        ),
+    )
     pipeline: int | None = Field(default=None, ge=1, le=64, description="Pipeline parallel size. Default: 1.")
     data: int | None = Field(default=None, ge=1, le=64, description="Data parallel size within one replica. Default: 1.")
     expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models. Default: Disabled.")

@@ -15,9 +15,11 @@ from vllm_operator.catalog.caches import Caches, PrimingRule, load_caches, load_
 from vllm_operator.catalog.entry import parse_entry
 from vllm_operator.catalog.gpus import GPUs, load_gpus
 from vllm_operator.catalog.images import Images, load_images
+from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.resources import EntryError, data_digest
 from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts, load_rules
+from vllm_operator.catalog.shapes import KnownShapes, load_shapes
 from vllm_operator.catalog.user_texts import collect, compile_linear, read_documents
 from vllm_operator.catalog.versions import Versions, load_replacements, load_versions
 
@@ -27,7 +29,7 @@ USER_PRIORITY = 1000
 
 @dataclass(frozen=True, slots=True)
 class Catalog:
-    """What is known about GPUs, images, vLLM versions, models, caches and the choice of backends.
+    """What is known about GPUs, images, vLLM versions, models and their memory, caches and the choice of backends.
 
     `version` is the version of the package with a digest of the data, and another digest of the rules of the cluster's owner:
     equal versions make equal decisions. `own_rules` are these rules by id, as they were written. `replacements` say what to use
@@ -41,6 +43,8 @@ class Catalog:
     rules: Rules
     models: Models
     caches: Caches
+    memory: MemoryFacts
+    shapes: KnownShapes
     priming: tuple[PrimingRule, ...] = ()
     replacements: Mapping[str, str] = field(default_factory=dict)
     own_rules: Mapping[str, Any] = field(default_factory=dict)
@@ -57,6 +61,8 @@ def load_catalog() -> Catalog:
         rules=load_rules(),
         models=load_models(),
         caches=load_caches(),
+        memory=load_memory(),
+        shapes=load_shapes(),
         priming=load_priming_rules(),
         replacements=load_replacements(),
     )

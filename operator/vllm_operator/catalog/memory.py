@@ -46,11 +46,15 @@ class Batch(Entry):
 
 
 class UsableMemory(Entry):
-    """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title."""
+    """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title.
+
+    `unified_names` are words by which people call machines with unified memory, with their architecture.
+    """
 
     reserve_gib: Number
     reserve_share: Number
     unified_gib: Mapping[str, Number]
+    unified_names: Mapping[str, str]
     source: str
 
 
@@ -79,6 +83,8 @@ class Activation(Entry):
     sparse_row_bytes: StrictInt
     indexer_logits_gib: Number
     vision_gib: Number
+    fixed_vision_gib: Number
+    fixed_vision: tuple[str, ...]
     recurrent_bytes: Number
     unified_least_gib: Number
     unified_gib: Number
@@ -106,6 +112,8 @@ class CacheFacts(Entry):
     tokens_by_concurrency_since: Since
     state_prefix_caching_since: Since
     windows_since: Since
+    whole_model_checked_since: Since
+    whole_model_checked_before: Since
     chunks_since: Since
     compressed_rows: Mapping[str, tuple[StrictInt, StrictInt]]
     source: str

@@ -20,9 +20,10 @@ from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
-from vllm_operator.planning.engine.shape import resolve_shape
+from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
 from vllm_operator.planning.pod_template import run_as_user
+from vllm_operator.pods.reading import read_integer
 from vllm_operator.pods.view import waits_for_node
 from vllm_operator.text.wording import MESSAGE_LIMIT, whole_sentences
 
@@ -113,7 +114,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         architecture=pinned.architecture,
         product=pinned.product,
         mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
-        parallel=str(shape.parallel),
+        parallel=parts.get("parallelism") or str(shape.parallel),  # the operator may have chosen the size
         user=run_as_user(resource.spec.pod_template),
         arguments=parts.get("arguments"),
         generation=generation,
@@ -121,3 +122,20 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
     cache = plan_cache(origin, caches)
     changed = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
     return pinned.model_copy(update=changed)
+
+
+def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:
+    """The size of the plan in force where the spec gives none."""
+    if spec.parallelism is not None or (spec.accelerator is not None and spec.accelerator.count is not None):
+        return shape
+    sizes = {argument.name: argument.value for argument in pinned.args}
+    tensor = read_integer(sizes.get("--tensor-parallel-size")) or 1
+    if not 1 < tensor <= COUNT_LIMIT or pinned.count != tensor:
+        return shape
+    return Shape(ParallelShape(tensor, expert="--enable-expert-parallel" in sizes), tensor)
+
+
+def pinned_length(pinned: Plan | None) -> int | None:
+    """The context that the operator set in the plan in force."""
+    set_by_us = (argument.value for argument in (pinned.args if pinned else ()) if argument.name == "--max-model-len")
+    return next((length for value in set_by_us if (length := read_integer(value))), None)

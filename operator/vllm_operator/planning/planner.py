@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import CacheMarker, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Quantization, Toggle
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
@@ -21,6 +21,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.deadline import plan_patience
@@ -29,7 +30,11 @@ from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.memory.flags import read_flags
+from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.model.facts import (
+    FROM_SPEC,
+    FROM_WEIGHTS,
     NO_FILES,
     ModelFiles,
     ResolvedFacts,
@@ -41,14 +46,28 @@ from vllm_operator.planning.model.facts import (
 )
 from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
-from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, with_cache_generation
+from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
+from vllm_operator.planning.placement.size_messages import explain_shortage, notes_about_size
+from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, find_candidates, find_others, most_gpus
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT, MODEL_NAME_LIMIT = 1024, 32, 128, 64, 63
 """Limits of a plan in the status."""
+FORMATS = {
+    Quantization.BF16: "bf16",
+    Quantization.FP16: "fp16",
+    Quantization.FP8: "fp8",
+    Quantization.FP8_BLOCK: "fp8_block",
+    Quantization.NVFP4: "nvfp4",
+    Quantization.MXFP4: "mxfp4",
+    Quantization.MXFP8: "mxfp8",
+    Quantization.INT4: "awq",
+    Quantization.INT8: "int8",
+}
+"""Formats of weights by the name that `name_format` reads."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags that give the weights on the GPU another size than in the files."""
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
@@ -94,6 +113,21 @@ class _Premises:
     version: ResolvedVersion
     shape: Shape
     facts: ResolvedFacts
+    sizing: Sizing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The GPUs to choose from, the best first, with the size for which they were found.
+
+    `sized`: the operator chose the size. `length`: the context to set.
+    """
+
+    premises: _Premises
+    targets: tuple[Target, ...]
+    candidates: tuple[Candidate, ...] = ()
+    sized: bool = False
+    length: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +149,17 @@ class _FreshPlan:
         premises = self._premises()
         if isinstance(premises, Verdict):
             return not_accepted(premises)
-        targets = find_targets(self._request(premises), self.inventory, self.catalog.gpus, self.catalog.images)
-        if isinstance(targets, Verdict):
-            return Outcome(ACCEPTED, targets, None)
-        target, decision = self._best(premises, targets)
+        chosen = self._sized(premises)
+        if isinstance(chosen, Verdict):
+            return Outcome(ACCEPTED, chosen, None)
+        premises = chosen.premises
+        target, decision = self._best(premises, chosen.targets)
         if decision.refusal is not None:
             return not_accepted(decision.refusal)
         names = check_names(premises.overrides, premises.version, self.catalog)
         if names.refusal is not None and not self._allows_known_bad():
             return not_accepted(Verdict(ConditionStatus.FALSE, Reason.KNOWN_BAD, f"{names.refusal} {ALLOW_ANYWAY}"))
-        made = self._assemble(premises, target, decision, names.notes)
+        made = self._assemble(chosen, target, decision, names.notes)
         reason = Reason.RESOLVED if made.architecture else Reason.GPU_UNKNOWN
         return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(made, self.catalog.gpus)), made)
 
@@ -144,7 +179,50 @@ class _FreshPlan:
         if isinstance(shape, Verdict):
             return shape
         facts = resolve_facts(spec.model, self.catalog.models, self.files, remembered=self._remembered())
-        return _Premises(engine, overrides, version, shape, facts)
+        if self.in_force and self.pinned is not None:
+            shape = pinned_shape(shape, self.pinned, spec)
+            return _Premises(engine, overrides, version, shape, facts)
+        return _Premises(engine, overrides, version, shape, facts, self._sizing(overrides, version, facts))
+
+    def _sizing(self, overrides: Overrides, version: ResolvedVersion, facts: ResolvedFacts) -> Sizing | None:
+        """What the estimates of memory need. A plan in force keeps its size, so there is none for it."""
+        release = parse_release(version.version)
+        if release is None or overrides.replaces_arguments:
+            return None
+        config, label = self.files.config, overrides.arguments.get("--quantization") or ""
+        if not label and config is None and facts.quantization is not None:
+            label = FORMATS[facts.quantization]
+        given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
+        size = None if "--quantization" in overrides.arguments else given
+        model = resolve_model(model_name(self.resource.spec.model), self.catalog.shapes, config=config, checkpoint_bytes=size, label=label)
+        return Sizing(model, read_flags(overrides.arguments), release, self.catalog.memory, self.catalog.gpus)
+
+    def _sized(self, premises: _Premises) -> _Chosen | Verdict:
+        """Choose the number of GPUs, and the GPUs that are large enough."""
+        spec, sizing, request = self.resource.spec, premises.sizing, self._request(premises)
+        found: list[Candidate] = []
+        free, count = False, self.pinned.count if self.pinned is not None else None
+        if sizing is not None and sizing.model is not None:
+            accelerator = request.accelerator
+            free = spec.parallelism is None and accelerator.count is None and accelerator.mig is None and not accelerator.uuids
+            shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
+            found = find_candidates(request, shapes, sizing, self.inventory, self.catalog.images, at_least=count or 1)
+        if sizing is None or not found:
+            targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
+            length = pinned_length(self.pinned) if self.in_force else None
+            return targets if isinstance(targets, Verdict) else _Chosen(premises, targets, length=length)
+        ordered = sizing.options is None or any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
+        best = choose(found, sizing, request.preferred, count, ordered=ordered)
+        first = best[0]
+        if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
+            others = find_others(request, sizing, self.inventory, self.catalog.images)
+            message = f"{explain_shortage(first, sizing, self._model_name(), others)} {ALLOW_ANYWAY}"
+            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
+        sized = free and first.shape != premises.shape
+        return _Chosen(replace(premises, shape=first.shape), tuple(each.target for each in best), tuple(best), sized)
+
+    def _model_name(self) -> str:
+        return model_name(self.resource.spec.model)[:MODEL_NAME_LIMIT]
 
     def _remembered(self) -> Facts | None:
         """Facts in the pinned plan, if it is for the same files."""
@@ -171,6 +249,7 @@ class _FreshPlan:
             preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
+            large_enough=premises.sizing.holds if premises.sizing is not None else None,
         )
 
     def _keeps_gpu(self) -> bool:
@@ -194,7 +273,9 @@ class _FreshPlan:
 
     def _decide(self, premises: _Premises, target: Target) -> BackendDecision:
         spec, version, parallel = self.resource.spec, premises.version, premises.shape.parallel
-        sizes = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
+        sizes: dict[str, object] = {"tensor": parallel.tensor, "pipeline": parallel.pipeline, "data": parallel.data}
+        if parallel.expert:
+            sizes["expert"] = Toggle.ENABLED
         sized = spec.model_copy(update={"parallelism": (spec.parallelism or ParallelismSpec()).model_copy(update=sizes)})
         rule_input = describe_rule_input(sized, version, premises.facts, target.architecture, mig_profile=target.pool.mig_profile)
         model = model_name(spec.model).rpartition("/")[2][:MODEL_NAME_LIMIT] or "The model"
@@ -202,13 +283,17 @@ class _FreshPlan:
             version, rule_input, self.catalog.rules, spec.backends, model=model, allow_known_bad=self._allows_known_bad()
         )
 
-    def _assemble(self, premises: _Premises, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
+    def _assemble(self, chosen: _Chosen, target: Target, decision: BackendDecision, about_names: Iterable[Note]) -> Plan:
+        premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
+        candidate = next((each for each in chosen.candidates if each.target == target), None)
+        length = candidate.judgement.length if candidate else chosen.length
+        about_size = self._notes_about_size(premises, candidate, sized=chosen.sized)
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
-        own = engine_arguments(resource.spec.model, version, premises.shape.parallel)
+        own = engine_arguments(resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length)
         args = _distinct([*own, *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
@@ -217,6 +302,7 @@ class _FreshPlan:
             *decision.notes,
             *about_names,
             *notes_of(Severity.RISK, per_pod),
+            *about_size,
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
@@ -251,6 +337,11 @@ class _FreshPlan:
             args=args[:ARGS_LIMIT],
             notes=[text[:TEXT_LIMIT] for text in order(notes)][:NOTES_LIMIT],
         )
+
+    def _notes_about_size(self, premises: _Premises, candidate: Candidate | None, *, sized: bool) -> list[Note]:
+        if candidate is None or premises.sizing is None:
+            return []
+        return notes_about_size(candidate, premises.sizing, self._model_name(), sized=sized)
 
     def _per_node(self, target: Target) -> int | None:
         """The largest quantity of the resource on a node with such GPUs; None if unknown."""

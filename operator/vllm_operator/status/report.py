@@ -25,7 +25,7 @@ _SOON = 1.0
 """Minimum seconds until the next look."""
 NODES_SECONDS = 30
 """Interval between looks at the nodes while no GPU matches. Nodes are not watched, and a new one takes minutes."""
-_RETRIED = (Reason.NO_MATCHING_GPU, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
+_RETRIED = (Reason.NO_MATCHING_GPU, Reason.DOES_NOT_FIT, Reason.PERMISSION_MISSING, Reason.REVISION_REFUSED)
 """Reasons of Planned that may end without a watch event."""
 REFUSED_SECONDS = (5.0, 60.0)
 """Minimum and maximum interval between attempts to apply a refused object. A quota may be raised, or a webhook recover."""

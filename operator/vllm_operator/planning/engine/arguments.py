@@ -9,8 +9,22 @@ PORT = 8000
 """Port of the engine. Its probes and the Service use it."""
 
 
-def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape) -> list[PlannedArgument]:
-    """Return the flags that this version has."""
+CHOSEN = "The smallest number of GPUs on which the model fits."
+SHORTENED = "The longest context that fits on the GPU."
+
+
+def engine_arguments(
+    model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool = False, length: int | None = None
+) -> list[PlannedArgument]:
+    """Return the flags that this version has.
+
+    Args:
+        model: The model in the spec.
+        version: The vLLM version.
+        parallel: The parallel sizes.
+        chosen: The operator chose them.
+        length: The context to set; None for that of the model.
+    """
     wanted = [
         ("--port", str(PORT), "Port of the probes and the Service."),
         ("--served-model-name", served_name(model), "Model name for clients."),
@@ -18,14 +32,15 @@ def engine_arguments(model: ModelSpec, version: ResolvedVersion, parallel: Paral
         (
             "--tensor-parallel-size",
             str(parallel.tensor) if parallel.tensor > 1 else None,
-            "From spec.parallelism or spec.accelerator.",
+            CHOSEN if chosen else "From spec.parallelism or spec.accelerator.",
         ),
         ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "From spec.parallelism.pipeline."),
         ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "From spec.parallelism.data."),
+        ("--max-model-len", str(length) if length is not None else None, SHORTENED),
     ]
     args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
     if parallel.expert:
-        args.append(PlannedArgument(name="--enable-expert-parallel", reason="From spec.parallelism.expert."))
+        args.append(PlannedArgument(name="--enable-expert-parallel", reason=CHOSEN if chosen else "From spec.parallelism.expert."))
     return [arg for arg in args if version.table is None or version.table.knows_flag(arg.name)]
 
 

@@ -104,9 +104,9 @@ def predict_model(
 ) -> Estimate:
     """Estimate an engine of a resolved model, with measured weights where its format is not known module by module."""
     options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
-    if options.weights_gib is None and (model.form.assumed or model.label):
-        one = weigh(model.shape, model.form, ParallelShape(), facts, release).largest
-        own = weigh(model.shape, model.form, parallel, facts, release).largest
+    if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
+        one = weigh(model.shape, model.form, ParallelShape(), facts, release)
+        own = weigh(model.shape, model.form, parallel, facts, release)
         measured = model.measured_weights(parallel, one / own if own > 0 else 0.0)
         options = replace(options, weights_gib=measured)
     return estimate(model.shape, model.form, device, parallel, options, facts, release)
@@ -127,7 +127,8 @@ def as_line(name: str, made: Estimate) -> dict[str, Any]:
 
 def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
     product = find_product(case.device_name, gpus)
-    architecture = product.architecture if product else None
+    named = (known for word, known in facts.usable_memory.unified_names.items() if word in case.device_name.lower())
+    architecture = product.architecture if product else next(named, None)
     if case.memory_gib is None:
         return device_of(product, architecture, None, gpus, facts)
     family = gpus.architectures.get(architecture or "")

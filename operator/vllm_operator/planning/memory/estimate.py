@@ -81,6 +81,7 @@ class Estimate:
         kv_needed: Memory for one request of the maximum length.
         tokens: Tokens in the KV cache, as vLLM logs them.
         longest: The longest context that fits.
+        comfortable: The same with the margin left free.
         concurrency: Requests of the maximum length at a time.
         limit: What decides, as a sentence.
     """
@@ -98,6 +99,7 @@ class Estimate:
     longest: int | None = None
     max_length: int | None = None
     concurrency: float | None = None
+    comfortable: int | None = None
 
 
 def estimate(
@@ -120,18 +122,20 @@ def estimate(
         facts: The constants.
         release: The vLLM version.
     """
-    weighed = weigh(
-        shape,
-        form,
-        parallel,
-        facts,
-        release,
-        architecture=device.architecture,
-        drafts=options.own_draft_layers,
-        checkpoint=options.checkpoint_bytes,
-        vision=options.vision,
-    )
-    weights = weighed.largest / GIB if options.weights_gib is None else options.weights_gib
+    weights = options.weights_gib
+    if weights is None:
+        weights = weigh(
+            shape,
+            form,
+            parallel,
+            facts,
+            release,
+            architecture=device.architecture,
+            drafts=options.own_draft_layers,
+            checkpoint=options.checkpoint_bytes,
+            vision=options.vision,
+        )
+        weights /= GIB
     weights = max(weights - options.offload_gib, 0.0)
     if device.memory_gib is None:
         return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=weights)
@@ -164,9 +168,12 @@ def estimate(
     available = budget - weights - activation - other - counted
     if options.cache_bytes is not None:
         available = options.cache_bytes / GIB
-    layout = lay_out(shape, parallel, _cache_options(shape, device, options, batch, facts, release), facts, release)
+    cache = _cache_options(shape, device, options, batch, facts, release)
+    layout = checked = lay_out(shape, parallel, cache, facts, release)
+    if facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
+        checked = lay_out(shape, replace(parallel, pipeline=1), cache, facts, release)
     known = _Parts(weights, activation, other, graphs, counted, budget, available, total, utilization)
-    return _judge(known, layout, shape, device, options, max_length, facts)
+    return _judge(known, layout, checked, shape, device, options, max_length, facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,12 +213,19 @@ def _cache_options(shape: ModelShape, device: Device, options: Options, batch: B
 
 
 def _judge(
-    parts: _Parts, layout: CacheLayout | None, shape: ModelShape, device: Device, options: Options, max_length: int, facts: MemoryFacts
+    parts: _Parts,
+    layout: CacheLayout | None,
+    checked: CacheLayout | None,
+    shape: ModelShape,
+    device: Device,
+    options: Options,
+    max_length: int,
+    facts: MemoryFacts,
 ) -> Estimate:
     """Compare the parts with the GPU: the limit with the least slack decides."""
     margin = max(facts.margin.gib, facts.margin.share * parts.total)
     free = parts.total - (0.0 if device.unified else facts.context_gib)
-    needed = tokens = longest = concurrency = None
+    needed = tokens = longest = concurrency = comfortable = None
     auto = options.max_length == 0
     memory = parts.available * GIB
     limits = [
@@ -222,15 +236,16 @@ def _judge(
             f"Weights and activations take {parts.weights + parts.activation + parts.other:.1f} GiB of {parts.total:.1f} GiB.",
         ),
     ]
-    if layout is not None:
-        longest = layout.longest(memory, shape.max_length or max_length)
+    if layout is not None and checked is not None:
+        longest = checked.longest(memory, shape.max_length or max_length)
+        comfortable = checked.longest((parts.available - margin) * GIB, shape.max_length or max_length)
         if auto:
             max_length = max(min(longest, max_length), 1)
-        needed = layout.need(max_length) / GIB
+        needed = checked.need(max_length) / GIB
         tokens, concurrency = layout.tokens(memory, max_length), layout.concurrency(memory, max_length)
         limits.append(
             (
-                parts.available - (layout.need(1) / GIB if auto else needed),
+                parts.available - (checked.need(1) / GIB if auto else needed),
                 Prediction.REFUSED,
                 f"A context of {max_length} tokens needs {needed:.2f} GiB of KV cache; {max(parts.available, 0):.2f} GiB are left."
                 if parts.available > 0
@@ -253,6 +268,7 @@ def _judge(
         longest,
         max_length,
         concurrency,
+        comfortable,
     )
     return _with_verdict(made, parts, limits, free, margin, device, layout is not None or not shape.cached)
 

@@ -54,7 +54,8 @@ def activation_bytes(
     else:
         forward = known.forward_dense * batch.tokens * 2 * (3 * shape.intermediate / parallel.tensor + 4 * shape.hidden)
     recurrent = known.recurrent_bytes * batch.tokens * shape.recurrent_width / parallel.tensor
-    encoder = known.vision_gib * GIB / parallel.tensor if shape.vision and vision else 0.0
+    fixed = any(name in shape.architecture for name in known.fixed_vision)
+    encoder = (known.fixed_vision_gib if fixed else known.vision_gib) * GIB / parallel.tensor if shape.vision and vision else 0.0
     extra = 0.0
     if shape.index_top:
         extra = known.sparse_rows * max_length / (4 if shape.compressed else 1) * known.sparse_row_bytes + known.indexer_logits_gib * GIB

@@ -16,6 +16,8 @@ from vllm_operator.planning.memory.quantization import WeightFormat, name_format
 from vllm_operator.planning.memory.shape import read_shape
 
 GIB = 1 << 30
+FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
+"""Where the sizes of a model are from."""
 STATED = re.compile(r"([0-9]{1,4}(?:\.[0-9]{1,4})?) gib loaded")
 """A format may state what is loaded, such as `4-bit (19.78 GiB loaded)`."""
 
@@ -73,11 +75,11 @@ def resolve_model(
         label: The format by name, such as `fp8_block`; empty for that in config.json.
     """
     known = table.find(name)
-    shape, source, used = None, "config.json", config
+    shape, source, used = None, FROM_CONFIG, config
     if config is not None:
         shape = read_shape(config)
     if shape is None and known is not None:
-        shape, source, used = read_shape(known.config), "table of well-known models", known.config
+        shape, source, used = read_shape(known.config), FROM_TABLE, known.config
     if shape is None or used is None:
         return None
     own = read_format(used, shape)

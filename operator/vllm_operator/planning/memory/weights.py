@@ -3,8 +3,6 @@
 Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fused_moe, mla.py), 0.33.0.
 """
 
-from dataclasses import dataclass
-
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
@@ -12,14 +10,6 @@ from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
 from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Bytes of the weights on the fullest GPU, and on the emptiest with pipeline parallelism."""
-
-    largest: float
-    smallest: float
 
 
 def weigh(
@@ -33,8 +23,8 @@ def weigh(
     drafts: bool = False,
     checkpoint: int | None = None,
     vision: bool = True,
-) -> Weights:
-    """Return the weights on one GPU.
+) -> float:
+    """Return the bytes of the weights on the fullest GPU.
 
     Args:
         shape: The model.
@@ -71,8 +61,7 @@ def weigh(
         else:
             stages[0] += held
     extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
-    sizes = [stage + shared / parallel.pipeline + extra for stage in stages]
-    return Weights(max(sizes), min(sizes))
+    return max(stages) + shared / parallel.pipeline + extra
 
 
 def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:

@@ -1,7 +1,7 @@
 """The message if no GPU fits: what was requested, what the cluster has, what the user can do."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -53,12 +53,19 @@ def explain(
     inventory: Inventory,
     rejections: Sequence[Rejection],
     gpus: GPUs,
+    large_enough: Callable[[Pool], bool] | None = None,
 ) -> str:
-    """Return the message."""
+    """Return the message. Of several MIG slices it names the smallest that is large enough."""
     asked = _asked(wanted, count, gpus) + _with_labels(selector)
     if not rejections:
         return _no_gpu_at_all(asked)
-    nearest = max(rejections, key=lambda rejection: (rejection.obstacle, rejection.pool.count, rejection.pool.nodes))
+
+    def nearness(rejection: Rejection) -> tuple[object, ...]:
+        pool = rejection.pool
+        enough = rejection.obstacle is Obstacle.SLICED and large_enough is not None and large_enough(pool)
+        return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
+
+    nearest = max(rejections, key=nearness)
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."

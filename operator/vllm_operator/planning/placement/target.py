@@ -14,7 +14,7 @@ same request in the same cluster always gets the same GPU:
 The node affinity uses labels of the chosen nodes.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vllm_operator.api.conditions import Reason
@@ -52,6 +52,7 @@ class Request:
             does not move the replicas.
         weight_bytes: Size of the weights on each device; None if unknown.
         selector: Labels that the user requires on the nodes.
+        large_enough: Says whether one device of a pool is large enough for the model; None if that is unknown.
     """
 
     accelerator: AcceleratorSpec
@@ -63,6 +64,7 @@ class Request:
     preferred: tuple[str | None, str | None] | None = None
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
+    large_enough: Callable[[Pool], bool] | None = None
 
     @property
     def claims(self) -> bool:
@@ -113,7 +115,7 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
             continue
         candidates.append((pool, fit))
     if not candidates:
-        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus)
+        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
     ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
     return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)

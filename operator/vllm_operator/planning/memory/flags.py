@@ -1,0 +1,85 @@
+"""Flags of `vllm serve` that decide about memory, as the user writes them."""
+
+import json
+import re
+from collections.abc import Mapping
+
+from vllm_operator.planning.memory.estimate import Options
+
+UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--enable-lora", "--num-gpu-blocks-override")
+"""Flags whose effect on memory is not modelled: with one of them, nothing is said about the size."""
+UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
+LARGEST = 1 << 40
+
+
+def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
+    """Read the flags; None if one of them has an effect that is not modelled, or a value that cannot be read."""
+    if any(name in arguments for name in UNREADABLE):
+        return None
+    length = arguments.get("--max-model-len")
+    automatic = length in ("auto", "-1")
+    sizes = {
+        name: _size(arguments[flag])
+        for name, flag in (
+            ("sequences", "--max-num-seqs"),
+            ("batched_tokens", "--max-num-batched-tokens"),
+            ("block", "--block-size"),
+            ("context_parallel", "--decode-context-parallel-size"),
+            ("cache_bytes", "--kv-cache-memory-bytes"),
+        )
+        if flag in arguments
+    }
+    numbers = {
+        name: _number(arguments[flag])
+        for name, flag in (("utilization", "--gpu-memory-utilization"), ("offload_gib", "--cpu-offload-gb"))
+        if flag in arguments
+    }
+    given = None if automatic or "--max-model-len" not in arguments else _size(length)
+    speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else (0, False)
+    known = {**sizes, **numbers}
+    if speculative is None or None in known.values() or (length is not None and not automatic and given is None):
+        return None
+    return Options(
+        utilization=numbers.get("utilization"),
+        max_length=0 if automatic else given,
+        sequences=sizes.get("sequences"),
+        batched_tokens=sizes.get("batched_tokens"),
+        cache_dtype=(arguments.get("--kv-cache-dtype") or "auto")[:40],
+        eager="--enforce-eager" in arguments,
+        offload_gib=numbers.get("offload_gib") or 0.0,
+        speculative=speculative[0],
+        own_draft_layers=speculative[1],
+        vision="--language-model-only" not in arguments,
+        prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
+        context_parallel=sizes.get("context_parallel") or 1,
+        block=sizes.get("block"),
+        cache_bytes=sizes.get("cache_bytes"),
+    )
+
+
+def _size(value: str | None) -> int | None:
+    """A number of tokens as vLLM reads it: 32768, 32k, 32K, 1.5k."""
+    found = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,3})?)([kmgKMG]?)", value or "")
+    size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+    return size if 0 < size < LARGEST else None
+
+
+def _number(value: str | None) -> float | None:
+    found = re.fullmatch(r"[0-9]{0,6}(?:\.[0-9]{1,9})?", value or "")
+    return float(value) if found and value and value != "." else None
+
+
+def _speculative(value: str | None) -> tuple[int, bool] | None:
+    """Tokens of a draft, and whether its layers are in the checkpoint; None for a separate model, whose size is unknown."""
+    try:
+        written = json.loads(value or "")
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(written, dict):
+        return None
+    method, tokens = written.get("method"), written.get("num_speculative_tokens", 1)
+    if not isinstance(tokens, int) or isinstance(tokens, bool) or not 0 < tokens < 100:
+        return None
+    if method in ("ngram", "suffix"):
+        return tokens, False
+    return (tokens, True) if isinstance(method, str) and "mtp" in method and "model" not in written else None

@@ -1,0 +1,223 @@
+"""Which GPUs are large enough, and how many of them a replica needs.
+
+Each GPU of the cluster is judged with the estimate of `planning.memory`. Without a size in the spec, the smallest number of GPUs of
+one node is chosen on which the model fits with a useful context. Among GPUs that fit, the one with the least memory is chosen.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+from vllm_operator.api.spec import MigSpec
+from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.images import Images
+from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.shape import ParallelShape, Shape
+from vllm_operator.planning.inventory.pools import Inventory, Pool
+from vllm_operator.planning.memory.cases import predict_model
+from vllm_operator.planning.memory.devices import device_of
+from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.quantization import name_format
+from vllm_operator.planning.memory.resolve import SizedModel
+from vllm_operator.planning.memory.sizes import smallest_sizes
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.placement.target import Request, Target, find_targets
+
+USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
+"""A context that is shortened to fit has at least so many tokens; the smaller number only if no number of GPUs allows the larger."""
+ROUNDED_TO = 1024
+SMALLER_FORMATS = (("fp8", "an FP8"), ("awq", "a 4-bit"))
+NO_FP8 = ("sm_70", "sm_75")
+"""Architectures without a kernel for weights in FP8."""
+
+
+class Room(IntEnum):
+    """How well a model fits, the best first."""
+
+    WHOLE = 0
+    SHORTENED = 1
+    SHORT = 2
+    TIGHT = 3
+    UNKNOWN = 4
+    NONE = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What is expected of a model on a GPU. `length` is the context to set; None for that of the model or the user."""
+
+    room: Room
+    made: Estimate
+    length: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sizing:
+    """What the estimates of one VLLMDeployment have in common.
+
+    Attributes:
+        model: What is known about the model; None if its sizes are unknown.
+        options: The flags of the user; None if one of them has an effect that is not modelled.
+        release: The vLLM version.
+        facts: The constants.
+        gpus: The table of GPUs.
+    """
+
+    model: SizedModel | None
+    options: Options | None
+    release: Release
+    facts: MemoryFacts
+    gpus: GPUs
+    _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def certain(self) -> bool:
+        """Whether a model that does not fit may be refused: its size is that of its files or of the table, and nothing is assumed."""
+        if self.model is None or self.model.form.assumed:
+            return False
+        return self.model.checkpoint_bytes is not None or self.model.known is not None
+
+    def judge(self, pool: Pool, parallel: ParallelShape) -> Judgement:
+        """Estimate the model on one GPU of a pool."""
+        if self.model is None or self.options is None or pool.shared:
+            return Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
+        made = self._estimate(pool, parallel, self.options)
+        if made.prediction is Prediction.STARTED:
+            return Judgement(Room.WHOLE, made)
+        length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
+        if self.options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
+            shorter = self._estimate(pool, parallel, replace(self.options, max_length=length))
+            if shorter.prediction is Prediction.STARTED:
+                return Judgement(Room.SHORTENED if length >= USEFUL_CONTEXT else Room.SHORT, shorter, length)
+        rooms = {Prediction.TIGHT: Room.TIGHT, Prediction.UNKNOWN: Room.UNKNOWN}
+        return Judgement(rooms.get(made.prediction, Room.NONE), made)
+
+    def holds(self, pool: Pool) -> bool:
+        """Whether one GPU or MIG slice of a pool is enough."""
+        return self.judge(pool, ParallelShape()).room <= Room.SHORT
+
+    def shapes(self, most: int) -> list[Shape]:
+        """Sizes to choose from, up to this many GPUs of one node."""
+        if self.model is None:
+            return []
+        return [Shape(parallel, parallel.tensor) for parallel in smallest_sizes(self.model.shape, self.model.form, most)]
+
+    def smaller_format(self, pool: Pool, parallel: ParallelShape) -> str | None:
+        """Name a format of the weights, with its article, in which the model would fit on these GPUs."""
+        for label, name in SMALLER_FORMATS if self.model is not None else ():
+            form = name_format(label, self.model.shape) if self.model is not None else None
+            if self.model is None or form is None or form.size >= self.model.form.size or (label == "fp8" and pool.architecture in NO_FP8):
+                continue
+            other = replace(self, model=replace(self.model, form=form, label=label, checkpoint_bytes=None), _weighed={})
+            if other.judge(pool, parallel).room <= Room.SHORT:
+                return name
+        return None
+
+    def _estimate(self, pool: Pool, parallel: ParallelShape, options: Options) -> Estimate:
+        assert self.model is not None  # `judge` has checked it
+        device = device_of(self.gpus.product(pool.product), pool.architecture, pool.memory_mebibytes, self.gpus, self.facts)
+        key = (parallel, pool.architecture)
+        made = predict_model(self.model, parallel, device, replace(options, weights_gib=self._weighed.get(key)), self.facts, self.release)
+        self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # the same on every GPU of an architecture
+        return made
+
+    def is_native(self, pool: Pool) -> bool:
+        """Whether a GPU computes in the format of the weights."""
+        family, name = self.gpus.architectures.get(pool.architecture or ""), self.model.form.name if self.model else ""
+        if family is None:
+            return False
+        return family.fp4 if "FP4" in name else family.fp8 if "FP8" in name else True
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A GPU and a size."""
+
+    shape: Shape
+    target: Target
+    judgement: Judgement
+
+
+def find_candidates(
+    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, images: Images, *, at_least: int | None = None
+) -> list[Candidate]:
+    """Return each size with each GPU that can run it, judged: for each size the GPUs in the order of `find_targets`.
+
+    Args:
+        request: What a replica needs, apart from the number of GPUs.
+        shapes: Sizes in ascending order.
+        sizing: How they are judged.
+        inventory: The GPUs of the cluster.
+        images: The images of the catalog.
+        at_least: Larger sizes are left out as soon as the model fits on this many GPUs or more; None to try all.
+    """
+    found: list[Candidate] = []
+    for shape in shapes:
+        targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, images)
+        for target in () if isinstance(targets, Verdict) else targets:
+            found.append(Candidate(shape, target, sizing.judge(target.pool, shape.parallel)))
+        if at_least is not None and shape.count >= at_least and any(each.judgement.room <= Room.SHORTENED for each in found):
+            break
+    return found
+
+
+def find_others(request: Request, sizing: Sizing, inventory: Inventory, images: Images) -> list[Candidate]:
+    """Return all sizes and GPUs of the cluster, also those that the spec does not allow."""
+    unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
+    accelerator = request.accelerator.model_copy(update=unlimited)
+    whole = replace(request, accelerator=accelerator, preferred=None)
+    found = find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory, images)
+    for profile in sorted({pool.mig_profile for pool in inventory.pools if pool.mig_profile is not None}):
+        # a profile in a label is spelled differently from one in a spec, so it is not validated
+        sliced = accelerator.model_copy(update={"mig": MigSpec.model_construct(profile=profile)})
+        found += find_candidates(replace(whole, accelerator=sliced), [Shape(ParallelShape(), 1)], sizing, inventory, images)
+    return found
+
+
+def most_gpus(inventory: Inventory) -> int:
+    """The most GPUs of a node."""
+    return max((pool.count for pool in inventory.pools), default=1)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    sizing: Sizing,
+    preferred: tuple[str | None, str | None] | None,
+    preferred_count: int | None,
+    *,
+    ordered: bool,
+) -> list[Candidate]:
+    """Return the candidates of the size to use, the best GPU first.
+
+    Args:
+        candidates: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
+        sizing: How they were judged.
+        preferred: Architecture and product of the GPU in use, which is kept if the model fits on it.
+        preferred_count: The number of GPUs in use, which is kept too.
+        ordered: The user gives an order of GPUs, or nothing is known about the sizes: the order stays.
+    """
+    own = [each for each in candidates if preferred == (each.target.architecture, each.target.pool.product)]
+    own = [each for each in own if each.shape.count == preferred_count]
+    for group in (own, candidates):
+        for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
+            if group is own and Room.UNKNOWN in rooms:
+                continue
+            first = next((each for each in group if each.judgement.room in rooms), None)
+            if first is None:
+                continue
+            same = [each for each in group if each.shape == first.shape]
+            best = [each for each in same if each.judgement.room in rooms]
+            rest = [each for each in candidates if each.shape == first.shape and each not in best]
+            if not ordered and Room.UNKNOWN not in rooms:
+                best.sort(key=lambda each: _size_of(each, sizing))
+            return [*best, *rest]
+    largest = candidates[-1].shape
+    return [each for each in candidates if each.shape == largest]
+
+
+def _size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
+    pool = candidate.target.pool
+    family = sizing.gpus.architectures.get(pool.architecture or "")
+    unified = family is None or family.unified_memory
+    return (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not candidate.target.fit.clean)

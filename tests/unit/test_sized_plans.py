@@ -1,0 +1,201 @@
+"""Plans with a size: how many GPUs, which of several, how long a context, and what is refused because it does not fit."""
+
+from typing import Any
+
+import pytest
+
+from support.gpus import real_node
+from support.plans import deployment, made, planned, refusal
+from vllm_operator.api.plan import Plan
+from vllm_operator.planning.memory.flags import read_flags
+from vllm_operator.planning.model.facts import ModelFiles
+
+LLAMA_70B, DEEPSEEK = "hf://meta-llama/Llama-3.3-70B-Instruct", "hf://deepseek-ai/DeepSeek-V3"
+INSIST = {"vllm-operator.dev/allow-known-bad": "true"}
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"],
+    "num_hidden_layers": 80,
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
+
+def flags(plan: Plan) -> dict[str, str | None]:
+    return {argument.name: argument.value for argument in plan.args}
+
+
+@pytest.mark.parametrize(
+    ("uri", "kinds", "product", "count"),
+    [
+        ("hf://Qwen/Qwen3-0.6B", ("b200", "l40s"), "NVIDIA-L40S", 1),
+        (LLAMA_70B, ("h100-sxm",), "NVIDIA-H100-80GB-HBM3", 4),
+        (LLAMA_70B, ("h100-sxm", "b200"), "NVIDIA-B200", 1),
+        (DEEPSEEK, ("h100-sxm", "h200"), "NVIDIA-H200", 8),
+        ("hf://meta-llama/Llama-3.1-8B-Instruct", ("gb10", "h100-sxm"), "NVIDIA-H100-80GB-HBM3", 1),
+        ("hf://acme/unheard-of", ("l40s", "h200"), "NVIDIA-H200", 1),
+    ],
+)
+def test_the_smallest_number_of_the_smallest_gpus_is_chosen(uri: str, kinds: tuple[str, ...], product: str, count: int) -> None:
+    plan = made(deployment(uri), *map(real_node, kinds))
+    assert (plan.product, plan.count) == (product, count)
+    assert flags(plan).get("--tensor-parallel-size") == (str(count) if count > 1 else None)
+
+
+def test_a_size_of_the_spec_is_not_changed() -> None:
+    assert made(deployment(LLAMA_70B, parallelism={"tensor": 8}), real_node("h100-sxm")).count == 8
+    assert made(deployment("hf://Qwen/Qwen3-0.6B", accelerator={"count": 2}), real_node("h100-sxm")).count == 2
+
+
+def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None:
+    plan = made(deployment("hf://Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"), real_node("l40s"), real_node("h100-sxm"))
+    assert plan.count == 8 or "--enable-expert-parallel" not in flags(plan)
+
+
+@pytest.mark.parametrize(
+    ("uri", "kind", "spec", "said"),
+    [
+        (DEEPSEEK, "gb10", {}, "does not fit on 1 NVIDIA GB10 (sm_121). The weights take 628.8 GiB of 121.6 GiB."),
+        (DEEPSEEK, "h100-sxm", {}, "does not fit on 8 NVIDIA H100 80GB (sm_90). Weights and activations take"),
+        (LLAMA_70B, "h100-sxm", {"parallelism": {"tensor": 1}}, "Use 4 NVIDIA H100 80GB (sm_90) (spec.parallelism.tensor: 4)"),
+        ("hf://meta-llama/Llama-3.1-8B-Instruct", "t4", {"parallelism": {"tensor": 1}}, "a 4-bit checkpoint of the same model"),
+        (
+            "hf://meta-llama/Llama-3.1-8B-Instruct",
+            "l4",
+            {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "args": [{"name": "--max-model-len", "value": "131072"}]}},
+            "Set --max-model-len to ",
+        ),
+    ],
+)
+def test_what_surely_does_not_fit_is_refused_with_what_would(uri: str, kind: str, spec: dict[str, Any], said: str) -> None:
+    reason, message = refusal(deployment(uri, **spec), real_node(kind))
+    assert reason == "DoesNotFit"
+    assert said in message
+    assert message.endswith('To start it anyway, set the annotation vllm-operator.dev/allow-known-bad to "true".')
+
+
+def test_who_insists_gets_a_plan_with_a_warning() -> None:
+    plan = made(deployment(DEEPSEEK, annotations=INSIST), real_node("gb10"))
+    assert plan.notes[0].startswith("deepseek-ai/DeepSeek-V3 will probably run out of memory on NVIDIA GB10 (sm_121)")
+
+
+def test_the_ways_out_name_another_gpu_of_the_cluster() -> None:
+    request = deployment("hf://Qwen/Qwen3-32B", accelerator={"products": ["NVIDIA-L4"]}, parallelism={"tensor": 1})
+    _, message = refusal(request, real_node("l4"), real_node("h200"))
+    assert "Use 1 NVIDIA H200 141GB (sm_90) (spec.accelerator.products: [NVIDIA-H200])" in message
+
+
+def test_a_slice_that_is_too_small_names_one_that_is_not() -> None:
+    request = deployment(accelerator={"mig": {"profile": "1g.10gb"}})
+    _, message = refusal(request, real_node("h100-mig-mixed"))
+    assert "1 MIG slice 3g.40gb of NVIDIA H100 80GB (sm_90) (spec.accelerator.mig.profile: 3g.40gb)" in message
+
+
+def test_a_context_that_does_not_fit_is_shortened_and_said() -> None:
+    plan = made(deployment(parallelism={"tensor": 1}), real_node("l4"))
+    length = int(flags(plan)["--max-model-len"] or 0)
+    assert 4096 <= length < 131072
+    assert f"the operator sets --max-model-len to {length}" in plan.notes[0]
+
+
+def test_a_context_of_the_user_stays() -> None:
+    args = [{"name": "--max-model-len", "value": "8k"}]
+    plan = made(deployment(engine={"version": "0.20.1", "args": args}, parallelism={"tensor": 1}), real_node("l4"))
+    assert "--max-model-len" not in flags(plan)
+
+
+def test_a_gpu_of_unknown_memory_comes_after_one_that_is_large_enough() -> None:
+    unknown = real_node("h200", "unknown", labels={"nvidia.com/gpu.product": "NVIDIA-Future", "nvidia.com/gpu.memory": None})
+    assert made(deployment(), unknown, real_node("l40s")).product == "NVIDIA-L40S"
+    alone = made(deployment(), unknown)
+    assert any("unknown, so the operator cannot check whether" in note for note in alone.notes)
+
+
+def test_a_model_of_unknown_size_is_not_refused() -> None:
+    assert made(deployment("hf://acme/unheard-of"), real_node("t4")).count == 1
+
+
+def test_a_model_whose_files_have_no_size_is_planned_with_a_warning() -> None:
+    plan = made(deployment("hf://acme/own-70b"), real_node("t4"), files=ModelFiles(CONFIG))
+    assert plan.notes[0].startswith("acme/own-70b will probably run out of memory")
+
+
+def test_a_command_line_of_the_user_is_not_judged() -> None:
+    template = {"spec": {"containers": [{"name": "vllm", "args": ["--model", "x"]}]}}
+    assert made(deployment(DEEPSEEK, podTemplate=template), real_node("t4")).count == 1
+
+
+@pytest.mark.parametrize("files", [ModelFiles(CONFIG, 141_107_396_608), ModelFiles()], ids=["with config.json", "without"])
+def test_a_plan_in_force_keeps_its_size(files: ModelFiles) -> None:
+    request, node = deployment("hf://acme/own-70b"), real_node("h100-sxm")
+    pinned = made(request, node, files=ModelFiles(CONFIG, 141_107_396_608))
+    assert pinned.count == 4
+    outcome = planned(request, node, pinned=pinned, files=files)
+    assert (outcome.plan, outcome.drift) == (pinned, ())
+
+
+def test_an_upgrade_of_the_operator_does_not_resize_a_plan_in_force() -> None:
+    request, node = deployment(LLAMA_70B), real_node("h100-sxm")
+    sized = made(request, node)
+    args = [argument for argument in sized.args if argument.name != "--tensor-parallel-size"]
+    old = sized.model_copy(update={"count": 1, "args": args})
+    assert planned(request, node, pinned=old).plan == old
+
+
+def test_a_shortened_context_stays_in_force() -> None:
+    request, node = deployment(parallelism={"tensor": 1}), real_node("l4")
+    pinned = made(request, node)
+    outcome = planned(request, node, pinned=pinned)
+    assert (outcome.plan, outcome.drift) == (pinned, ())
+
+
+def test_an_edit_of_the_spec_keeps_the_number_of_gpus() -> None:
+    node = real_node("h100-sxm")
+    pinned = made(deployment(parallelism={"tensor": 2}), node)
+    assert made(deployment(generation=2), node, pinned=pinned).count == 2
+
+
+def test_a_damaged_cache_keeps_the_size_in_its_key() -> None:
+    request, node = deployment(LLAMA_70B), real_node("h100-sxm")
+    pinned = made(request, node)
+    assert "-tp4-" in made(request, node, pinned=pinned, cache_generation=1).cache_key
+
+
+@pytest.mark.parametrize(
+    ("arguments", "want"),
+    [
+        ({}, {"max_length": None, "speculative": 0}),
+        ({"--max-model-len": "32k"}, {"max_length": 32000}),
+        ({"--max-model-len": "32K"}, {"max_length": 32768}),
+        ({"--max-model-len": "auto"}, {"max_length": 0}),
+        ({"--gpu-memory-utilization": "0.8", "--enforce-eager": None}, {"utilization": 0.8, "eager": True}),
+        ({"--max-num-seqs": "64", "--max-num-batched-tokens": "4096"}, {"sequences": 64, "batched_tokens": 4096}),
+        ({"--speculative-config": '{"method": "mtp", "num_speculative_tokens": 2}'}, {"speculative": 2, "own_draft_layers": True}),
+    ],
+)
+def test_flags_that_decide_about_memory(arguments: dict[str, str | None], want: dict[str, Any]) -> None:
+    options = read_flags(arguments)
+    assert options is not None
+    assert {name: getattr(options, name) for name in want} == want
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"--max-model-len": "long"},
+        {"--hf-overrides": "{}"},
+        {"--gpu-memory-utilization": "much"},
+        {"--speculative-config": "{"},
+        {"--speculative-config": '{"model": "acme/draft", "num_speculative_tokens": 5}'},
+        {"--enable-lora": None},
+    ],
+)
+def test_with_a_flag_that_is_not_understood_nothing_is_said_about_the_size(arguments: dict[str, str | None]) -> None:
+    assert read_flags(arguments) is None
+    args = [{"name": name, **({"value": value} if value is not None else {})} for name, value in arguments.items()]
+    plan = made(deployment(DEEPSEEK, engine={"version": "0.20.1", "args": args}), real_node("t4"))
+    assert plan.count == 1
