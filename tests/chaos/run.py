@@ -174,6 +174,7 @@ class Run:
         try:
             async with asyncio.timeout(60):
                 while self._lists() == before:  # noqa: ASYNC110 - the audit log is read
+                    await self._operators.check()  # the outage may have cost the first one the Lease, so that it ends
                     await asyncio.sleep(0.5)
         except TimeoutError:
             self.journal.violate("no watch began anew after 410 Gone")
