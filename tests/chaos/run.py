@@ -173,7 +173,7 @@ class Run:
             self.journal.violate("a watch from before the history was compacted was served")
         try:
             async with asyncio.timeout(60):
-                while self._lists() == before:  # noqa: ASYNC110 - the audit log is read
+                while self._lists() == before:
                     await self._operators.check()  # the outage may have cost the first one the Lease, so that it ends
                     await asyncio.sleep(0.5)
         except TimeoutError:
