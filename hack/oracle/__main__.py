@@ -15,17 +15,21 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 HACK = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HACK))
 
 from oracle.tables import Answers, expand, merge, write  # noqa: E402  # the line above makes it importable
+from oracle.trees import EMPTY, is_written, merge_trees  # noqa: E402
 
 TABLES = HACK.parent / "operator/vllm_operator/catalog/data/selectors"
-COMPONENTS = ("attention", "prefill", "gemm")
+COMPONENTS = ("attention", "prefill", "gemm", "moe")
 """Modules of this package; each has a table."""
+TREES = frozenset({"moe"})
+"""Components whose tables are trees, because their layers have many properties."""
 ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_100", "sm_103", "sm_110", "sm_120", "sm_121")
 WANTED = re.compile(r"\.(py|json)$|\.dist-info/METADATA$")
 FLASHINFER = re.compile(r"^Requires-Dist: flashinfer-python *\(?==([0-9a-z.]+)", re.MULTILINE)
@@ -63,6 +67,13 @@ def ask(version: str, components: Sequence[str], python: str, sources: Path) -> 
     return answers
 
 
+def _agrees(component: str, answers: Mapping[str, Answers], version: str, committed: Mapping[str, Any]) -> bool:
+    """Whether the committed table says the same."""
+    if component in TREES:
+        return is_written(answers, version, committed)
+    return bool(committed["versions"]) and expand(merge({version: answers}))[version] == expand(committed).get(version)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="oracle", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("versions", nargs="+", metavar="VERSION")
@@ -79,14 +90,14 @@ def main() -> int:
     differing = []
     for component in arguments.components:
         table = TABLES / f"{component}.json"
-        committed = expand(json.loads(table.read_text())) if table.exists() else {}
-        merged = merge(committed | {version: answers[component] for version, answers in found.items()})
-        if not arguments.check:
-            TABLES.mkdir(exist_ok=True)
-            write(merged, table)
+        committed = json.loads(table.read_text()) if table.exists() else EMPTY
+        answers = {version: by_component[component] for version, by_component in found.items()}
+        if arguments.check:
+            differing += [f"{version}, {component}" for version in found if not _agrees(component, answers[version], version, committed)]
             continue
-        now = expand(merged)
-        differing += [f"{version}, {component}" for version in found if now[version] != committed.get(version)]
+        TABLES.mkdir(exist_ok=True)
+        merged = merge_trees(answers, committed) if component in TREES else merge((expand(committed) if table.exists() else {}) | answers)
+        write(merged, table)
     for name in differing:
         print(f"{name}: the answers differ from the committed table", file=sys.stderr)
     return 1 if differing else 0

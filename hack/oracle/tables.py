@@ -9,8 +9,8 @@ from typing import Any
 Answers = Mapping[str, Mapping[str, Any]]
 """The answers on one architecture, by the name of the case; see `attention.Answer`."""
 OF_THE_MACHINE = re.compile(
-    r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup)Error"
-    r"|failed to import|requires FlashInfer with|was built without|None of the modules"
+    r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup|Key|Assertion)Error"
+    r"|failed to import|requires FlashInfer with|was built without|None of the modules|object at 0x"
 )
 """Refusals that come from the made-up machine and not from the selector: that package is known by its text only, or an extension
 is not there. Such a backend is neither accepted nor refused, and which backend the selector takes is then unknown."""
@@ -22,9 +22,9 @@ def merge(versions: Mapping[str, Mapping[str, Answers]]) -> dict[str, Any]:
     Args:
         versions: The answers by version and architecture.
     """
-    reasons, answers, cases = _Numbered(), _Numbered(), _Numbered()
+    reasons, answers, cases = Numbered(), Numbered(), Numbered()
     placed: dict[str, dict[str, int]] = {}
-    for version in sorted(versions, key=_release):
+    for version in sorted(versions, key=release):
         placed[version] = {}
         for architecture, found in sorted(versions[version].items(), key=lambda item: int(item[0].removeprefix("sm_"))):
             table = {name: answers.number(_compact(answer, reasons)) for name, answer in sorted(found.items())}
@@ -57,7 +57,7 @@ def write(table: Mapping[str, Any], path: Path) -> None:
     path.write_text("{\n" + ",\n".join(parts) + "\n}\n")
 
 
-def _compact(answer: Mapping[str, Any], reasons: "_Numbered") -> dict[str, Any]:
+def _compact(answer: Mapping[str, Any], reasons: "Numbered") -> dict[str, Any]:
     refused = {name: text for name, text in sorted(answer["refuses"].items()) if not OF_THE_MACHINE.search(text)}
     raises = answer.get("raises")
     more = {
@@ -72,11 +72,11 @@ def _compact(answer: Mapping[str, Any], reasons: "_Numbered") -> dict[str, Any]:
     }
 
 
-def _release(version: str) -> tuple[int, ...]:
+def release(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-class _Numbered:
+class Numbered:
     """Values in the order in which they came, each once."""
 
     def __init__(self) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from oracle.experts import SCHEMES, all_cases, canonical
 from oracle.tables import expand, merge, write
 from oracle.text_packages import TextPackages, names_of
+from oracle.trees import find, is_written, merge_trees
 
 SOURCE = """
 import os
@@ -98,3 +100,69 @@ def test_an_error_of_the_made_up_machine_is_no_reason_of_vllm() -> None:
 def test_what_comes_from_the_made_up_machine_is_no_answer(reason: str) -> None:
     [compact] = merge({"0.20.1": {"sm_90": {"Dense/128/auto": answer(FLASHINFER=reason, FLASHMLA="too old")}}})["answers"]
     assert compact == {"takes": None, "accepts": ["FLASH_ATTN"], "refuses": {"FLASHMLA": 0}}
+
+
+def experts(takes: str | None = "TRITON", **given: Any) -> dict[str, Any]:
+    return {"takes": takes, "accepts": [], "refuses": {}, "ignores": {}, "raises": None} | given
+
+
+MODELS = ("DeepSeekV3", "Renormalize", "Llama4")
+
+
+def tree(**special: dict[str, Any]) -> dict[str, Any]:
+    """The answers on one architecture; `special` has those of models that differ."""
+    return {f"FP8/Unset/{layout}/{model}": special.get(model, experts()) for layout in ("Tensor", "Expert") for model in MODELS}
+
+
+def test_equal_branches_of_a_tree_are_written_once_and_read_back(tmp_path: Path) -> None:
+    found = {version: {"sm_90": tree(), "sm_100": tree(Llama4=experts("MARLIN"))} for version in ("0.9.0", "0.20.1")}
+    table = merge_trees(found)
+    assert table["versions"]["0.9.0"] == table["versions"]["0.20.1"]
+    assert {"*": 0} in table["trees"]
+    write(table, tmp_path / "table.json")
+    read = json.loads((tmp_path / "table.json").read_text())
+    assert find(read, "0.20.1", "sm_100", "FP8/Unset/Expert/Llama4") == experts("MARLIN")
+    assert find(read, "0.20.1", "sm_100", "FP8/Unset/Expert/Renormalize") == experts()
+    assert find(read, "0.20.1", "sm_100", "BF16/Unset/Expert/Renormalize") is None
+    assert all(is_written(answers, version, read) for version, answers in found.items())
+    assert not is_written({"sm_90": tree(Llama4=experts("MARLIN")), "sm_100": tree()}, "0.9.0", read)
+    assert not is_written(found["0.9.0"], "0.30.0", read)
+
+
+def test_a_version_that_is_added_or_repeated_leaves_the_others_as_they_are() -> None:
+    first, second = {"0.20.1": {"sm_90": tree()}}, {"0.33.0": {"sm_90": tree(Llama4=experts(None, raises="none fits"))}}
+    both = merge_trees(first | second)
+    assert merge_trees(second, merge_trees(first)) == both
+    assert merge_trees(first, both) == both
+    assert find(both, "0.33.0", "sm_90", "FP8/Unset/Tensor/Llama4") == experts(None, raises="none fits")
+
+
+def test_pins_are_grouped_and_errors_of_the_made_up_machine_left_out() -> None:
+    answer = experts(None, refuses={"MARLIN": "too old", "B12X": "too old", "HPC": "ImportError: hpc"}, raises="KeyError: x")
+    table = merge_trees({"0.20.1": {"sm_90": tree(Llama4=answer)}})
+    assert {"refuses": [[0, ["B12X", "MARLIN"]]]} in table["answers"]
+    assert find(table, "0.20.1", "sm_90", "FP8/Unset/Tensor/Llama4") == experts(None, refuses={"MARLIN": "too old", "B12X": "too old"})
+
+
+@pytest.mark.parametrize(
+    ("named", "backend"),
+    [
+        ("BATCHED_TRITON", "TRITON"),
+        ("FLASHINFER_TRTLLM_MXFP4_BF16", "FLASHINFER_TRTLLM"),
+        ("SM100_FI_MXFP4_MXFP8_CUTLASS", "FLASHINFER_CUTLASS"),
+        ("DEEPGEMM_MXFP4", "DEEPGEMM"),
+        ("TRITON_UNFUSED", "TRITON"),
+        ("CUTLASS_BLOCK_SCALED_GROUPED_GEMM", "VLLM_CUTLASS"),
+        ("FLASHINFER_CUTEDSL_BATCHED", "FLASHINFER_CUTEDSL"),
+        ("B12X_MXFP4", "B12X"),
+    ],
+)
+def test_variants_of_a_backend_have_its_name(named: str, backend: str) -> None:
+    assert canonical(named) == backend
+
+
+def test_every_case_has_a_path_of_its_own() -> None:
+    names = [case.name for case in all_cases(("Tensor", "Expert"))]
+    assert len(names) == len(set(names))
+    assert {name.partition("/")[0] for name in names} == {scheme.name for scheme in SCHEMES}
+    assert {name.count("/") for name in names} == {3}

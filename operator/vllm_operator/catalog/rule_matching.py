@@ -69,6 +69,7 @@ class RuleInput:
     mixture_of_experts: bool | None = None
     experts: int | None = None
     routing_groups: int | None = None
+    hidden_size: int | None = None
     heads_per_rank: int | None = None
     weight_gigabytes: float | None = None
     slice_gigabytes: float | None = None

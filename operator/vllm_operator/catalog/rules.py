@@ -19,7 +19,7 @@ from vllm_operator.catalog.backends import Invocation, Kernels, load_invocations
 from vllm_operator.catalog.entry import Entry, matching, parse_entries
 from vllm_operator.catalog.resources import EntryError, list_data, read_data
 from vllm_operator.catalog.rule_matching import SETTINGS_LIMIT, Component, RuleMatch
-from vllm_operator.catalog.selectors import Selectors, load_selectors
+from vllm_operator.catalog.selectors import Selectors, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release
 
 
@@ -111,7 +111,7 @@ class RulesOfVersion:
     others: tuple[Rule, ...]
     invocations: Mapping[Component, tuple[Invocation, ...]]
     kernels: Kernels
-    selectors: Mapping[Component, Selectors]
+    selectors: Mapping[Component, Selectors | SelectorTrees]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,7 +121,7 @@ class Rules:
     rules: tuple[Rule, ...]
     invocations: tuple[Invocation, ...]
     kernels: Kernels
-    selectors: Mapping[Component, Selectors]
+    selectors: Mapping[Component, Selectors | SelectorTrees]
 
     def of(self, release: Release) -> RulesOfVersion:
         """Return the part that concerns one of the known versions."""
@@ -156,7 +156,7 @@ def find_conflicts(rules: Iterable[Rule]) -> list[str]:
 
 
 def build_rules(
-    rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors]
+    rules: Iterable[Rule], invocations: Iterable[Invocation], kernels: Kernels, selectors: Mapping[Component, Selectors | SelectorTrees]
 ) -> Rules:
     """Put rules in order of precedence.
 

@@ -71,14 +71,72 @@ class Selectors:
         place = self.versions.get(release, {}).get(architecture)
         if place is None or not cases or any(case not in self.cases[place] for case in cases):
             return None
-        found = [self.selections[self.cases[place][case]] for case in cases]
-        first = found[0]
-        accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
-        refuses = {name: text for name, text in first.refuses.items() if all(name in selection.refuses for selection in found)}
-        ignores = {name: taken for name, taken in first.ignores.items() if name not in accepts}
-        others = tuple(dict.fromkeys(one.takes for one in found if one.takes is not None and one.takes != first.takes))
-        raises = first.raises if all(selection.raises for selection in found) else None
-        return Selection(first.takes, accepts, refuses, ignores, raises, others)
+        return combine([self.selections[self.cases[place][case]] for case in cases])
+
+
+ANY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class SelectorTrees:
+    """The answers of all versions about layers with many properties, of which a case is a path, such as `FP8/Unset/Tensor/Llama4`.
+
+    Attributes:
+        selections: All different answers.
+        trees: Branches by part of the path: the place in `trees`, at the last part in `selections`. `*` is all other parts.
+        versions: The place in `trees` by version and architecture.
+    """
+
+    selections: Sequence[Selection]
+    trees: Sequence[Mapping[str, int]]
+    versions: Mapping[Release, Mapping[str, int]]
+
+    def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        """Return the answer for a layer, as `Selectors.find` does."""
+        root = self.versions.get(release, {}).get(architecture)
+        if root is None or not cases:
+            return None
+        found = [self._follow(root, case) for case in cases]
+        return combine([selection for selection in found if selection is not None]) if all(found) else None
+
+    def _follow(self, place: int, case: str) -> Selection | None:
+        for part in case.split("/"):
+            branches = self.trees[place]
+            if part not in branches and ANY not in branches:
+                return None
+            place = branches[part] if part in branches else branches[ANY]
+        return self.selections[place]
+
+
+def combine(found: Sequence[Selection]) -> Selection:
+    """Make one answer for a layer that may be one of several cases, the likeliest first."""
+    first = found[0]
+    accepts = tuple(dict.fromkeys(name for selection in found for name in selection.accepts))
+    refuses = {name: text for name, text in first.refuses.items() if all(name in selection.refuses for selection in found)}
+    ignores = {name: taken for name, taken in first.ignores.items() if name not in accepts}
+    others = tuple(dict.fromkeys(one.takes for one in found if one.takes is not None and one.takes != first.takes))
+    raises = first.raises if all(selection.raises for selection in found) else None
+    return Selection(first.takes, accepts, refuses, ignores, raises, others)
+
+
+def parse_selector_trees(written: Mapping[str, Any]) -> SelectorTrees:
+    """Read a table of trees as `hack/oracle` writes it.
+
+    Raises:
+        ValueError: A key is not a version.
+    """
+    reasons: Sequence[str] = written["reasons"]
+    selections = tuple(
+        Selection(
+            entry.get("takes"),
+            tuple(entry.get("accepts", ())),
+            {name: reasons[number] for number, names in entry.get("refuses", ()) for name in names},
+            {name: taken for taken, names in entry.get("ignores", ()) for name in names},
+            reasons[entry["raises"]] if "raises" in entry else None,
+        )
+        for entry in written["answers"]
+    )
+    return SelectorTrees(selections, tuple(written["trees"]), _by_release(written["versions"]))
 
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
@@ -98,13 +156,17 @@ def parse_selectors(written: Mapping[str, Any]) -> Selectors:
         )
         for entry in written["answers"]
     )
+    return Selectors(selections, tuple(written["cases"]), _by_release(written["versions"]))
+
+
+def _by_release(written: Mapping[str, Mapping[str, int]]) -> Mapping[Release, Mapping[str, int]]:
     versions = {}
-    for version, architectures in written["versions"].items():
+    for version, architectures in written.items():
         release = parse_release(version)
         if release is None:
             raise ValueError(f"{version!r} is not a version")
         versions[release] = architectures
-    return Selectors(selections, tuple(written["cases"]), versions)
+    return versions
 
 
 NO_SELECTORS = Selectors((), (), {})
@@ -112,7 +174,8 @@ NO_SELECTORS = Selectors((), (), {})
 
 
 @cache
-def load_selectors() -> Mapping[Component, Selectors]:
+def load_selectors() -> Mapping[Component, Selectors | SelectorTrees]:
     """Read the tables that ship with the operator, by the component that they answer for."""
     tables = {name: parse_selectors(read_data(f"selectors/{name}.json")) for name in sorted(set(TABLES.values()))}
-    return {component: tables[name] for component, name in TABLES.items()}
+    experts = parse_selector_trees(read_data("selectors/moe.json"))
+    return {**{component: tables[name] for component, name in TABLES.items()}, Component.MOE: experts}

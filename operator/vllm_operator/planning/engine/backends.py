@@ -30,6 +30,7 @@ SELECTORS = {
     **dict.fromkeys(COMPONENTS.values(), "vllm/platforms/cuda.py get_attn_backend_cls"),
     Component.MLA_PREFILL: "vllm/v1/attention/backends/mla/prefill/selector.py, before 0.22 the layers of MLA",
     Component.GEMM: "vllm/model_executor/layers/quantization",
+    Component.MOE: "vllm/model_executor/layers/fused_moe/oracle",
 }
 """vLLM's selector of each component that a table answers for."""
 _SETTING_LENGTH = 120
@@ -75,8 +76,9 @@ def choose_backends(
     if version.table is None:
         return _without_table(version, pinned)
     of_version = rules.of(version.table.release)
-    check = PinCheck(version, version.table, rule_input, of_version, model)
-    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check)
+    chosen: dict[str, str] = {}
+    check = PinCheck(version, version.table, rule_input, of_version, model, chosen)
+    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check, chosen)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
@@ -123,7 +125,7 @@ class _Choosing:
     rules: RulesOfVersion
     pinned: Mapping[Component, str]
     check: PinCheck
-    chosen: dict[str, str] = field(default_factory=dict)
+    chosen: dict[str, str]
     by_user: dict[str, str] = field(default_factory=dict)
     choices: list[BackendChoice] = field(default_factory=list)
     env: dict[str, PlannedVariable] = field(default_factory=dict)
@@ -150,25 +152,28 @@ class _Choosing:
             return
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
-        if default is next(iter(applying), None) and (selection := self.check.selection(component)):
-            if selection.raises:
-                self.unsuited[component] = self.check.raising(selection.raises)
-            if selection.takes and not self._is_said(default, selection, component):
-                self._choose_selected(component, selection.takes, selection.others)
-                return
+        selection = self.check.selection(component)
+        if selection is not None and selection.raises and default is next(iter(applying), None):
+            self.unsuited[component] = self.check.raising(component, selection.raises)
+        selected = None if selection is None or self._is_said(default, selection, component) else selection.takes
+        taken = selected or (default.backend if default else None)
         for rule in applying:
             assert rule.backend is not None  # `applying` has only such rules
-            if rule.kind is RuleKind.ENGINE or (default and rule.backend == default.backend):
+            if rule.kind is RuleKind.ENGINE and selected:
+                break
+            if rule.kind is RuleKind.ENGINE or rule.backend == taken:
                 self._choose(component, rule.backend, ChosenBy.ENGINE, rule)
                 return
             setting = self._setting(rule.backend, ways)
             if setting is not None:
-                self._choose(component, rule.backend, ChosenBy.RULE, rule, instead_of=default)
+                self._choose(component, rule.backend, ChosenBy.RULE, rule, None if selected else default, taken)
                 self._set(setting, f"{component.value} {rule.backend}: {rule.because}", rule.kind)
                 return
             wanted = f"{LABELS[component]} backend {rule.backend}"
             text = f"The operator would choose {wanted}, but vLLM {self.version.version} has no setting for it. {rule.because}"
             self._note(_severity(rule.kind), text)
+        if selection is not None and selected:
+            self._choose_selected(component, selected, selection.others)
 
     def result(self, allow_known_bad: bool) -> BackendDecision:
         """Apply the rules that set, warn and refuse, and sum up."""
@@ -243,15 +248,21 @@ class _Choosing:
     def _alternative(self, pin: Pin) -> str:
         """What would be used without the pin, as far as that is known."""
         rule = next((rule for rule in self.rules.choosing[pin.component] if self._holds(rule)), None)
-        if rule is None:
+        selection = self.check.selection(pin.component)
+        is_engine = rule is None or rule.kind is RuleKind.ENGINE
+        backend = rule and rule.backend
+        if is_engine and selection is not None and selection.takes and not self._is_said(rule, selection, pin.component):
+            backend = selection.takes
+        if backend is None:
             return ""
-        who = "vLLM" if rule.kind is RuleKind.ENGINE else "the operator"
-        return f" Without it, {who} would choose {'the same' if rule.backend == pin.backend else rule.backend}."
+        return f" Without it, {'vLLM' if is_engine else 'the operator'} would choose {'the same' if backend == pin.backend else backend}."
 
     def _is_said(self, default: Rule | None, selection: Selection, component: Component) -> bool:
         """Whether the rule about vLLM's default says what the selector takes, or knows the model better than the question does."""
         if default is None:
             return False
+        if component is Component.MOE:  # its questions name the families
+            return selection.takes in (default.backend, *default.alternatives)
         asked = component in COMPONENTS.values() and (self.rule_input.attention_sinks or self.rule_input.image_prefix)
         if "family" in default.when.members and not asked:
             return True
@@ -271,13 +282,22 @@ class _Choosing:
             )
         )
 
-    def _choose(self, component: Component, backend: str, chosen_by: ChosenBy, rule: Rule, instead_of: Rule | None = None) -> None:
+    def _choose(
+        self,
+        component: Component,
+        backend: str,
+        chosen_by: ChosenBy,
+        rule: Rule,
+        default: Rule | None = None,
+        taken: str | None = None,
+    ) -> None:
         self.chosen[component] = backend
         self._follow(rule)
         reason = rule.because
-        if instead_of is not None:
-            self.followed.append(instead_of.id)
-            reason += f" The vLLM default is {instead_of.backend}."
+        if default is not None:
+            self.followed.append(default.id)
+        if taken is not None:
+            reason += f" The vLLM default is {taken}."
         self.choices.append(
             BackendChoice(
                 component=component,

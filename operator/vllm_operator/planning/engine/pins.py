@@ -5,7 +5,7 @@ vLLM ends at its start on a pin that its selectors do not accept.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from vllm_operator.api.spec import Attention, Distribution
@@ -16,6 +16,7 @@ from vllm_operator.catalog.selectors import NO_SELECTORS, Selection
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.attention import COMPONENTS, attention_cases, prefill_cases
 from vllm_operator.planning.engine.gemm import gemm_cases
+from vllm_operator.planning.engine.moe import moe_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.text.wording import listed
 
@@ -89,13 +90,14 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PinCheck:
-    """Judges pins for one model, GPU and version. `model` names the model in messages."""
+    """Judges pins for one model, GPU and version. `model` names the model in messages; `chosen` grows with the backends chosen so far."""
 
     version: ResolvedVersion
     table: VersionTable
     rule_input: RuleInput
     rules: RulesOfVersion
     model: str
+    chosen: Mapping[str, str] = field(default_factory=dict)
 
     def no_effect(self, pin: Pin) -> str | None:
         """Why a pin has no effect; None if it has one, as far as is known."""
@@ -178,12 +180,13 @@ class PinCheck:
         about = (rule for rule in rules if rule.refuse and setting.environment.keys() & rule.when.environment.keys())
         return next((rule for rule in about if rule.when.holds(as_if, chosen, forced)), None)
 
-    def raising(self, reason: str) -> str:
+    def raising(self, component: Component, reason: str) -> str:
         """Say why vLLM does not start with the model's layers on this GPU."""
-        return (
-            f"vLLM {self.version.version} does not start with {self.model} on {self.rule_input.architecture}: {reason.rstrip('.')}. "
-            "Use another vLLM version, other GPUs, or a model with another quantization."
-        )
+        use = "Use another vLLM version, other GPUs, or a model with another quantization."
+        if component is Component.MOE and self.rule_input.exchanges_tokens:
+            use = f"Set spec.backends.allToAll to another backend, or use {use.removeprefix('Use ')}"
+        on = self.rule_input.architecture
+        return f"vLLM {self.version.version} does not start with {self.model} on {on}: {reason.rstrip('.')}. {use}"
 
     def ignored(self, pin: Pin) -> str | None:
         """The backend that vLLM takes in place of a pinned one; None if it is not known to take another."""
@@ -201,9 +204,12 @@ class PinCheck:
 
     def selection(self, component: Component) -> Selection | None:
         """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
-        if component not in QUESTIONS:
+        if component is Component.MOE:
+            cases = moe_cases(self.rule_input, self.chosen)
+        elif component in QUESTIONS:
+            cases = QUESTIONS[component](self.rule_input)
+        else:
             return None
-        cases = QUESTIONS[component](self.rule_input)
         return self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
 
     def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:

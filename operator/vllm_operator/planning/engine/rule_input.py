@@ -44,6 +44,7 @@ def describe_rule_input(
         mixture_of_experts=None if facts.experts is None else facts.experts > 0,
         experts=facts.experts,
         routing_groups=facts.routing_groups,
+        hidden_size=facts.hidden_size,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
         weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
         slice_gigabytes=_slice_gigabytes(profile),
