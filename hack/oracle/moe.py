@@ -18,7 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from oracle.experts import RANKS, SCHEMES, SETTINGS, UNUSUAL, Case, Model, all_cases, canonical
+from oracle.experts import RANKS, SCHEMES, SETTINGS, UNUSUAL, Case, Model, Scheme, all_cases, canonical
 from oracle.machine import cached_functions
 
 OTHER_PLATFORMS = re.compile(r"^(mori|rocm|rdna|aiter|flydsl|xpu|cpu|zentorch)")
@@ -118,11 +118,17 @@ class Selector:
 
     def _ask_with_variables(self, cases: list[Case], pins: dict[str, dict[str, Asked]]) -> None:
         for scheme in SCHEMES:
-            for backend, variables in scheme.pins.items():
+            for backend, variables in self._pins(scheme).items():
                 if variables.keys() <= self._variables.keys():
                     with self._environment(variables):
                         for case in (case for case in cases if case.scheme is scheme):
                             pins[case.name][backend] = self._ask(case)
+
+    def _pins(self, scheme: Scheme) -> Mapping[str, Mapping[str, str]]:
+        """The variables that pin a backend; before 0.15 VLLM_USE_FLASHINFER_MOE_FP8 was off by default."""
+        if scheme.name != "FP8Block" or "config" in self._asks.get(scheme.name, ()):
+            return scheme.pins
+        return {**scheme.pins, **{name: {"VLLM_MOE_USE_DEEP_GEMM": value} for name, value in (("DEEPGEMM", "1"), ("TRITON", "0"))}}
 
     def _can_ask(self, scheme: str) -> bool:
         if scheme == "MXFP4" and importlib.util.find_spec("vllm.third_party.triton_kernels") is None:
