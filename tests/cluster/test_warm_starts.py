@@ -323,7 +323,7 @@ async def test_room_is_made_on_a_full_volume(served: Cluster, sim: Simulator, op
     }
     await served.patch("Pod", name, {"status": {"phase": "Succeeded", "containerStatuses": [container]}}, subresource="status")
     await served.wait_for(
-        "VLLMDeployment", "llama", lambda r: "removed 1 unused directory (1.0 GiB)" in condition(r, "CacheWarm")["message"]
+        "VLLMDeployment", "llama", lambda r: "removed 1 unused directory (1.0 GiB)" in condition(r, "CacheWarm").get("message", "")
     )
     await sim.change(pod, path="ok", load="0")
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
