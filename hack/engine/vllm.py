@@ -1,11 +1,16 @@
 #!/usr/bin/env python3
-"""`vllm serve` without a GPU: starts as `engine.start` does, ends as `engine.crash` is told, and serves what probes ask for."""
+"""`vllm serve` without a GPU: starts as `engine.start` does, ends as `engine.crash` is told, and serves what probes ask for.
+
+On SIGTERM it ends as vLLM 0.18 and later do: requests in progress are aborted, or have as long as `--shutdown-timeout` says.
+"""
 
 import itertools
 import json
 import os
 import signal
 import sys
+import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine.crash import read_crash, replay
@@ -20,9 +25,46 @@ vllm:num_requests_running{{engine="0",model_name="{model}"}} 0.0
 vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
 """
 
+_LOCK = threading.Lock()
+
+
+class Server(ThreadingHTTPServer):
+    """Counts its answers in progress."""
+
+    daemon_threads = True
+    request_queue_size = 128
+    answers = 0
+
+    def drain(self, seconds: float) -> None:
+        """Refuse further requests, and end the process after the last answer or when the time is over."""
+        until = time.monotonic() + seconds
+        self.shutdown()
+        self.server_close()
+        while self.answers and time.monotonic() < until:
+            time.sleep(0.05)
+        os._exit(0)
+
 
 class Handler(BaseHTTPRequestHandler):
-    """The few paths that probes and users ask for, and the devices that the container was given."""
+    """The few paths that probes and users ask for, an answer that takes time, and the devices that the container was given."""
+
+    server: Server
+
+    def do_POST(self) -> None:
+        """Answer `/v1/completions` with `max_tokens` words, ten a second."""
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with _LOCK:
+            self.server.answers += 1
+        try:
+            self.send_response(200)
+            self.end_headers()
+            for _ in range(request["max_tokens"]):
+                self.wfile.write(b"word ")
+                time.sleep(0.1)
+            self.wfile.write(b"[DONE]")
+        finally:
+            with _LOCK:
+                self.server.answers -= 1
 
     def do_GET(self) -> None:
         model = served_name()
@@ -54,7 +96,11 @@ def main() -> int:
     if status := Engine(crash.comes_before).start():
         return status
     crash.comes_while_serving()
-    ThreadingHTTPServer(("", int(argument("--port") or 8000)), Handler).serve_forever()
+    server = Server(("", int(argument("--port") or 8000)), Handler)
+    drain = threading.Thread(target=server.drain, args=(float(argument("--shutdown-timeout") or 0),))
+    signal.signal(signal.SIGTERM, lambda *_: drain.start())
+    server.serve_forever()
+    drain.join()
     return 0
 
 

@@ -121,6 +121,13 @@ class RolloutSpec(Model):
     max_unavailable: int | None = Field(
         default=None, ge=0, le=1000, description="Maximum number of unavailable Pods during a rolling update."
     )
+    drain_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        le=3600,
+        description="Seconds that requests in progress have to finish when a Pod stops, in rollouts, scale-downs and node drains. "
+        "With 0 they are aborted. Default: 60.",
+    )
 
 
 class ServiceType(StrEnum):

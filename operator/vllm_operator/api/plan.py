@@ -127,6 +127,12 @@ class Plan(Model):
         description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
         "when it is unused. Absent in plans of earlier versions, which write no such file.",
     )
+    drain_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds that requests in progress have to finish when a Pod stops. Absent in plans of earlier versions, whose Pods do "
+        "not drain.",
+    )
     weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
     resource_per_node: int | None = Field(
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."

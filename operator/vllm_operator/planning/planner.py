@@ -25,6 +25,7 @@ from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.deadline import plan_patience
+from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
@@ -294,13 +295,15 @@ class _FreshPlan:
         patience = plan_patience(resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
         own = engine_arguments(resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length)
-        args = _distinct([*own, *decision.args])
+        drain = drain_seconds(resource.spec, premises.overrides)
+        args = _distinct([*own, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         notes = [
             *target.notes,
             *decision.notes,
             *about_names,
+            *drain_notes(resource.spec, drain),
             *notes_of(Severity.RISK, per_pod),
             *about_size,
             *premises.shape.notes,
@@ -329,6 +332,7 @@ class _FreshPlan:
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
             cache_marker=CacheMarker.INIT_CONTAINER,
+            drain_seconds=drain,
             weights=weights,
             resource_per_node=self._per_node(target),
             model_facts=keep_facts(facts),

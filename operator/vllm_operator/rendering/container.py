@@ -15,6 +15,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.deadline import deadline_seconds
+from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
 from vllm_operator.planning.engine.overrides import subject_of, subjects_of
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
@@ -50,11 +51,17 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(resource.spec, PORT_NAME),
+        **_hooks(plan),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # On an error the kubelet puts the last lines of the log into the termination message.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": render_mounts(resource, plan),
     }
+
+
+def _hooks(plan: Plan) -> dict[str, Any]:
+    """Sleep before the engine is told to stop. `exec`, because API servers before Kubernetes 1.30 drop the field `sleep`."""
+    return {"lifecycle": {"preStop": {"exec": {"command": ["sleep", str(ENDPOINT_SECONDS)]}}}} if plan.drain_seconds else {}
 
 
 def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:

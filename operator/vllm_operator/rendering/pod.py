@@ -15,6 +15,7 @@ from vllm_operator.api.plan import NodeRequirement, Plan
 from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
+from vllm_operator.planning.engine.drain import grace_seconds
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_dra
@@ -24,7 +25,7 @@ FILE_SYSTEM_GROUP = 2000
 """Group that owns the volumes, so that users other than root can write to them. It is the ID of the user vllm in vLLM's images."""
 GPU_TAINT = "nvidia.com/gpu"
 TERMINATION_SECONDS = 60
-"""Time for requests in progress when a Pod is stopped."""
+"""Time for a Pod that does not drain to stop."""
 MARKER_CONTAINER = "mark-cache"
 MARKER_PREFIX = ".vllm-operator-"
 _INHERITED = ("image", "imagePullPolicy", "securityContext")
@@ -53,7 +54,7 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": TERMINATION_SECONDS,
+        "terminationGracePeriodSeconds": grace_seconds(plan.drain_seconds) if plan.drain_seconds else TERMINATION_SECONDS,
         # The image decides about the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
