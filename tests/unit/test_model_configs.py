@@ -13,7 +13,7 @@ from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import SECRET, VLLM_DEPLOYMENT, Forbidden, Kind
 from vllm_operator.cluster.hub import HubAnswer
-from vllm_operator.runtime.model_configs import TROUBLE_SECONDS, ModelConfigs
+from vllm_operator.runtime.model_configs import READERS, TROUBLE_SECONDS, ModelConfigs
 from vllm_operator.runtime.reconciler import Result
 
 MLA = {
@@ -199,6 +199,43 @@ async def test_many_objects_with_one_model_ask_once(operator: Operator) -> None:
         woken = {await operator.woken.get() for _ in keys}
     assert woken == set(keys)
     assert len(operator.hub.asked) == 1
+
+
+def of_models(number: int) -> list[VLLMDeployment]:
+    """Objects with a model each, all of which the hub knows."""
+    return [VLLMDeployment.parse(unknown(f"model-{each}", uri=f"hf://someone/model-{each}")) for each in range(number)]
+
+
+async def test_a_question_that_waits_for_others_has_its_full_time(operator: Operator) -> None:
+    objects = of_models(READERS + 1)
+    operator.wait_seconds = 1.0
+    operator.restart()
+
+    async def slow(repository: str, revision: str, token: str | None) -> HubAnswer:
+        await asyncio.sleep(0.6)  # the hub's time, not a wait of the test
+        return HubAnswer(MLA)
+
+    operator.hub.read = slow  # type: ignore[method-assign]
+    assert [operator.configs.ask(each) for each in objects] == [None] * len(objects)
+    async with asyncio.timeout(5):
+        for _ in objects:
+            await operator.woken.get()
+    answers = [operator.configs.ask(each) for each in objects]
+    assert all(answer is not None and answer.config == MLA for answer in answers), answers
+
+
+async def test_questions_that_wait_for_a_hub_that_is_away_are_not_asked(operator: Operator) -> None:
+    objects = of_models(READERS + 3)
+    operator.hang()
+    for each in objects:
+        operator.configs.ask(each)
+    async with asyncio.timeout(5):
+        for _ in objects:
+            await operator.woken.get()
+    assert len(operator.hub.asked) == READERS
+    last = operator.configs.ask(objects[-1])
+    assert last is not None
+    assert last.trouble == "The model hub does not answer."
 
 
 async def test_a_model_on_a_claim_asks_nobody(operator: Operator) -> None:

@@ -1,8 +1,8 @@
 """Read the config.json of models from the hub, in tasks of their own.
 
 A new plan waits for the file, up to a time limit, but no worker does: the reconciliation ends, and the key is added to the queue when
-there is an answer or the time is over. An answer is cached for an hour, a failure for a minute. A hub that does not answer gets no
-request for a minute.
+there is an answer or the time is over. The time limit begins when the hub is asked, not while other files are read. An answer is cached
+for an hour, a failure for a minute. A hub that does not answer gets no request for a minute.
 """
 
 import asyncio
@@ -31,6 +31,7 @@ ANSWERS_LIMIT = 256
 READERS = 8
 """Number of files that are read concurrently."""
 DEFAULT_REVISION = "main"
+_AWAY = HubAnswer(trouble="The model hub does not answer.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class ModelConfigs:
         if kept is not None and kept.until > self._clock():
             return kept.answer
         if self._clock() < self._down_until:
-            return HubAnswer(trouble="The model hub does not answer.")
+            return _AWAY
         self._waiting.setdefault(question, set()).add((resource.metadata.namespace, resource.metadata.name))
         if question not in self._tasks:
             self._tasks[question] = asyncio.create_task(self._fetch(question), name=f"config.json of {question[0]}")
@@ -91,7 +92,11 @@ class ModelConfigs:
 
     async def _fetch(self, question: Question) -> None:
         try:
-            self._keep(question, await self._bounded(question))
+            async with self._places:  # the time limit begins when the question is asked, not while others are
+                is_down = self._clock() < self._down_until
+                answer = _AWAY if is_down else await self._bounded(question)
+            if not is_down:
+                self._keep(question, answer)
         finally:
             self._tasks.pop(question, None)
             for key in self._waiting.pop(question, set()):  # also after a cancellation: they ask again
@@ -109,7 +114,7 @@ class ModelConfigs:
         token: str | HubAnswer | None = None
         is_asked = False
         try:
-            async with asyncio.timeout(self._wait), self._places:
+            async with asyncio.timeout(self._wait):
                 token = await self._token_of(question)
                 if isinstance(token, HubAnswer):
                     return token
