@@ -1,119 +1,116 @@
 """Answers in progress while Pods are replaced, removed and evicted: a steady load through the Service loses none."""
 
-import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-import aiohttp
 import pytest
 
 from support.cluster import Cluster, Manifest
-from support.engines import ENGINE, eventually, model, until_ready
+from support.engines import ENGINE, ENGINE_IMAGE, eventually, model, until_ready
 from support.operator_process import has
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
-WORDS = 60
-"""Words of an answer, of which the engine says ten a second."""
-EVERY_SECONDS = 0.25
 COMPLETE = "complete"
+IN_PROGRESS = 40
+"""More answers than are ever in progress: an answer takes 6 s, and a request is sent every quarter of a second."""
+LOAD = """
+import http.client, json, sys, threading, time
+
+def ask():
+    try:
+        connection = http.client.HTTPConnection(sys.argv[1], 8000, timeout=30)
+        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 60}))
+        text = connection.getresponse().read()
+        words = text.count(b"word")
+        print("complete" if text.endswith(b"[DONE]") else f"cut off after {words} words" if words else "empty", flush=True)
+    except (OSError, http.client.HTTPException) as error:
+        print(type(error).__name__, flush=True)
+
+while True:
+    threading.Thread(target=ask, daemon=True).start()
+    time.sleep(0.25)
+"""
+"""Asks a Service again and again, with a connection for each request, and prints how each answer ended."""
 
 
 class Load:
-    """Asks the Service again and again, and counts how the answers end."""
+    """A load on the Service of the engines, by a Pod in the cluster."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
-        self.outcomes: Counter[str] = Counter()
-        self._session = session
-        self._url = url
-        self._requests: set[asyncio.Task[None]] = set()
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
 
-    async def run(self) -> None:
-        """Ask until cancelled."""
-        while True:
-            request = asyncio.create_task(self._ask())
-            self._requests.add(request)
-            request.add_done_callback(self._requests.discard)
-            await asyncio.sleep(EVERY_SECONDS)
+    async def begin(self) -> None:
+        """Begin, and wait until the first answers are there."""
+        address = (await self._cluster.get("Service", "llama"))["spec"]["clusterIP"]
+        container = {"name": "load", "image": ENGINE_IMAGE, "imagePullPolicy": "Never", "command": ["python3", "-c", LOAD, address]}
+        spec = {"containers": [container], "terminationGracePeriodSeconds": 0}
+        await self._cluster.create({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "load"}, "spec": spec})
+        await eventually(self._outcomes, within=60)
 
-    async def finish(self) -> None:
-        """Wait for the answers in progress."""
-        await asyncio.gather(*self._requests)
+    async def finish(self) -> Counter[str]:
+        """Wait until all requests of this moment are answered; return how the answers ended."""
+        enough = (await self._outcomes()).total() + IN_PROGRESS
 
-    async def answer(self) -> None:
-        """Wait until a request that begins now is answered."""
-        before = self.outcomes.total() + len(self._requests)
-        while self.outcomes.total() <= before:  # noqa: ASYNC110 - the answers have no event
-            await asyncio.sleep(0.1)
+        async def all_answered() -> Counter[str] | None:
+            outcomes = await self._outcomes()
+            return outcomes if outcomes.total() >= enough else None
 
-    async def _ask(self) -> None:
-        try:
-            async with self._session.post(self._url, json={"max_tokens": WORDS}) as response:
-                text = await response.text()
-            self.outcomes[COMPLETE if text.endswith("[DONE]") else f"cut off after {text.count('word')} words"] += 1
-        except aiohttp.ClientError as error:
-            self.outcomes[type(error).__name__] += 1
+        found: Counter[str] = await eventually(all_answered, within=60)
+        return found
 
-
-@asynccontextmanager
-async def load_on(cluster: Cluster) -> AsyncIterator[Load]:
-    service = await cluster.get("Service", "llama")
-    # each request has a connection of its own, which the node gives to one of the endpoints
-    connector = aiohttp.TCPConnector(force_close=True, limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        load = Load(session, f"http://{service['spec']['clusterIP']}:8000/v1/completions")
-        task = asyncio.create_task(load.run())
-        try:
-            await load.answer()
-            yield load
-            await load.answer()
-        finally:
-            task.cancel()
-            await load.finish()
+    async def _outcomes(self) -> Counter[str]:
+        return Counter((await self._cluster.read_log("load")).splitlines())
 
 
 async def pods_of(cluster: Cluster) -> list[Manifest]:
     return await cluster.list_all("Pod", selector=ENGINE)
 
 
-async def only_present(cluster: Cluster, number: int) -> bool:
-    pods = await pods_of(cluster)
-    return len(pods) == number and not any(pod["metadata"].get("deletionTimestamp") for pod in pods)
-
-
-async def serve(cluster: Cluster, **spec: Any) -> None:
-    await cluster.create(
-        model(cluster, speed="200", spec={"replicas": 2, "rollout": {"drainSeconds": 20, "strategy": "RollingUpdate"}} | spec)
-    )
+async def serve(cluster: Cluster, drain_seconds: int) -> None:
+    rollout = {"drainSeconds": drain_seconds, "strategy": "RollingUpdate"}
+    await cluster.create(model(cluster, speed="200", spec={"replicas": 2, "rollout": rollout}))
     await until_ready(cluster)
 
 
+async def scale_down(cluster: Cluster) -> None:
+    """Scale to one replica, and wait until the Pod of the other one is gone."""
+
+    async def is_done() -> bool:
+        pods: list[Any] = await pods_of(cluster)
+        return len(pods) == 1
+
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}})
+    await eventually(is_done, within=90)
+
+
 async def test_no_answer_is_lost_in_an_eviction_a_rollout_and_a_scale_down(cluster: Cluster) -> None:
-    await serve(cluster)
-    async with load_on(cluster) as load:
-        evicted = (await pods_of(cluster))[0]["metadata"]["name"]
-        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": evicted, "namespace": cluster.namespace}}
-        await cluster.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods/{evicted}/eviction", body=eviction)
-        await cluster.wait_until_gone("Pod", evicted, within=60)
-        await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+    await serve(cluster, drain_seconds=20)
+    load = Load(cluster)
+    await load.begin()
+    evicted = (await pods_of(cluster))[0]["metadata"]["name"]
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": evicted, "namespace": cluster.namespace}}
+    await cluster.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods/{evicted}/eviction", body=eviction)
+    await cluster.wait_until_gone("Pod", evicted, within=90)
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
-        before = {pod["metadata"]["name"] for pod in await pods_of(cluster)}
-        await cluster.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"metadata": {"annotations": {"example.com/round": "2"}}}}})
-        for name in before:
-            await cluster.wait_until_gone("Pod", name, within=120)
-        await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
+    before = {pod["metadata"]["name"] for pod in await pods_of(cluster)}
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"metadata": {"annotations": {"example.com/round": "2"}}}}})
+    for name in before:
+        await cluster.wait_until_gone("Pod", name, within=120)
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
-        await cluster.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}})
-        await eventually(lambda: only_present(cluster, 1), within=60)
-    assert load.outcomes.keys() == {COMPLETE}, load.outcomes
+    await scale_down(cluster)
+    outcomes = await load.finish()
+    assert outcomes.keys() == {COMPLETE}, outcomes
 
 
 async def test_without_draining_answers_are_cut_off(cluster: Cluster) -> None:
     """Shows that the test above can fail."""
-    await serve(cluster, rollout={"drainSeconds": 0, "strategy": "RollingUpdate"})
-    async with load_on(cluster) as load:
-        await cluster.patch("VLLMDeployment", "llama", {"spec": {"replicas": 1}})
-        await eventually(lambda: only_present(cluster, 1), within=60)
-    assert load.outcomes.keys() > {COMPLETE}, load.outcomes
+    await serve(cluster, drain_seconds=0)
+    load = Load(cluster)
+    await load.begin()
+    await scale_down(cluster)
+    outcomes = await load.finish()
+    assert outcomes[COMPLETE]
+    assert any(outcome.startswith("cut off") for outcome in outcomes), outcomes
