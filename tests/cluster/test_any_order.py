@@ -163,5 +163,5 @@ async def test_all_serve_when_it_is_over(served: Cluster, sim: Simulator, operat
     for name in NAMES:
         await served.wait_for("VLLMDeployment", name, serves, within=90)
         await story(served, name)  # no message is empty, endless or unreadable
-    assert sorted(each["metadata"]["name"] for each in await served.list_all("Deployment")) == sorted(NAMES)
     await until_quiet(operator)
+    assert sorted(each["metadata"]["name"] for each in await served.list_all("Deployment")) == sorted(NAMES)

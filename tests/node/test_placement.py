@@ -17,8 +17,9 @@ pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 GPU, SLICE = DEVICES
 WHOLE_NODE = {"parallelism": {"tensor": DEVICES[GPU]}}
-BOTH_SLICES = {"accelerator": {"mig": {"profile": "1g.10gb"}, "count": DEVICES[SLICE]}}
-ONE_SLICE = {"accelerator": {"mig": {"profile": "1g.10gb"}}}
+SMALL = {"model": {"uri": "hf://Qwen/Qwen3-0.6B"}}
+BOTH_SLICES = {**SMALL, "accelerator": {"mig": {"profile": "1g.10gb"}, "count": DEVICES[SLICE]}}
+ONE_SLICE = {**SMALL, "accelerator": {"mig": {"profile": "1g.10gb"}}}
 
 
 async def devices_of(cluster: Cluster, name: str = "llama") -> set[str]:
