@@ -196,7 +196,7 @@ class _FreshPlan:
         given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
         size = None if "--quantization" in overrides.arguments else given
         model = resolve_model(model_name(self.resource.spec.model), self.catalog.shapes, config=config, checkpoint_bytes=size, label=label)
-        return Sizing(model, read_flags(overrides.arguments), release, self.catalog.memory, self.catalog.gpus)
+        return Sizing(model, read_flags(overrides.arguments), release, self.catalog.memory, self.catalog.gpus, self.catalog.images)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""
@@ -207,7 +207,7 @@ class _FreshPlan:
             accelerator = request.accelerator
             free = spec.parallelism is None and accelerator.count is None and accelerator.mig is None and not accelerator.uuids
             shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
-            found = find_candidates(request, shapes, sizing, self.inventory, self.catalog.images, at_least=count or 1)
+            found = find_candidates(request, shapes, sizing, self.inventory, at_least=count or 1)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
             length = pinned_length(self.pinned) if self.in_force else None
@@ -216,7 +216,7 @@ class _FreshPlan:
         best = choose(found, sizing, request.preferred, count, ordered=ordered)
         first = best[0]
         if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
-            others = find_others(request, sizing, self.inventory, self.catalog.images)
+            others = find_others(request, sizing, self.inventory)
             message = f"{explain_shortage(first, sizing, self._model_name(), others)} {ALLOW_ANYWAY}"
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
         sized = free and first.shape != premises.shape

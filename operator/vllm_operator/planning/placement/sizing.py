@@ -62,6 +62,7 @@ class Sizing:
         release: The vLLM version.
         facts: The constants.
         gpus: The table of GPUs.
+        images: The images of the catalog.
     """
 
     model: SizedModel | None
@@ -69,6 +70,7 @@ class Sizing:
     release: Release
     facts: MemoryFacts
     gpus: GPUs
+    images: Images
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -140,7 +142,7 @@ class Candidate:
 
 
 def find_candidates(
-    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, images: Images, *, at_least: int | None = None
+    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, *, at_least: int | None = None
 ) -> list[Candidate]:
     """Return each size with each GPU that can run it, judged: for each size the GPUs in the order of `find_targets`.
 
@@ -149,12 +151,11 @@ def find_candidates(
         shapes: Sizes in ascending order.
         sizing: How they are judged.
         inventory: The GPUs of the cluster.
-        images: The images of the catalog.
         at_least: Larger sizes are left out as soon as the model fits on this many GPUs or more; None to try all.
     """
     found: list[Candidate] = []
     for shape in shapes:
-        targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, images)
+        targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, sizing.images)
         for target in () if isinstance(targets, Verdict) else targets:
             found.append(Candidate(shape, target, sizing.judge(target.pool, shape.parallel)))
         if at_least is not None and shape.count >= at_least and any(each.judgement.room <= Room.SHORTENED for each in found):
@@ -162,16 +163,16 @@ def find_candidates(
     return found
 
 
-def find_others(request: Request, sizing: Sizing, inventory: Inventory, images: Images) -> list[Candidate]:
+def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[Candidate]:
     """Return all sizes and GPUs of the cluster, also those that the spec does not allow."""
     unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
     accelerator = request.accelerator.model_copy(update=unlimited)
     whole = replace(request, accelerator=accelerator, preferred=None)
-    found = find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory, images)
+    found = find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory)
     for profile in sorted({pool.mig_profile for pool in inventory.pools if pool.mig_profile is not None}):
         # a profile in a label is spelled differently from one in a spec, so it is not validated
         sliced = accelerator.model_copy(update={"mig": MigSpec.model_construct(profile=profile)})
-        found += find_candidates(replace(whole, accelerator=sliced), [Shape(ParallelShape(), 1)], sizing, inventory, images)
+        found += find_candidates(replace(whole, accelerator=sliced), [Shape(ParallelShape(), 1)], sizing, inventory)
     return found
 
 
