@@ -25,6 +25,7 @@ LOOK_EVERY = 0.1
 APPLY_EVERY = 2.5
 """Seconds between two situations, so that a person can read each one as it comes."""
 SETTLED_WITHIN = 120.0
+REPORTED_WITHIN = 10.0
 PICTURE_WIDTH = 130
 KEPT = ROOT / "build" / "demo"
 
@@ -50,7 +51,7 @@ class Show:
         """
         live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else nullcontext()
         with live:
-            while self._waiting or not all(history.settled_at for history in self.histories.values()):
+            while not self._is_over():
                 self._apply_next()
                 self._look()
                 if isinstance(live, Live):
@@ -59,6 +60,13 @@ class Show:
                     self._lines.show(self._in_order(), now=self._now)
                 self._check_operator()
                 time.sleep(LOOK_EVERY)
+
+    def _is_over(self) -> bool:
+        """Whether all have settled, and what their logs say has been reported: that may take a moment longer than Ready."""
+        settled_at = [history.settled_at for history in self.histories.values()]
+        if self._waiting or not all(settled_at):
+            return False
+        return not failures(self.histories) or self._now - max(at for at in settled_at if at) > REPORTED_WITHIN
 
     def table(self) -> RenderableType:
         """The table at this moment."""
