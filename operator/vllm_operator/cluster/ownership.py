@@ -1,8 +1,11 @@
 """Whose an object is.
 
-Labels and owners prove nothing by themselves: `kubectl get -o yaml | kubectl apply` copies them with an object. So before an object is
-taken over, changed or deleted, two things must hold: it has the name that the operator gave it, or the VLLMDeployment as its controlling
-owner; and `metadata.managedFields`, which the API server keeps, says that the operator has applied it.
+Labels and owners prove nothing by themselves: `kubectl get -o yaml | kubectl apply` copies them with an object, under another name.
+
+* An object that has the name of a desired child is the operator's if this VLLMDeployment controls it, or if `metadata.managedFields`, which
+  the API server keeps, says that the operator has applied it.
+* An object that is not desired is deleted only if the operator has applied it, and this VLLMDeployment controls it. The exception is an
+  orphaned primer, which has no owner.
 """
 
 from vllm_operator.api import labels
