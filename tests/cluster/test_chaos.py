@@ -1,6 +1,6 @@
 """Outages, crashes and edits at random: no update is lost, nothing foreign is touched, no status is unexplained.
 
-`make chaos SEEDS="1 2 3" SECONDS=180` runs it for long; here it runs briefly. It prints the seed and what happened when.
+`make chaos SEEDS="1 2 3" SECONDS=180` runs it. It prints the seed and what happened when.
 """
 
 import sys
@@ -15,7 +15,7 @@ from support.account import add_account, make_account, remove_account
 from support.cluster import Cluster
 from support.operator_process import OperatorProcess
 
-pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.timeout(0)]
+pytestmark = [pytest.mark.cluster, pytest.mark.extended, pytest.mark.chaos, pytest.mark.timeout(0)]
 NODE_KIND = "h100-sxm"
 
 
