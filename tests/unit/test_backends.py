@@ -61,7 +61,9 @@ def test_a_version_that_cannot_be_asked_for_the_better_backend_says_so() -> None
         ("0.20.1", "sm_90", {"VLLM_USE_DEEP_GEMM": "0"}),
         ("0.20.1", "sm_100", {"VLLM_USE_DEEP_GEMM": "0"}),
         ("0.20.1", "sm_120", {}),
-        ("0.24.0", "sm_90", {}),
+        ("0.24.0", "sm_90", {"VLLM_USE_DEEP_GEMM": "0"}),
+        ("0.24.0", "sm_120", {"VLLM_USE_DEEP_GEMM": "0"}),
+        ("0.26.0", "sm_90", {}),
     ],
 )
 def test_the_deep_gemm_warm_up_is_turned_off_for_unquantized_models_where_it_dies(
@@ -196,9 +198,9 @@ def test_nvllm_is_refused_on_other_gpus() -> None:
 
 def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
     small = {"mig": {"profile": "1g.10gb"}}
-    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}
-    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator=small, engine={"args": [{"name": "max-num-seqs", "value": "8"}]})) == {}
-    assert emitted(decide(LLAMA, "0.24.0", "sm_90", accelerator={"mig": {"profile": "7g.141gb"}})) == {}
+    assert emitted(decide(LLAMA, "0.26.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}
+    assert emitted(decide(LLAMA, "0.26.0", "sm_90", accelerator=small, engine={"args": [{"name": "max-num-seqs", "value": "8"}]})) == {}
+    assert emitted(decide(LLAMA, "0.26.0", "sm_90", accelerator={"mig": {"profile": "7g.141gb"}})) == {}
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_default_of_vllm_is_expected(uri: str, version: str, architecture: s
         (OTHER_MLA, "0.24.0", "sm_100", {"backends": {"mlaPrefill": "FLASHINFER"}}, "Model does not have supported MLA dimensions"),
         (OTHER_MLA, "0.18.1", "sm_100", {"backends": {"attention": "FLASHINFER_MLA"}}, "does not work with vLLM 0.18.1 on sm_100"),
         (SINKS, "0.26.0", "sm_90", {"backends": {"attention": "FLEX_ATTENTION"}}, "attention sinks not supported"),
-        (SPARSE, "0.20.1", "sm_100", {"backends": {"gemm": "CUTLASS"}}, "VLLM_USE_DEEP_GEMM=0"),
+        (SPARSE, "0.16.0", "sm_100", {"backends": {"gemm": "CUTLASS"}}, "VLLM_USE_DEEP_GEMM=0"),
     ],
 )
 def test_what_vllm_does_not_start_with_is_refused(uri: str, version: str, architecture: str, spec: dict[str, Any], words: str) -> None:

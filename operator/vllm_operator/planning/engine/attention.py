@@ -62,6 +62,4 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
         cache = "fp8_ds_mla"
     count = rule_input.heads_per_rank
     counts = (128, 16) if count is None else (16,) if count <= FEW_HEADS else (128,)
-    if component is Component.MLA_DECODE and rule_input.deepseek_heads is False:
-        return ()  # some backends depend on the sizes of the heads, and were asked for those of DeepSeek R1
     return [f"{kind.value}/{count}/{cache}" for count in counts]

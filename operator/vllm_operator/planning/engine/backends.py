@@ -77,8 +77,9 @@ def choose_backends(
         return _without_table(version, pinned)
     of_version = rules.of(version.table.release)
     chosen: dict[str, str] = {}
-    check = PinCheck(version, version.table, rule_input, of_version, model, chosen)
-    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check, chosen)
+    environment: dict[str, PlannedVariable] = {}
+    check = PinCheck(version, version.table, rule_input, of_version, model, chosen, environment)
+    choosing = _Choosing(version, version.table, rule_input, of_version, pinned, check, chosen, environment)
     for component in Component:
         choosing.decide(component)
     return choosing.result(allow_known_bad)
@@ -126,9 +127,9 @@ class _Choosing:
     pinned: Mapping[Component, str]
     check: PinCheck
     chosen: dict[str, str]
+    env: dict[str, PlannedVariable]
     by_user: dict[str, str] = field(default_factory=dict)
     choices: list[BackendChoice] = field(default_factory=list)
-    env: dict[str, PlannedVariable] = field(default_factory=dict)
     args: dict[str, PlannedArgument] = field(default_factory=dict)
     refusals: list[str] = field(default_factory=list)
     known_bad: list[str] = field(default_factory=list)

@@ -43,7 +43,7 @@ MANY_PARTS = 8
 HIDDEN_BLOCK = 512
 EXCHANGE = "allgather_reducescatter"
 """The default of `--all2all-backend`."""
-SETTINGS = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
+DEEP_GEMM = ("VLLM_USE_DEEP_GEMM", "VLLM_MOE_USE_DEEP_GEMM")
 OTHER_FLAGS = frozenset({"--enable-lora", "--prefill-context-parallel-size", "-pcp", "--quantization", "-q", "--enable-elastic-ep"})
 OTHER_VARIABLES = frozenset(
     {"VLLM_BATCH_INVARIANT", "VLLM_TEST_FORCE_FP8_MARLIN", "VLLM_USE_FLASHINFER_MOE_INT4", "VLLM_HUMMING_MOE_GEMM_TYPE"}
@@ -89,7 +89,7 @@ def _setting(rule_input: RuleInput) -> str | None:
     if by_flag and any(name.startswith(PINNING) for name in environment):
         return None
     # before there was a flag, VLLM_MOE_USE_DEEP_GEMM pins a backend
-    given = [name for name in SETTINGS if name in environment and (by_flag or name == SETTINGS[0])]
+    given = [name for name in DEEP_GEMM if name in environment and (by_flag or name == DEEP_GEMM[0])]
     if not given:
         return "Unset"
     value = environment[given[0]]

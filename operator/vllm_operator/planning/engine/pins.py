@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import Attention, Distribution
 from vllm_operator.catalog.backends import Invocation, Kernel, Setting
 from vllm_operator.catalog.rule_matching import Component, RuleInput
@@ -16,7 +17,7 @@ from vllm_operator.catalog.selectors import NO_SELECTORS, Selection
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.attention import COMPONENTS, attention_cases, prefill_cases
 from vllm_operator.planning.engine.gemm import gemm_cases
-from vllm_operator.planning.engine.moe import moe_cases
+from vllm_operator.planning.engine.moe import DEEP_GEMM, moe_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.text.wording import listed
 
@@ -90,7 +91,10 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PinCheck:
-    """Judges pins for one model, GPU and version. `model` names the model in messages; `chosen` grows with the backends chosen so far."""
+    """Judges pins for one model, GPU and version.
+
+    `model` names the model in messages. `chosen` and `environment` grow with the backends chosen so far and the variables set for them.
+    """
 
     version: ResolvedVersion
     table: VersionTable
@@ -98,6 +102,7 @@ class PinCheck:
     rules: RulesOfVersion
     model: str
     chosen: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, PlannedVariable] = field(default_factory=dict)
 
     def no_effect(self, pin: Pin) -> str | None:
         """Why a pin has no effect; None if it has one, as far as is known."""
@@ -205,12 +210,37 @@ class PinCheck:
     def selection(self, component: Component) -> Selection | None:
         """What vLLM's own selector answers for this model and GPU; None if it was not asked."""
         if component is Component.MOE:
-            cases = moe_cases(self.rule_input, self.chosen)
+            cases = moe_cases(self._with_deep_gemm_set(), self.chosen)
         elif component in QUESTIONS:
             cases = QUESTIONS[component](self.rule_input)
         else:
             return None
-        return self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
+        found = self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
+        if (
+            found is None
+            or self.rule_input.deepseek_heads is not False
+            or component not in (Component.MLA_DECODE, Component.SPARSE_ATTENTION)
+        ):
+            return found
+        return self._without(found, self._for_deepseek_heads(component))
+
+    def _for_deepseek_heads(self, component: Component) -> frozenset[str]:
+        """Backends that work only with heads of the sizes of DeepSeek R1: the questions about MLA were asked with them."""
+        with_them = self.rules.kernels.working(component, replace(self.rule_input, deepseek_heads=True), self.chosen)
+        return frozenset(with_them).difference(self.rules.kernels.working(component, self.rule_input, self.chosen))
+
+    @staticmethod
+    def _without(selection: Selection, backends: frozenset[str]) -> Selection:
+        """The answer if these backends fit less than the selector was told."""
+        taken = None if selection.takes in backends else selection.takes
+        return replace(selection, takes=taken, accepts=tuple(name for name in selection.accepts if name not in backends))
+
+    def _with_deep_gemm_set(self) -> RuleInput:
+        """The deployment as experts see it: a pin of dense layers may have turned DeepGEMM off for them too."""
+        set_for_others = {name: self.environment[name].value or "" for name in DEEP_GEMM if name in self.environment}
+        if not set_for_others:
+            return self.rule_input
+        return replace(self.rule_input, environment={**set_for_others, **self.rule_input.environment})
 
     def _is_refused_by_flag(self, pin: Pin, ways: tuple[Invocation, ...]) -> bool:
         """Whether the user gives a flag a value that this very version does not have."""
