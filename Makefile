@@ -117,7 +117,8 @@ lock: $(STAMP) ## Lock the dependencies for the image and CI
 	$(BIN)/uv pip compile --quiet --generate-hashes --no-emit-index-url --no-emit-find-links --python-version 3.12 -o requirements/oracle.txt hack/oracle/requirements.in
 
 ORACLE ?= .venv-oracle
-VERSIONS ?= 0.33.0
+SOURCES ?= $(HOME)/.cache/vllm-operator/wheels
+VERSIONS ?=
 
 $(ORACLE)/.installed: requirements/oracle.txt
 	$(BIN)/uv venv --quiet --python 3.12 $(ORACLE)
@@ -125,8 +126,8 @@ $(ORACLE)/.installed: requirements/oracle.txt
 	@touch $@
 
 .PHONY: check-oracle
-check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the table of vLLM's selectors with the wheels; VERSIONS="0.33.0 0.32.0"; needs 8 GB of disk
-	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --check $(VERSIONS)
+check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's selectors with the wheels of all versions, and with the rules; VERSIONS="0.33.0"
+	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --sources $(SOURCES) --check $(VERSIONS)
 
 .PHONY: clean
 clean: ## Remove build outputs

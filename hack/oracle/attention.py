@@ -6,17 +6,20 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 DENSE_HEADS = (64, 80, 96, 112, 128, 192, 256)
 PREFIX_HEADS = (128, 256)
 """Of models that attend to images in both directions."""
 MLA_HEAD = 576
+OTHER_MLA = (192, 64, 256)
+"""Sizes of the nope, rope and value heads of GLM-4.7-Flash: some backends are only for those of DeepSeek R1."""
 CACHE_TYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
 QUERY_HEADS = (16, 128)
 """Of a GPU, after tensor parallelism: selectors of sparse MLA ask whether there are at most 16."""
 ELSEWHERE = re.compile(
-    r"^(ROCM|XPU|CPU|IPEX|HPU|PALLAS|TORCH_SDPA|NO_ATTENTION|CUSTOM|FLYDSL|RDNA)|_VLLM_V1$|^DUAL_CHUNK|^DIFFERENTIAL|^MINIMAX"
+    r"^(ROCM|XPU|CPU|AMX|IPEX|HPU|PALLAS|TORCH_SDPA|NO_ATTENTION|CUSTOM|FLYDSL|RDNA)|_VLLM_V1$|^DUAL_CHUNK|^DIFFERENTIAL|^MINIMAX"
 )
 """Backends of other platforms, for encoders, of one model that names them itself, or of the engine before V1."""
 OTHER_KIND = re.compile(r"(^|; )(non-)?(MLA|sparse) not supported")
@@ -33,6 +36,7 @@ class Case:
     query_heads: int = 32
     sinks: bool = False
     prefix: bool = False
+    dims: tuple[int, int, int] | None = None
 
     @property
     def name(self) -> str:
@@ -40,7 +44,8 @@ class Case:
         if self.kind == "Dense":
             marks = ("/sinks" if self.sinks else "") + ("/prefix" if self.prefix else "")
             return f"Dense/{self.head_size}/{self.cache}{marks}"
-        return f"{self.kind}/{self.query_heads}/{self.cache}"
+        heads = "-".join(map(str, self.dims)) if self.dims else self.query_heads
+        return f"{self.kind}/{heads}/{self.cache}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ def all_cases() -> Iterator[Case]:
         yield Case("Dense", 64, cache, sinks=True)
         for heads in QUERY_HEADS:
             yield Case("MLA", MLA_HEAD, cache, heads)
+        yield Case("MLA", MLA_HEAD, cache, 16, dims=OTHER_MLA)
     for cache in ("auto", "fp8_ds_mla"):
         for heads in QUERY_HEADS:
             yield Case("SparseMLA", MLA_HEAD, cache, heads)
@@ -93,8 +99,14 @@ class Selector:
         """Answer for every case, by its name."""
         from vllm.config import VllmConfig, set_current_vllm_config
 
-        with set_current_vllm_config(VllmConfig()):
-            return {case.name: self._answer(case) for case in all_cases()}
+        found: dict[str, Answer] = {}
+        for dims in (None, OTHER_MLA):
+            config = VllmConfig()
+            if dims is not None:
+                config.__dict__["model_config"] = _model_config(dims, self._dtype())
+            with set_current_vllm_config(config):
+                found |= {case.name: self._answer(case) for case in all_cases() if case.dims == dims}
+        return found
 
     def _answer(self, case: Case) -> Answer:
         accepts, refuses = [], {}
@@ -115,10 +127,13 @@ class Selector:
             takes = None
         return Answer(takes, tuple(accepts), refuses)
 
+    def _dtype(self) -> Any:
+        return self._torch.bfloat16 if self._platform.has_device_capability(80) else self._torch.float16
+
     def _ask(self, backend: Any, case: Case) -> str:
         known = {
             "head_size": case.head_size,
-            "dtype": self._torch.bfloat16 if self._platform.has_device_capability(80) else self._torch.float16,
+            "dtype": self._dtype(),
             "kv_cache_dtype": case.cache,
             "block_size": None,
             "use_mla": case.kind != "Dense",
@@ -136,6 +151,14 @@ class Selector:
         if "num_heads" in self._asks:
             given["num_heads"] = case.query_heads
         return str(self._select(backend, **given))
+
+
+def _model_config(dims: tuple[int, int, int], dtype: Any) -> Any:
+    """As much of a model's configuration as selectors read."""
+    nope, rope, value = dims
+    text = SimpleNamespace(qk_nope_head_dim=nope, qk_rope_head_dim=rope, v_head_dim=value, kv_lora_rank=512, model_type="")
+    sizes = {"get_head_size": lambda: MLA_HEAD, "get_num_attention_heads": lambda *_: 20, "get_num_kv_heads": lambda *_: 1}
+    return SimpleNamespace(dtype=dtype, hf_text_config=text, hf_config=text, is_diffusion=False, **sizes)
 
 
 def _configuration() -> Any:

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import os
 import re
+import traceback
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -74,7 +75,8 @@ OVERRIDING = {"gptq": ("gptq_marlin", "auto_gptq"), "awq": ("awq_marlin", "auto_
 """Methods that take over what is written for another one, if they can."""
 NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
 FP4_VARIABLE = "VLLM_NVFP4_GEMM_BACKEND"
-FP4_BACKENDS = ("flashinfer-cutlass", "flashinfer-trtllm", "flashinfer-cudnn", "cutlass", "marlin")
+FP4_BACKENDS = ("flashinfer-cutlass", "flashinfer-trtllm", "flashinfer-cudnn", "flashinfer-b12x", "cutlass", "marlin")
+NO_SUCH_VALUE = re.compile(r"^Invalid value .* for VLLM_")
 ELSEWHERE = frozenset({"auto", "aiter", "xpu", "xpu_woq", "zentorch", "rocm"})
 """Values of --linear-backend for other platforms."""
 KERNELS = (
@@ -156,7 +158,8 @@ class Selector:
             try:
                 taken = self._take(written, {**environment, **more}, flag)
             except Exception as error:
-                refuses[backend] = _reason(error)
+                if not NO_SUCH_VALUE.match(reason := _reason(error)):
+                    refuses[backend] = reason
             else:
                 if taken == backend or (flag == "flashinfer_cutlass" and taken == "DEEPGEMM"):
                     accepts.append(backend)
@@ -168,12 +171,14 @@ class Selector:
         """The backends that can be asked for, each with the value of --linear-backend and the variables."""
         import vllm.envs as envs
 
-        if self._flag:
-            for value in self._flag:
-                yield NAMES.get(value.upper(), value.upper()), value, {}
-        elif name.startswith("NVFP4") and FP4_VARIABLE in envs.environment_variables:
+        for value in self._flag:
+            yield NAMES.get(value.upper(), value.upper()), value, {}
+        if name.startswith("NVFP4") and FP4_VARIABLE in envs.environment_variables:
             for value in FP4_BACKENDS:
-                yield value.upper().replace("-", "_"), "auto", {FP4_VARIABLE: value}
+                if value.replace("-", "_") not in self._flag:
+                    yield value.upper().replace("-", "_"), "auto", {FP4_VARIABLE: value}
+        elif self._flag:
+            return
         elif name.startswith("NVFP4") and "VLLM_USE_TRTLLM_FP4_GEMM" in envs.environment_variables:
             yield "FLASHINFER_TRTLLM", "auto", {"VLLM_USE_TRTLLM_FP4_GEMM": "1"}
         elif name == "FP8Block":
@@ -303,7 +308,7 @@ def _quantization(written: Mapping[str, Any]) -> Any:
             kinds.append((name, get_quantization_config(name)))
     overriding = (kind for name, kind in kinds if name != method and kind.override_quantization_method(dict(written), None) is not None)
     if not kinds:
-        raise LookupError(f"this vLLM has no quantization method {method}")
+        raise ValueError(f"Unknown quantization method: {method}.")  # as `ModelConfig` does
     found = next(overriding, kinds[-1][1])
     quantization = found.from_config(dict(written))
     quantization.packed_modules_mapping = {}
@@ -338,4 +343,6 @@ def _name(theirs: str) -> str:
 def _reason(error: Exception) -> str:
     text = " ".join(" ".join(map(str, error.args)).split())
     kind = type(error).__name__
+    if kind == "NotImplementedError" and "/vllm/" in traceback.extract_tb(error.__traceback__)[-1].filename:
+        return text  # vLLM's own
     return (PREAMBLE.sub("", text) if kind in ("ValueError", "AssertionError", "RuntimeError") else f"{kind}: {text}")[:400]

@@ -42,6 +42,8 @@ IN_THE_IMAGE = (
 """Packages of the official images that the selectors import and do not ask anything."""
 REQUIRED = {"humming-kernels": "humming", "tokenspeed-mla": "tokenspeed_mla"}
 """Packages that are in the image if the wheel requires them, with their modules."""
+KERNELS = "vllm.vllm_flash_attn.cute"
+"""Kernels in Python that a wheel may hold. Selectors ask only whether they can be imported."""
 GIB = 2**30
 
 
@@ -92,10 +94,13 @@ class Machine:
         sys.path.insert(0, str(vllm))
         metadata = next(vllm.glob("*.dist-info/METADATA")).read_text()
         required = [module for package, module in REQUIRED.items() if f"Requires-Dist: {package}" in metadata]
+        if (vllm / KERNELS.replace(".", "/")).is_dir():
+            required.append(KERNELS)
         TextPackages([flashinfer], ["flashinfer"], (*EXTENSIONS, *IN_THE_IMAGE, *required)).install()
         self._make_up_cuda()
         _make_up_operators()
         self._make_up_platform()
+        _answer_from_text(flashinfer)
 
     def become(self, capability: tuple[int, int]) -> None:
         """Have other GPUs from now on, and forget what vLLM found out about those before."""
@@ -169,6 +174,15 @@ class Machine:
 def cached_functions() -> list[Any]:
     """The functions of vLLM that keep what they found out."""
     return [one for one in gc.get_objects() if type(one) is functools._lru_cache_wrapper and one.__module__.startswith("vllm")]
+
+
+def _answer_from_text(flashinfer: Path) -> None:
+    """Answer for the questions about FlashInfer that vLLM asks by calling, and not by looking for a name."""
+    import vllm.utils.flashinfer as asked
+
+    if hasattr(asked, "has_flashinfer_sm90_nope_mla"):  # whether BatchMLAPagedAttentionWrapper.run has this parameter
+        has = any("ckv_scale_arr" in file.read_text() for file in (flashinfer / "flashinfer/mla").rglob("*.py"))
+        asked.has_flashinfer_sm90_nope_mla = lambda: has
 
 
 def _make_up_operators() -> None:

@@ -8,12 +8,22 @@ from typing import Any
 
 Answers = Mapping[str, Mapping[str, Any]]
 """The answers on one architecture, by the name of the case; see `attention.Answer`."""
-OF_THE_MACHINE = re.compile(
-    r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup|Key|Assertion)Error"
-    r"|failed to import|requires FlashInfer with|was built without|None of the modules|object at 0x"
-)
-"""Refusals that come from the made-up machine and not from the selector: that package is known by its text only, or an extension
+ERROR = re.compile(r"^(Attribute|Name|Type|Import|ModuleNotFound|NotImplemented|Lookup|Key|Assertion)Error")
+ABSENT = re.compile(r"failed to import|was built without|None of the modules|object at 0x")
+"""Refusals that come from the made-up machine and not from the selector: a package is known by its text only, or an extension
 is not there. Such a backend is neither accepted nor refused, and which backend the selector takes is then unknown."""
+
+
+def selectors_own(reason: str) -> str | None:
+    """The parts of a reason that the selector gives, without those that come from the made-up machine; None if there are none."""
+    if ERROR.match(reason):
+        return None
+    return "; ".join(part for part in reason.split("; ") if not ABSENT.search(part)) or None
+
+
+def without_the_machine(refuses: Mapping[str, str]) -> dict[str, str]:
+    """The refusals that the selector gives, with its own reasons."""
+    return {name: own for name, text in sorted(refuses.items()) if (own := selectors_own(text))}
 
 
 def merge(versions: Mapping[str, Mapping[str, Answers]]) -> dict[str, Any]:
@@ -58,11 +68,11 @@ def write(table: Mapping[str, Any], path: Path) -> None:
 
 
 def _compact(answer: Mapping[str, Any], reasons: "Numbered") -> dict[str, Any]:
-    refused = {name: text for name, text in sorted(answer["refuses"].items()) if not OF_THE_MACHINE.search(text)}
-    raises = answer.get("raises")
+    refused = without_the_machine(answer["refuses"])
+    raises = selectors_own(answer.get("raises") or "")
     more = {
         "ignores": dict(sorted(answer.get("ignores", {}).items())),
-        "raises": None if raises is None or OF_THE_MACHINE.search(raises) else reasons.number(raises),
+        "raises": None if raises is None else reasons.number(raises),
     }
     return {
         "takes": answer["takes"] if len(refused) == len(answer["refuses"]) or "ignores" in answer else None,

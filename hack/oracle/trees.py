@@ -5,10 +5,10 @@ trees are written once, and the most frequent branch of a tree stands for all th
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from oracle.tables import OF_THE_MACHINE, Answers, Numbered, release
+from oracle.tables import Answers, Numbered, release, selectors_own, without_the_machine
 
 ANY = "*"
 DEPTH = 4
@@ -83,16 +83,20 @@ def find(table: Mapping[str, Any], version: str, architecture: str, case: str) -
     return _expand(table["answers"][place], table["reasons"])
 
 
-def is_written(answers: Mapping[str, Answers], version: str, table: Mapping[str, Any]) -> bool:
-    """Whether a table answers every case of a version as the selectors do."""
-    if version not in table["versions"] or answers.keys() != table["versions"][version].keys():
-        return False
-    for architecture, found in answers.items():
-        for case, answer in found.items():
-            reasons = Numbered()
-            if find(table, version, architecture, case) != _expand(_compact(answer, reasons), reasons.values):
-                return False
-    return True
+def cases_below(table: Mapping[str, Any], place: int, depth: int = 0) -> Iterator[tuple[str, int]]:
+    """The paths that are written below a branch, each with the place of its answer."""
+    if depth == DEPTH:
+        yield "", place
+        return
+    for name, branch in table["trees"][place].items():
+        for rest, answer in cases_below(table, branch, depth + 1):
+            yield (f"{name}/{rest}" if rest else name), answer
+
+
+def normalize(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """An answer as a table keeps it: without errors of the made-up machine."""
+    reasons = Numbered()
+    return _expand(_compact(answer, reasons), reasons.values)
 
 
 def _expand(compact: Mapping[str, Any], reasons: Sequence[str]) -> dict[str, Any]:
@@ -108,8 +112,8 @@ def _expand(compact: Mapping[str, Any], reasons: Sequence[str]) -> dict[str, Any
 
 def _compact(answer: Mapping[str, Any], reasons: Numbered) -> dict[str, Any]:
     """An answer without what is empty, and without errors of the made-up machine; pins are grouped by what they get."""
-    refused = {name: text for name, text in answer["refuses"].items() if not OF_THE_MACHINE.search(text)}
-    raises = None if answer["raises"] is None or OF_THE_MACHINE.search(answer["raises"]) else answer["raises"]
+    refused = without_the_machine(answer["refuses"])
+    raises = selectors_own(answer["raises"] or "")
     written = {
         "takes": answer["takes"],
         "accepts": sorted(answer["accepts"]),
