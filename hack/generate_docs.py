@@ -128,7 +128,7 @@ def conditions_reference() -> str:
         lines.append(f"| {_heading(source, line)} | `{value}` | {text} |")
     lines.append(
         "\nThe reason of `Crashed`, and then of `Ready`, can also be the name of a known crash, for example `MigUuidNotInteger`. "
-        "`status.lastCrash` then has the cause, the remedy, the reference and the relevant log lines.\n"
+        "The message then has the cause, the remedy and the reference.\n"
     )
     return "\n".join(lines)
 

@@ -58,9 +58,10 @@ def _plan(history: History) -> RenderableType:
 
 
 def _start(history: History) -> RenderableType:
-    crash = history.status.get("lastCrash")
-    if history.condition("Crashed").get("status") == "True" and crash:
-        return Group(Text(f"✘ {crash['signature']}", style="bold red"), Text(crash.get("remedy") or crash["cause"], style="red"))
+    crashed = history.condition("Crashed")
+    if crashed.get("status") == "True":
+        remedy = re.search(r"What to do: (.+?)(?: The command is | \(See |$)", crashed["message"])
+        return Group(Text(f"✘ {crashed['reason']}", style="bold red"), Text(remedy[1] if remedy else crashed["message"], style="red"))
     if history.condition("Ready").get("status") == "True":
         return Group(Text("✔ serves", style="bold green"), Text(" → ".join(history.stages), style="dim"))
     startup = history.status.get("startup") or {}

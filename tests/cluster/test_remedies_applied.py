@@ -57,15 +57,15 @@ async def test_the_suggested_command_does_what_it_says(
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60", crash_times="1")
     await served.create(llama(served.namespace, engine=engine))
     await crash(served, sim)
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("remediation") or {}).get("command"), within=40)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("lastCrash") or {}).get("command"), within=40)
     await wait_for_story(
         served,
         "Ready=False MaxModelLenExceedsKvCache",
         "What to do: Lower --max-model-len to at most 5568",
-        "The command is in status.remediation.command.",
+        "The command is in status.lastCrash.command.",
     )
     await sim.script(path="ok", load="0", pull="0")
-    changed = await paste(served, told["status"]["remediation"]["command"])
+    changed = await paste(served, told["status"]["lastCrash"]["command"])
     kept = [a for a in engine.get("args", []) if a["name"] != "max-model-len"]
     assert [a for a in changed["spec"]["engine"]["args"] if "max-model-len" not in a["name"]] == kept
     assert [a["value"] for a in changed["spec"]["engine"]["args"] if "max-model-len" in a["name"]] == ["5568"]
@@ -77,10 +77,10 @@ async def test_a_command_that_is_pasted_too_late_is_refused(served: Cluster, sim
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
     await served.create(llama(served.namespace))
     await crash(served, sim)
-    told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("remediation") or {}).get("command"), within=40)
+    told = await served.wait_for("VLLMDeployment", "llama", lambda r: (r["status"].get("lastCrash") or {}).get("command"), within=40)
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"args": [{"name": "seed", "value": "7"}]}}})
     with pytest.raises(RefusedError, match="422"):
-        await paste(served, told["status"]["remediation"]["command"])
+        await paste(served, told["status"]["lastCrash"]["command"])
 
 
 async def test_a_remedy_that_helps_is_applied_reported_and_undone_with_the_spec(

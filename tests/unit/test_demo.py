@@ -106,10 +106,8 @@ def test_the_table_shows_progress_and_time_at_any_width(width: int) -> None:
 
 def test_the_table_shows_a_crash_with_its_remedy() -> None:
     history = History("tinyllama")
-    crash = {"signature": "MigUuidNotInteger", "cause": "A UUID is no number.", "remedy": "Leave CUDA_VISIBLE_DEVICES out."}
-    history.update(
-        deployment({"lastCrash": crash, "conditions": [condition("Crashed", "True", "MigUuidNotInteger")]}, name="tinyllama"), 1.0
-    )
+    message = "Pod x crashed (MigUuidNotInteger). A UUID is no number. What to do: Leave CUDA_VISIBLE_DEVICES out. (See x)"
+    history.update(deployment({"conditions": [condition("Crashed", "True", "MigUuidNotInteger", message)]}, name="tinyllama"), 1.0)
     console = Console(width=160, record=True, file=io.StringIO())
     console.print(draw([history], now=2.0, speed=20, title="demo"))
     shown = console.export_text()

@@ -195,7 +195,7 @@ def test_an_unknown_crash_whose_log_is_read_late_is_reported_with_the_error_of_t
     observation = o.observe(o.crashed_pod())
     first = report(observation)
     assert first.status.last_crash is not None
-    assert "its log does not say why" in first.status.last_crash.cause
+    assert "its log does not say why" in str(first.status.last_crash.cause)
     unknown = replace(o.DEEP_GEMM_CRASH, signature="Unknown", cause="The engine failed with an error: the flux capacitor is empty")
     second = report(o.after(observation, first, startups={("uid-vllm-a-x1", 0): StartupState(crash=unknown)}))
     assert second.status.last_crash is not None
@@ -233,7 +233,8 @@ def test_the_last_crash_outlives_its_pod() -> None:
     observation = o.observe(o.crashed_pod(), states={X1: StartupState(crash=o.DEEP_GEMM_CRASH)})
     first = report(observation)
     second = report(o.after(observation, first, pods=(o.ready_pod("vllm-a-x9"),), seconds=60))
-    assert second.status.last_crash == first.status.last_crash
+    assert first.status.last_crash is not None
+    assert second.status.last_crash == first.status.last_crash.model_copy(update={"command": None}), "nothing has to change any more"
     crashed = find_condition(second.status.conditions, "Crashed")
     assert crashed is not None
     assert (crashed.status, crashed.reason) == ("False", "Recovered")

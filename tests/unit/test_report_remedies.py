@@ -5,9 +5,10 @@ from typing import Any
 
 from support import observations as o
 from support.reports import decide_on, report
-from vllm_operator.api.status import RemediationState
+from vllm_operator.api.status import RemediationState, RemediationStatus
 from vllm_operator.observation.observation import Observation
 from vllm_operator.remediation.decision import PodReference
+from vllm_operator.remediation.in_force import current
 from vllm_operator.startup.state import Crash, Stage, StartupState
 from vllm_operator.status.report import Report
 
@@ -39,27 +40,42 @@ def message(written: Report, type: str) -> str:
 
 def test_a_suggestion_is_said_with_where_its_command_is() -> None:
     written = report(crashed({}))
-    assert written.status.remediation is not None
-    assert written.status.remediation.state is RemediationState.SUGGESTED
-    assert "What to do: Lower --max-model-len to at most 5568. The command is in status.remediation.command." in message(written, "Crashed")
+    assert written.status.last_crash is not None
+    assert "--max-model-len" in (written.status.last_crash.command or "")
+    assert written.status.remediation is None
+    assert "What to do: Lower --max-model-len to at most 5568. The command is in status.lastCrash.command." in message(written, "Crashed")
     assert message(written, "Ready") == "Pod vllm-a-x1 crashed (MaxModelLenExceedsKvCache). See condition Crashed."
     assert told(written) == [("Warning", "MaxModelLenExceedsKvCache")]
 
 
-def test_a_suggestion_does_not_repeat_the_crash_and_outlives_the_log() -> None:
+def test_a_suggestion_is_a_part_of_the_record_of_its_crash_and_outlives_the_log() -> None:
     observed = crashed({})
     written = report(observed)
-    suggestion = written.status.remediation
-    assert suggestion is not None
-    assert set(suggestion.to_json()) == {"observedGeneration", "state", "command"}
-    log_is_gone = o.after(replace(observed, startups={}), written, seconds=900)
-    assert report(log_is_gone).status.remediation == suggestion
-
     crash = written.status.last_crash
     assert crash is not None
-    repeated = suggestion.model_copy(update={"signature": crash.signature, "pod": crash.pod, "restarts": crash.restarts})
-    earlier = written.status.model_copy(update={"remediation": repeated})
-    assert report(o.following(log_is_gone, earlier)).status.remediation == suggestion, "an earlier version repeated it"
+    assert crash.command is not None
+    log_is_gone = o.after(replace(observed, startups={}), written, seconds=900)
+    again = report(log_is_gone)
+    assert again.status.last_crash == crash
+    assert message(again, "Crashed") == message(written, "Crashed")
+
+    suggestion = RemediationStatus(
+        observed_generation=observed.resource.metadata.generation, state=RemediationState.SUGGESTED, command=crash.command
+    )
+    earlier = written.status.model_copy(update={"remediation": suggestion, "last_crash": crash.model_copy(update={"command": None})})
+    upgraded = report(o.following(log_is_gone, earlier)).status
+    assert upgraded.remediation is None
+    assert upgraded.last_crash is not None
+    assert upgraded.last_crash.command == crash.command, "an earlier version kept it apart"
+
+
+def test_a_suggestion_ends_with_the_spec_that_it_is_about() -> None:
+    observed = crashed({})
+    written = report(observed)
+    resource = observed.resource.model_copy(update={"status": written.status})
+    assert current(resource) is not None
+    metadata = resource.metadata.model_copy(update={"generation": resource.metadata.generation + 1})
+    assert current(resource.model_copy(update={"metadata": metadata})) is None
 
 
 def test_a_suggestion_about_another_crash_than_the_last_one_names_it() -> None:
@@ -90,8 +106,9 @@ def test_an_operator_that_has_lost_the_log_keeps_what_was_decided() -> None:
 
 def test_a_crash_of_an_engine_that_had_started_is_not_remedied() -> None:
     written = report(crashed(AUTO, stage=Stage.READY))
-    assert written.status.remediation is not None
-    assert written.status.remediation.applied == []
+    assert written.status.last_crash is not None
+    assert written.status.last_crash.command is not None
+    assert written.status.remediation is None
 
 
 def test_a_crash_of_the_former_spec_changes_nothing_about_the_present_one() -> None:

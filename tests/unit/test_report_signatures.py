@@ -1,5 +1,7 @@
 """Every known crash, as the condition says it: in a real log line's words, short enough, with its whole remedy."""
 
+from dataclasses import replace
+
 import pytest
 
 from support import observations as o
@@ -8,6 +10,7 @@ from vllm_operator.api.conditions import find_condition
 from vllm_operator.catalog.signatures import Sample, Severity, load_signature_samples
 from vllm_operator.observation.knowledge import load_knowledge
 from vllm_operator.startup.parser import StartupParser
+from vllm_operator.text import wording
 
 FATAL = {signature.id for signature in load_knowledge().startup.signatures if signature.severity is Severity.FATAL}
 SAMPLES = [sample for sample in load_signature_samples() if sample.signature in FATAL]
@@ -25,6 +28,37 @@ def test_a_known_crash_is_reported_in_full_within_its_limit(sample: Sample) -> N
     assert status.last_crash is not None
     assert state.crash is not None
     assert len(crashed.message) <= 500
-    if status.last_crash.remedy:
+    assert status.last_crash.cause or status.last_crash.signature in crashed.message
+    if state.crash.remedy:
         assert "What to do: " in crashed.message
-        assert status.last_crash.remedy.rstrip(".") in crashed.message or len(status.last_crash.cause + status.last_crash.remedy) > 330
+        said_in_full = wording.clean(state.crash.remedy, 1000).rstrip(".") in crashed.message
+        assert said_in_full or len(state.crash.cause + state.crash.remedy) > 330
+        assert said_in_full or status.last_crash.remedy, "what the condition shortens is in the record"
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.signature)
+def test_the_record_of_a_crash_has_what_its_description_needs_when_the_log_is_gone(sample: Sample) -> None:
+    parser = StartupParser(load_knowledge().startup)
+    parser.feed(sample.text + "\n")
+    parser.end()
+    observed = o.observe(o.crashed_pod(restarts=11), states={("vllm-a-x1", 11): parser.final_state})
+    first = report(observed)
+    second = report(o.after(replace(observed, startups={}), first, seconds=60))
+    assert second.status.conditions == first.status.conditions
+    assert second.status.last_crash == first.status.last_crash
+
+
+def test_the_record_of_a_crash_in_force_leaves_out_what_the_condition_says() -> None:
+    sample = next(sample for sample in SAMPLES if sample.signature == "MigUuidNotInteger")
+    parser = StartupParser(load_knowledge().startup)
+    parser.feed(sample.text + "\n")
+    parser.end()
+    observed = o.observe(o.crashed_pod(), states={("vllm-a-x1", 0): parser.final_state})
+    first = report(observed)
+    assert first.status.last_crash is not None
+    assert set(first.status.last_crash.to_json()) == {"signature", "command", "pod", "restarts", "time", "excerpt"}
+    over = report(o.after(observed, first, pods=(o.ready_pod("vllm-a-x9"),), seconds=60)).status.last_crash
+    assert over is not None
+    assert parser.final_state.crash is not None
+    assert (over.cause, over.remedy) == (parser.final_state.crash.cause, parser.final_state.crash.remedy)
+    assert over.reference == parser.final_state.crash.reference

@@ -131,20 +131,23 @@ class StartupStatus(Model):
 
 
 class CrashStatus(Model):
-    """The last crash."""
+    """The last crash. While it is in force, what the condition Crashed says is absent here."""
 
     signature: str = Field(max_length=128, description="Name of the matching crash signature, or Unknown.")
-    cause: Text = Field(description="Cause of the crash.")
-    remedy: Text | None = Field(default=None, description="Recommended remedy.")
+    cause: Text | None = Field(default=None, description="Cause of the crash. Absent while the condition Crashed says it.")
+    remedy: Text | None = Field(default=None, description="Recommended remedy. Absent while the condition Crashed says it.")
+    command: str | None = Field(default=None, max_length=4096, description="kubectl command that makes the suggested change.")
     reference: str | None = Field(default=None, max_length=512, description="Link to more information.")
     pod: str = Field(max_length=253, description="Name of the Pod that crashed.")
-    exit_code: int | None = Field(default=None, description="Exit code of the engine container.")
+    exit_code: int | None = Field(
+        default=None, description="Exit code of the engine container. Absent while the condition Crashed says it."
+    )
     restarts: int | None = Field(default=None, ge=0, description="Number of restarts of the container before the crash.")
     time: Timestamp | None = Field(default=None, description="Time of the crash.", json_schema_extra={"format": "date-time"})
     excerpt: str | None = Field(
         default=None,
         max_length=2048,
-        description="The error in the log and where it was raised, in three lines. Without secrets.",
+        description="The line of the log that names the crash. Without secrets.",
     )
 
 
@@ -200,11 +203,15 @@ class RemediationStatus(Model):
         "Stopped: scaled to zero because of a crash that a restart cannot fix.",
     )
     message: Text | None = Field(default=None, description="State as a sentence.")
-    command: str | None = Field(default=None, max_length=4096, description="kubectl command that makes the suggested change.")
+    command: str | None = Field(
+        default=None,
+        max_length=4096,
+        description="kubectl command that makes the suggested change. If nothing else is to be said, it is in `status.lastCrash`.",
+    )
     signature: str | None = Field(
         default=None,
         max_length=128,
-        description="Name of the crash that led to this state. Absent in a suggestion about `status.lastCrash`.",
+        description="Name of the crash that led to this state.",
     )
     pod: str | None = Field(default=None, max_length=253, description="Name of the Pod that crashed.")
     restarts: int | None = Field(default=None, ge=0, description="Number of restarts of that Pod before the crash.")

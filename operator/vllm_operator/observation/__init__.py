@@ -4,5 +4,6 @@ observation  the input, `ObservedState` (its Pods as read, worst first), and whe
 rollout      what the Deployment says: replicas, paused, refused Pods
 starts       finished starts, and what they say about the next one
 crashes      crashes, and which of them is in force
+crash_record what `status.lastCrash` keeps of a crash
 knowledge    the catalog data for all this, and how containers and Pods end according to their status
 """

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.status import CrashStatus
+from vllm_operator.observation.crash_record import restore
 from vllm_operator.observation.knowledge import match_container, match_pod
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
@@ -22,8 +23,6 @@ from vllm_operator.text import wording
 
 SETTLING_SECONDS = 10
 """How long to wait for the log of a run that has ended. The kubelet ends the stream within about a second."""
-EXCERPT_LINES = 3
-"""Lines of the log in `status.lastCrash`, at most: where the error was raised, and last the error itself."""
 CLOCK_SKEW = timedelta(minutes=1)
 """How far the clock of a node may be ahead. Later times do not count when crashes are ordered."""
 _ENDS_BY_A_PROBE = (None, 0, 137, 143)
@@ -91,7 +90,7 @@ def find_crashes(observed: ObservedState) -> Crashes:
     """Find the crashes of the observed Pods."""
     horizon = observed.observation.now + CLOCK_SKEW
     findings = sorted(_findings(observed), key=lambda f: (_credible(f.time, horizon), f.view.name), reverse=True)
-    previous = observed.observation.previous.last_crash
+    previous = _recorded(observed)
     latest = next((f for f in findings if f.settled), None)
     if latest is None or _is_older(latest.status, previous, horizon):
         return Crashes(tuple(findings), previous, is_new=False)
@@ -115,8 +114,15 @@ def _is_same(found: CrashStatus, previous: CrashStatus | None) -> bool:
 
 def _reported_before(observed: ObservedState, found: CrashStatus) -> CrashStatus | None:
     """What the status says about the same crash."""
-    previous = observed.observation.previous.last_crash
-    return previous if _is_same(found, previous) else None
+    previous = _recorded(observed)
+    if previous is None or not _is_same(found, previous):
+        return None
+    return previous.model_copy(update={"exit_code": found.exit_code}) if previous.exit_code is None else previous
+
+
+def _recorded(observed: ObservedState) -> CrashStatus | None:
+    """`status.lastCrash` with the texts that were left out."""
+    return restore(observed.observation.previous.last_crash, observed.knowledge.signatures)
 
 
 def _findings(observed: ObservedState) -> Iterator[Finding]:
@@ -218,18 +224,18 @@ def _better(observed: ObservedState, previous: CrashStatus | None, found: CrashS
     if previous is None:
         return found
     before, now = _weight(observed, previous), _weight(observed, found)
-    ended_meanwhile = previous.exit_code is None and found.exit_code is not None
-    has_other_problem = now == _UNREAD and _problem(observed, found.cause) is not _problem(observed, previous.cause)
-    return found if now > before or (now == before and (ended_meanwhile or has_other_problem or now == _USER_DEFINED)) else previous
+    has_other_problem = now == _UNREAD and _problem(observed, found.cause or "") is not _problem(observed, previous.cause or "")
+    return found if now > before or (now == before and (has_other_problem or now == _USER_DEFINED)) else previous
 
 
 def _weight(observed: ObservedState, crash: CrashStatus) -> int:
     """How much a description says: nothing, an error without a name, little, the cause, the cause by a user-defined signature."""
     if crash.signature == UNKNOWN:
-        problem = _problem(observed, crash.cause)
+        cause = crash.cause or ""
+        problem = _problem(observed, cause)
         if problem is not None:
             return _PENDING if problem is LogProblem.PENDING else _UNREAD
-        says_nothing = SAYS_NOTHING in crash.cause or crash.cause == observed.messages.say("crash.unexplained", unread="")
+        says_nothing = SAYS_NOTHING in cause or cause == observed.messages.say("crash.unexplained", unread="")
         return _NOTHING if says_nothing else _ERROR
     known = observed.knowledge.signatures.get(crash.signature)
     return (
@@ -275,9 +281,8 @@ def crash_settles(observed: ObservedState, view: PodView) -> datetime | None:
 
 
 def _excerpt(crash: Crash) -> str | None:
-    lines = [(line, wording.clean(line, 400)) for line in (crash.excerpt or crash.line).splitlines()[-30:]]
-    indented = [" " * min(8, len(line) - len(line.lstrip(" "))) + text for line, text in lines if text]
-    return "\n".join(indented[-EXCERPT_LINES:]) or None
+    lines = (wording.clean(line, 400) for line in reversed((crash.excerpt or crash.line).splitlines()[-30:]))
+    return next((line for line in lines if line), None)
 
 
 def reason(signature: str) -> str:

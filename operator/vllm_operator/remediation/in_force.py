@@ -25,19 +25,33 @@ _OF_CRASH = ("signature", "pod", "restarts")
 
 
 def recorded(resource: VLLMDeployment) -> RemediationStatus | None:
-    """Return what the status says. A suggestion that names no crash is about `status.lastCrash`."""
+    """Return what the status says. A command in `status.lastCrash` is a suggestion for the generation that the status is about."""
     status, crash = resource.status.remediation, resource.status.last_crash
-    if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.pod is not None:
+    if crash is None:
         return status
-    return status.model_copy(update={name: getattr(crash, name) for name in _OF_CRASH})
+    about_it = {name: getattr(crash, name) for name in _OF_CRASH}
+    if status is None and crash.command is not None:
+        is_old = resource.status.observed_generation != resource.metadata.generation
+        generation = 0 if is_old else planned_generation(resource)
+        suggested = RemediationStatus(observed_generation=generation, state=RemediationState.SUGGESTED, command=crash.command)
+        return suggested.model_copy(update=about_it)
+    if status is None or status.state is not RemediationState.SUGGESTED or status.pod is not None:
+        return status
+    return status.model_copy(update=about_it)  # written by an earlier version of the operator
 
 
-def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> RemediationStatus | None:
-    """Return what to write: a suggestion about the last crash does not repeat which crash that is."""
-    if status is None or crash is None or status.state is not RemediationState.SUGGESTED:
-        return status
-    is_about_it = all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)
-    return status.model_copy(update=dict.fromkeys(_OF_CRASH)) if is_about_it else status
+def is_mere_suggestion(status: RemediationStatus | None, crash: CrashStatus | None) -> bool:
+    """Whether a decision is nothing but a command about this crash. It is then recorded with the crash."""
+    if status is None or crash is None or status.state is not RemediationState.SUGGESTED or status.applied or status.stalled_pods:
+        return False
+    return all(getattr(status, name) == getattr(crash, name) for name in _OF_CRASH)
+
+
+def to_record(status: RemediationStatus | None, crash: CrashStatus | None) -> tuple[RemediationStatus | None, CrashStatus | None]:
+    """Return what to write: a mere suggestion is a part of the record of its crash."""
+    command = status.command if status is not None and is_mere_suggestion(status, crash) else None
+    written = crash.model_copy(update={"command": command}) if crash is not None else None
+    return (None if command is not None else status), written
 
 
 def carried_out(resource: VLLMDeployment, plan: Plan) -> tuple[VLLMDeployment, Plan]:

@@ -11,13 +11,14 @@ from datetime import datetime, timedelta
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY, STALLED, STARTING, Reason, find_condition
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
+from vllm_operator.observation.crash_record import shorten
 from vllm_operator.observation.crashes import Crashes, crash_settles
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
 from vllm_operator.status import caches, planned, starting, startup, summary
-from vllm_operator.status.conditions import set_conditions
+from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
 
@@ -82,6 +83,9 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
     if (verdict := summary.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
         judged[STALLED] = verdict
     reported, now = summary.reportable(observed, judged), reading.stamp(observation.now) or ""
+    recorded_remediation, last_crash = to_record(remediation, crashes.last)
+    if last_crash is not None and (verdict := judged.get(CRASHED)) is not None and verdict.status is TRUE:
+        last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
     return VLLMDeploymentStatus(
         observed_generation=observation.resource.metadata.generation,
         replicas=rollout.replicas(observed),
@@ -92,8 +96,8 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         plan=planned.deprecated_plan(observed, summary_of_plan),
         cache=cached,
         startup=block,
-        last_crash=crashes.last,
-        remediation=to_record(remediation, crashes.last),
+        last_crash=last_crash,
+        remediation=recorded_remediation,
     )
 
 

@@ -10,7 +10,7 @@ from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase
-from vllm_operator.remediation.in_force import in_words
+from vllm_operator.remediation.in_force import in_words, is_mere_suggestion
 from vllm_operator.status.caches import CLAIM_PROBLEMS
 from vllm_operator.status.conditions import FALSE, TRUE
 from vllm_operator.status.starting import partly
@@ -22,7 +22,7 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
     if crashes.in_force:
         return _in_force(observed, crashes, remediation)
     if crashes.last is not None and remediation is not None and remediation.state is RemediationState.STOPPED:
-        return Verdict(TRUE, reason(crashes.last.signature), crash_text(observed, crashes.last, remediation))
+        return Verdict(TRUE, reason(crashes.last.signature), crash_text(observed, crashes, crashes.last, remediation))
     if crashes.being_read is not None:
         return _restarted_at_once(observed, crashes.being_read)
     if crashes.last is None:
@@ -32,30 +32,37 @@ def crashed(observed: ObservedState, crashes: Crashes, remediation: RemediationS
         shrink=("cause",),
         crash=crashes.last,
         time=reading.moment(crashes.last.time),
-        cause=crashes.last.cause,
+        cause=crashes.last.cause or "",
         done=_what_helped(observed, crashes.last, remediation) if observed.serving else "",
         healthy=observed.serving > 0 and not observed.unhealthy,
     )
     return Verdict(FALSE, Reason.RECOVERED if observed.serving else Reason.NO_CRASH, text)
 
 
-def crash_text(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0) -> str:
+def crash_text(
+    observed: ObservedState, crashes: Crashes, crash: CrashStatus, remediation: RemediationStatus | None = None, *, others: int = 0
+) -> str:
     """Describe what crashed, why, what was done, and what to do, in at most 500 characters."""
     about_it = remediation is not None and (remediation.pod, remediation.restarts) == (crash.pod, crash.restarts)
     decided = remediation if about_it or (remediation is not None and remediation.state is RemediationState.STOPPED) else None
     times = (crash.restarts or 0) + 1
-    facts: dict[str, Any] = {"cause": crash.cause, "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
+    facts: dict[str, Any] = {"cause": crash.cause or "", "remedy": crash.remedy or "", "reference": (crash.reference or "")[:120]}
     facts |= {"crash": crash, "times": times, "others": others, "done": _done(observed, decided, crash)}
     if decided is not None and decided.state is RemediationState.APPLIED:
         facts["remedy"] = ""  # the operator is trying it
     # the remedy is more important than the reference, which status.lastCrash has too
     for less in ({}, {"reference": ""}):
-        text = observed.messages.say(
-            "crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=decided is not None and bool(decided.command)
-        )
+        text = observed.messages.say("crash.one", limit=2 * wording.MESSAGE_LIMIT, **facts | less, suggested=_where(decided, crashes.last))
         if len(text) <= wording.MESSAGE_LIMIT:
             return text
-    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested=False)
+    return observed.messages.fit("crash.one", shrink=("cause", "remedy", "done"), **facts, suggested="")
+
+
+def _where(decided: RemediationStatus | None, last: CrashStatus | None) -> str:
+    """The field of the status with the suggested command; empty without one."""
+    if decided is None or not decided.command:
+        return ""
+    return "status.lastCrash.command" if is_mere_suggestion(decided, last) else "status.remediation.command"
 
 
 def _what_helped(observed: ObservedState, crash: CrashStatus, remediation: RemediationStatus | None) -> str:
@@ -138,7 +145,9 @@ def _in_force(observed: ObservedState, crashes: Crashes, remediation: Remediatio
         text = _being_read(observed, crashes.in_force[0])
         return Verdict(TRUE, Reason.CRASH_UNDER_EXAMINATION, partly(observed, text))
     others = len({finding.view.name for finding in crashes.in_force} - {chosen.view.name})
-    return Verdict(TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, chosen.status, remediation, others=others)))
+    return Verdict(
+        TRUE, reason(chosen.status.signature), partly(observed, crash_text(observed, crashes, chosen.status, remediation, others=others))
+    )
 
 
 def _restarted_at_once(observed: ObservedState, finding: Finding) -> Verdict:
