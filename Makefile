@@ -108,6 +108,7 @@ generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_chart.py
 	$(BIN)/python hack/generate_backends_doc.py
 	$(BIN)/python hack/generate_sizing_doc.py
+	$(BIN)/python hack/release_differences.py
 
 .PHONY: lock
 lock: $(STAMP) ## Lock the dependencies for the image and CI
@@ -128,6 +129,14 @@ $(ORACLE)/.installed: requirements/oracle.txt
 .PHONY: check-oracle
 check-oracle: $(STAMP) $(ORACLE)/.installed ## Compare the tables of vLLM's selectors with the wheels of all versions, and with the rules; VERSIONS="0.33.0"
 	$(BIN)/python hack/oracle --python $(ORACLE)/bin/python --sources $(SOURCES) --check $(VERSIONS)
+
+RELEASE ?=
+
+.PHONY: ingest
+ingest: $(STAMP) $(ORACLE)/.installed ## Add a vLLM release to the catalog, and print what changed; RELEASE=0.34.0
+	$(BIN)/python hack/ingest_release.py $(RELEASE) --python $(ORACLE)/bin/python --sources $(SOURCES)
+	$(BIN)/python hack/release_differences.py
+	@$(BIN)/python hack/release_differences.py $(RELEASE)
 
 .PHONY: clean
 clean: ## Remove build outputs

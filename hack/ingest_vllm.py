@@ -2,6 +2,8 @@
 
     python hack/ingest_vllm.py WHEEL... [--check]
 
+A WHEEL is a file, or a folder with what it holds.
+
 The result is `operator/vllm_operator/catalog/data/versions/<version>.json`: environment variables with their
 defaults and values, flags of `vllm serve`, the names of the backends that flags accept, the fields of the
 JSON flags, and what the wheel bundles. The wheel is read as text and syntax trees and never imported, so
@@ -51,27 +53,33 @@ LITERALS = {
 
 
 class Wheel:
-    """The source files of a wheel, read on demand."""
+    """The source files of a wheel, read on demand. It may be unpacked in a folder."""
 
     def __init__(self, path: Path) -> None:
-        self._zip = zipfile.ZipFile(path)
-        self._names = set(self._zip.namelist())
+        self._root = path if path.is_dir() else zipfile.Path(path)
+        if isinstance(self._root, Path):
+            self._names = {file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()}
+        else:
+            self._names = set(self._root.root.namelist())
+
+    def _read(self, name: str) -> str:
+        return (self._root / name).read_bytes().decode()
 
     def source(self, name: str) -> Source | None:
         """Parse a file; None if the wheel has no such file."""
-        return Source.parse(self._zip.read(name).decode()) if name in self._names else None
+        return Source.parse(self._read(name)) if name in self._names else None
 
     def sources(self, prefix: str, depth: int = 0) -> Iterator[Source]:
         """Parse the Python files in a folder and, with a depth, in the folders below it."""
         for name in sorted(self._names):
             rest = name.removeprefix(prefix)
             if rest != name and name.endswith(".py") and rest.count("/") <= depth:
-                yield Source.parse(self._zip.read(name).decode())
+                yield Source.parse(self._read(name))
 
     def metadata(self) -> dict[str, list[str]]:
         """The wheel's core metadata, each key with all its values."""
         name = next(name for name in self._names if name.endswith(".dist-info/METADATA"))
-        message = HeaderParser().parsestr(self._zip.read(name).decode())
+        message = HeaderParser().parsestr(self._read(name))
         return {key: message.get_all(key, []) for key in message}
 
     def has(self, prefix: str) -> bool:

@@ -72,6 +72,12 @@ def wheel(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_wheel_may_be_unpacked(wheel: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(tmp_path / "unpacked")
+    assert ingest(tmp_path / "unpacked") == ingest(wheel)
+
+
 def test_everything_that_planning_needs_is_read(wheel: Path) -> None:
     content = ingest(wheel)
     assert content["version"] == "0.40.0"
