@@ -152,50 +152,6 @@ def test_a_version_older_than_all_known_gets_no_setting_and_cannot_be_forced() -
     assert "spec.engine.args" in refusal.message
 
 
-QWEN = "hf://nvidia/Qwen3.5-27B-NVFP4"
-NVLLM = {"distribution": "nvLLM"}
-
-
-def test_nvllm_uses_its_own_attention_on_gb10() -> None:
-    decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM)
-    assert chosen(decision)["Attention"] == ("CUTE_PAGED", "Rule")
-    assert emitted(decision) == {"--attention-backend": "CUTE_PAGED"}
-    assert chosen(decide(QWEN, "0.20.1", "sm_121"))["Attention"] == ("FLASH_ATTN", "Engine")
-
-
-def test_nvllm_splits_the_output_projection_for_latency() -> None:
-    decision = decide(QWEN, "0.20.1", "sm_121", engine=NVLLM, backends={"optimizeFor": "Latency"})
-    assert emitted(decision)["CUTE_WO_SPLIT"] == "8"
-    own = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "2"}]}
-    assert "CUTE_WO_SPLIT" not in emitted(decide(QWEN, "0.20.1", "sm_121", engine=own, backends={"optimizeFor": "Latency"}))
-    wrong = {**NVLLM, "env": [{"name": "CUTE_WO_SPLIT", "value": "3"}]}
-    assert decide(QWEN, "0.20.1", "sm_121", engine=wrong).refusal is not None
-
-
-@pytest.mark.parametrize(("size", "guarded"), [("74G", False), ("76G", True)])
-def test_nvllm_captures_no_graphs_of_models_that_leave_no_memory_for_them(size: str, guarded: bool) -> None:
-    facts = {"attention": "GQA", "experts": 0, "quantization": "NVFP4", "weightSize": size}
-    decision = decide("hf://someone/large", "0.20.1", "sm_121", engine=NVLLM, facts=facts)
-    assert ("--enforce-eager" in emitted(decision)) is guarded
-    assert "--enforce-eager" not in emitted(decide("hf://someone/large", "0.20.1", "sm_121", facts=facts))
-
-
-def test_nvllm_turboquant_is_the_users_choice_and_its_price_is_reported() -> None:
-    engine = {**NVLLM, "args": [{"name": "--tq"}]}
-    decision = decide(QWEN, "0.20.1", "sm_121", engine=engine)
-    assert chosen(decision)["KVCache"] == ("TURBOQUANT", "User")
-    assert any("25 % lower throughput" in note for note in notes_of(decision))
-    refusal = decide(QWEN, "0.20.1", "sm_121", engine={"args": [{"name": "--tq"}]}).refusal
-    assert refusal is not None
-    assert "turboquant_4bit_nc" in refusal.message
-
-
-def test_nvllm_is_refused_on_other_gpus() -> None:
-    refusal = decide(QWEN, "0.20.1", "sm_100", engine=NVLLM).refusal
-    assert refusal is not None
-    assert "GB10" in refusal.message
-
-
 def test_on_a_small_slice_the_batches_are_those_of_a_small_gpu() -> None:
     small = {"mig": {"profile": "1g.10gb"}}
     assert emitted(decide(LLAMA, "0.26.0", "sm_90", accelerator=small)) == {"--max-num-seqs": "256"}

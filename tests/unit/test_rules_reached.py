@@ -56,6 +56,7 @@ FLAGS: dict[str, str | None] = {
     "--enable-dbo": None,
     "--enforce-eager": None,
     "--tq": None,
+    "--debug": None,
     "--enable-elastic-ep": None,
     "--decode-context-parallel-size": "2",
     "--attention-config.indexer_kv_dtype": "mxfp4",
@@ -66,6 +67,9 @@ OTHER_FLAGS: dict[str, dict[str, str | None]] = {
     "kv-cache-nvfp4-mla": {"--kv-cache-dtype": "nvfp4"},
     "kv-cache-nvfp4-other-gpus": {"--kv-cache-dtype": "nvfp4"},
     "nvllm-turboquant": {"--tq": None},
+    "nvllm-turboquant-attention": {"--tq": None},
+    "nvllm-cute-other-cache": {"--kv-cache-dtype": "auto"},
+    "nvllm-cute-cache-forced": {"--kv-cache-dtype": "auto"},
     "sparse-cache-workstation-other-types": {"--kv-cache-dtype": "bfloat16"},
 }
 FORCED = {

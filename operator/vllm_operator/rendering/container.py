@@ -16,7 +16,7 @@ from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDepl
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
-from vllm_operator.planning.engine.overrides import subject_of, subjects_of
+from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
 from vllm_operator.rendering.resource_claim import uses_dra
 from vllm_operator.rendering.volumes import render_mounts
 
@@ -41,7 +41,7 @@ LOG_ENVIRONMENT = (
 def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """Render the engine container."""
     engine = resource.spec.engine
-    arguments = render_arguments(plan.args, (engine and engine.args) or ())
+    arguments = render_arguments(plan.args, passed_arguments(engine))
     return {
         "name": CONTAINER,
         "image": plan.image,

@@ -154,7 +154,8 @@ class _Choosing:
         applying = [rule for rule in self.rules.choosing[component] if self._holds(rule)]
         default = next((rule for rule in applying if rule.kind is RuleKind.ENGINE), None)
         selection = self.check.selection(component)
-        if selection is not None and selection.raises and default is next(iter(applying), None):
+        first = next(iter(applying), None)
+        if selection is not None and selection.raises and (first is default or (first and first.backend in selection.refuses)):
             self.unsuited[component] = self.check.raising(component, selection.raises)
         selected = None if selection is None or self._is_said(default, selection, component) else selection.takes
         taken = selected or (default.backend if default else None)

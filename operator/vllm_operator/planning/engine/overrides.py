@@ -8,7 +8,7 @@ from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
-from vllm_operator.api.spec import Distribution, VLLMDeploymentSpec
+from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
@@ -22,6 +22,9 @@ UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTI
 """Variables that vLLM reads outside of its table of variables, or that a plugin may read."""
 UNKNOWN_LIMIT = 16
 """Maximum number of unknown variables, and of unknown flags, that are named. The search for a similar name takes milliseconds."""
+SCRIPT_FLAGS: Mapping[Distribution, frozenset[str]] = {Distribution.NVLLM: frozenset({"--tq", "--debug"})}
+"""Flags of a distribution's start script, which `vllm serve` lacks. Rules set what the script makes of them; they are not passed on.
+Source: nvLLM scripts/serve.sh."""
 LIKENESS = 0.8
 """Similarity from which on an unknown name counts as a misspelling of a known one (`--max-model-length`)."""
 
@@ -61,6 +64,14 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
         # a null removes what it names, here and below
         node_selector={str(key): str(value) for key, value in mapping(pod.get("nodeSelector")).items() if value is not None},
     )
+
+
+def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
+    """The user's flags that `vllm serve` gets, in their order."""
+    if engine is None:
+        return ()
+    of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
+    return tuple(argument for argument in engine.args or () if normalize_flag(argument.name) not in of_script)
 
 
 def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
@@ -148,7 +159,8 @@ def _flags_of(distribution: Distribution, catalog: Catalog) -> frozenset[str]:
     if distribution is Distribution.VLLM:
         return frozenset()
     ways = (way for way in catalog.rules.invocations if distribution in way.when.members.get("distribution", ()))
-    return frozenset(flag for way in ways for setting in way.settings.values() for flag in setting.arguments)
+    flags = frozenset(flag for way in ways for setting in way.settings.values() for flag in setting.arguments)
+    return flags | SCRIPT_FLAGS.get(distribution, frozenset())
 
 
 def _fields(flag: str, value: str | None) -> list[str]:

@@ -151,6 +151,8 @@ class PinCheck:
         if kernels.find(pin.component, pin.backend) is not None:
             if pin.backend in working:
                 return None
+            if selection is not None:
+                offered = self._settable(self._running(pin.component, selection.accepts, working), ways)
             weights = f" for {self.rule_input.quantization} models" if self.rule_input.quantization else ""
             return f"{_capital(str(pin))} does not work with vLLM {self.version.version}{on}{weights}. {pin.advice(offered)}"
         if pin.component not in _KINDS or self.rule_input.attention is None:

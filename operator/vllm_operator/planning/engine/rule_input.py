@@ -2,14 +2,17 @@
 
 import re
 
-from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Toggle, VLLMDeploymentSpec
+from vllm_operator.api.spec import Allocation, OptimizeFor, ParallelismSpec, Quantization, Toggle, VLLMDeploymentSpec
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.planning.engine.overrides import read_overrides
 from vllm_operator.planning.engine.version import ResolvedVersion
-from vllm_operator.planning.model.facts import ResolvedFacts
+from vllm_operator.planning.model.facts import FROM_TABLE, ResolvedFacts
 from vllm_operator.pods.reading import read_integer
 
 GIGABYTE = 10**9
+QUANTIZED_MARGIN = 1.18
+"""By how much quantized weights may be larger than an estimate out of the number of parameters, which takes layers that are left in
+16 bits for quantized. Source: 80.6 GB measured, 68.4 GB estimated (NVIDIA-Nemotron-3-Super-120B-A12B-NVFP4 on GB10, vLLM 0.19.2)."""
 WIDTH_OF_EXCHANGE = 128
 """Block size in which DeepEP quantizes tokens."""
 DEEPSEEK_HEADS = (128, 64, 128)
@@ -46,7 +49,7 @@ def describe_rule_input(
         routing_groups=facts.routing_groups,
         hidden_size=facts.hidden_size,
         heads_per_rank=None if facts.attention_heads is None else facts.attention_heads // tensor,
-        weight_gigabytes=None if facts.weight_bytes is None else facts.weight_bytes / GIGABYTE,
+        weight_gigabytes=_weight_gigabytes(facts),
         slice_gigabytes=_slice_gigabytes(profile),
         deepseek_heads=None if facts.mla_dims is None else facts.mla_dims == DEEPSEEK_HEADS,
         mla_dims=facts.mla_dims,
@@ -79,6 +82,14 @@ def _size(given: int | None, arguments: dict[str, str], *flags: str) -> int:
         if size := read_integer(arguments.get(flag)):
             return size
     return given or 1
+
+
+def _weight_gigabytes(facts: ResolvedFacts) -> float | None:
+    """The size of the weights, at most; None if unknown."""
+    if facts.weight_bytes is None:
+        return None
+    estimated = facts.sources.get("weight_bytes") == FROM_TABLE and facts.quantization not in (Quantization.BF16, Quantization.FP16)
+    return facts.weight_bytes / GIGABYTE * (QUANTIZED_MARGIN if estimated else 1)
 
 
 def _uneven_blocks(facts: ResolvedFacts, ranks: int) -> bool | None:
