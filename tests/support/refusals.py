@@ -47,6 +47,8 @@ REFUSALS = (
     Refusal(
         "a negative number of experts", {"model": {"uri": "hf://a/b", "facts": {"experts": -1}}}, ("experts", "greater than or equal to 0")
     ),
+    Refusal("a context of no tokens", {"sizing": {"contextLength": 0}}, ("contextLength", "greater than or equal to 1")),
+    Refusal("a fraction of a request", {"sizing": {"concurrency": "many"}}, ("concurrency", "integer")),
     Refusal("a version that is none", {"engine": {"version": "latest"}}, ("such as 0.20.1",)),
     Refusal("an image with a space", {"engine": {"image": "vllm/vllm-openai: v0.20.1"}}, ("without spaces",)),
     Refusal("a flag with its value in the name", args("--max-model-len=4096"), ("put its value into the field value",)),

@@ -1,5 +1,6 @@
 """Plans with a size: how many GPUs, which of several, how long a context, and what is refused because it does not fit."""
 
+import re
 from typing import Any
 
 import pytest
@@ -61,7 +62,7 @@ def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None
     [
         (DEEPSEEK, "gb10", {}, "does not fit on 1 NVIDIA GB10 (sm_121). The weights take 628.8 GiB of 121.6 GiB."),
         (DEEPSEEK, "h100-sxm", {}, "does not fit on 8 NVIDIA H100 80GB (sm_90). Weights and activations take"),
-        (LLAMA_70B, "h100-sxm", {"parallelism": {"tensor": 1}}, "Use 4 NVIDIA H100 80GB (sm_90) (spec.parallelism.tensor: 4)"),
+        (LLAMA_70B, "h100-sxm", {"parallelism": {"tensor": 1}}, "Use 4 NVIDIA H100 80GB (sm_90): `kubectl patch"),
         ("hf://meta-llama/Llama-3.1-8B-Instruct", "t4", {"parallelism": {"tensor": 1}}, "a 4-bit checkpoint of the same model"),
         (
             "hf://meta-llama/Llama-3.1-8B-Instruct",
@@ -86,13 +87,14 @@ def test_who_insists_gets_a_plan_with_a_warning() -> None:
 def test_the_ways_out_name_another_gpu_of_the_cluster() -> None:
     request = deployment("hf://Qwen/Qwen3-32B", accelerator={"products": ["NVIDIA-L4"]}, parallelism={"tensor": 1})
     _, message = refusal(request, real_node("l4"), real_node("h200"))
-    assert "Use 1 NVIDIA H200 141GB (sm_90) (spec.accelerator.products: [NVIDIA-H200])" in message
+    patch = '{"spec":{"accelerator":{"products":["NVIDIA-H200"]}}}'
+    assert f"Use 1 NVIDIA H200 141GB (sm_90): `kubectl patch vllm demo -n default --type merge -p '{patch}'`" in message
 
 
 def test_a_slice_that_is_too_small_names_one_that_is_not() -> None:
     request = deployment(accelerator={"mig": {"profile": "1g.10gb"}})
     _, message = refusal(request, real_node("h100-mig-mixed"))
-    assert "1 MIG slice 3g.40gb of NVIDIA H100 80GB (sm_90) (spec.accelerator.mig.profile: 3g.40gb)" in message
+    assert "1 MIG slice 3g.40gb of NVIDIA H100 80GB (sm_90)" in message
 
 
 def test_a_context_that_does_not_fit_is_shortened_and_said() -> None:
@@ -106,6 +108,63 @@ def test_a_context_of_the_user_stays() -> None:
     args = [{"name": "--max-model-len", "value": "8k"}]
     plan = made(deployment(engine={"version": "0.20.1", "args": args}, parallelism={"tensor": 1}), real_node("l4"))
     assert "--max-model-len" not in flags(plan)
+
+
+@pytest.mark.parametrize(
+    ("sizing", "count", "length"),
+    [
+        (None, 4, None),
+        ({"contextLength": 8192}, 2, "8192"),
+        ({"contextLength": 8192, "concurrency": 32}, 4, "8192"),
+        ({"contextLength": 8192, "concurrency": 64}, 8, "8192"),
+        ({"concurrency": 4}, 4, None),
+        ({"concurrency": 24}, 8, None),
+        ({"contextLength": 1_000_000}, 4, "131072"),
+    ],
+)
+def test_the_size_follows_from_the_context_and_the_requests_wanted(sizing: dict[str, int] | None, count: int, length: str | None) -> None:
+    plan = made(deployment(LLAMA_70B, sizing=sizing), real_node("h100-sxm"))
+    assert (plan.count, flags(plan).get("--max-model-len")) == (count, length)
+
+
+def test_a_context_that_is_wanted_is_not_shortened() -> None:
+    request = deployment(parallelism={"tensor": 1}, sizing={"contextLength": 131072})
+    reason, message = refusal(request, real_node("l4"))
+    assert reason == "DoesNotFit"
+    assert "Lower spec.sizing.contextLength to " in message
+
+
+def test_more_requests_than_any_size_holds_are_planned_with_a_warning() -> None:
+    plan = made(deployment(LLAMA_70B, sizing={"concurrency": 5000}), real_node("h100-sxm"))
+    assert plan.count == 8
+    assert re.match(r"On 8 NVIDIA H100 80GB \(sm_90\), the KV cache holds [0-9.]+ requests of 32768 tokens at a time", plan.notes[0])
+
+
+def test_a_flag_of_the_user_goes_before_the_context_wanted() -> None:
+    args = [{"name": "--max-model-len", "value": "4096"}]
+    plan = made(deployment(sizing={"contextLength": 8192}, engine={"version": "0.20.1", "args": args}), real_node("l40s"))
+    assert "--max-model-len" not in flags(plan)
+    assert any("You set --max-model-len 4096. The operator would use --max-model-len 8192." in note for note in plan.notes)
+
+
+def test_the_context_wanted_is_set_for_a_model_of_unknown_sizes() -> None:
+    plan = made(deployment("hf://acme/unheard-of", sizing={"contextLength": 8192}), real_node("t4"))
+    assert flags(plan)["--max-model-len"] == "8192"
+
+
+def test_the_size_is_chosen_anew_when_something_else_is_wanted() -> None:
+    node = real_node("h100-sxm")
+    pinned = made(deployment(LLAMA_70B, sizing={"concurrency": 24}), node)
+    assert made(deployment(LLAMA_70B, generation=2, sizing={"contextLength": 8192}), node, pinned=pinned).count == 2
+    assert made(deployment(LLAMA_70B, generation=2, sizing={"concurrency": 24}), node, pinned=pinned).count == 8
+
+
+@pytest.mark.parametrize("sizing", [{"contextLength": 8192}, {"concurrency": 24}, {"contextLength": 2048, "concurrency": 100}])
+def test_a_plan_in_force_stays_with_what_was_wanted(sizing: dict[str, int]) -> None:
+    request, node = deployment(LLAMA_70B, sizing=sizing), real_node("h100-sxm")
+    pinned = made(request, node)
+    outcome = planned(request, node, pinned=pinned)
+    assert (outcome.plan, outcome.drift) == (pinned, ())
 
 
 def test_a_gpu_of_unknown_memory_comes_after_one_that_is_large_enough() -> None:

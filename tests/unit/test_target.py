@@ -128,7 +128,8 @@ def test_a_whole_gpu_is_never_a_slice() -> None:
 
 
 def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
-    _, message = refusal(deployment(accelerator={"mig": {"profile": "7g.80gb"}}), real_node("h100-mig-single"))
+    small = deployment("hf://Qwen/Qwen3-0.6B", accelerator={"mig": {"profile": "7g.80gb"}})
+    _, message = refusal(small, real_node("h100-mig-single"))
     assert "1 MIG slice 7g.80gb" in message
     assert "spec.accelerator.mig.profile to one that nodes have (1g.10gb)" in message
 

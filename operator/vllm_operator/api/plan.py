@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vllm_operator.api.base import Model, Text, list_atomic, list_map
-from vllm_operator.api.spec import Distribution
+from vllm_operator.api.spec import Distribution, SizingSpec
 
 
 class ChosenBy(StrEnum):
@@ -137,6 +137,7 @@ class Plan(Model):
     resource_per_node: int | None = Field(
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )
+    sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
     model_facts: list[ModelFact] = Field(
         default_factory=list,
         max_length=16,

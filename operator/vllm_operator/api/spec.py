@@ -255,6 +255,29 @@ class ParallelismSpec(Model):
     expert: Toggle | None = Field(default=None, description="Expert parallelism for mixture-of-experts models. Default: Disabled.")
 
 
+class SizingSpec(Model):
+    """What the KV cache of a replica should hold. It decides which GPUs are large enough, and how many a replica needs."""
+
+    context_length: int | None = Field(
+        default=None,
+        ge=1,
+        le=16_777_216,
+        description=(
+            "Tokens of one request, prompt and answer together. It becomes `--max-model-len`. Default: the context of the model, or a "
+            "shorter one where that does not fit."
+        ),
+    )
+    concurrency: int | None = Field(
+        default=None,
+        ge=1,
+        le=65_536,
+        description=(
+            "Requests of this length that the KV cache should hold at a time. Without `contextLength`, requests of 32768 tokens, or of the "
+            "context of the model if that is less. Default: 1."
+        ),
+    )
+
+
 class OptimizeFor(StrEnum):
     """Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
 
@@ -294,6 +317,7 @@ class VLLMDeploymentSpec(Model):
     engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
     accelerator: AcceleratorSpec | None = Field(default=None, description="GPUs that a replica may use, and their number.")
     parallelism: ParallelismSpec | None = Field(default=None, description="Distribution of one replica over its GPUs.")
+    sizing: SizingSpec | None = Field(default=None, description="What the KV cache of a replica should hold.")
     backends: BackendsSpec | None = Field(default=None, description="Kernel backends. The operator chooses those that are not set.")
     cache: CacheSpec | None = Field(default=None, description="Storage of compiled kernels and graphs between starts.")
     weights: WeightsSpec | None = Field(

@@ -13,7 +13,7 @@ from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import CacheMarker, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Quantization, Toggle
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
@@ -31,11 +31,7 @@ from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.planning.memory.flags import read_flags
-from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.model.facts import (
-    FROM_SPEC,
-    FROM_WEIGHTS,
     NO_FILES,
     ModelFiles,
     ResolvedFacts,
@@ -49,26 +45,24 @@ from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.image import image_options
-from vllm_operator.planning.placement.size_messages import explain_shortage, notes_about_size
-from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, find_candidates, find_others, most_gpus
+from vllm_operator.planning.placement.size_messages import MODEL_NAME_LIMIT, explain_shortage, notes_about_size, short_name
+from vllm_operator.planning.placement.sizing import (
+    Candidate,
+    Room,
+    Sizing,
+    choose,
+    find_candidates,
+    find_others,
+    most_gpus,
+    resolve_sizing,
+    wanted_length,
+)
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 
-TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT, MODEL_NAME_LIMIT = 1024, 32, 128, 64, 63
+TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Limits of a plan in the status."""
-FORMATS = {
-    Quantization.BF16: "bf16",
-    Quantization.FP16: "fp16",
-    Quantization.FP8: "fp8",
-    Quantization.FP8_BLOCK: "fp8_block",
-    Quantization.NVFP4: "nvfp4",
-    Quantization.MXFP4: "mxfp4",
-    Quantization.MXFP8: "mxfp8",
-    Quantization.INT4: "awq",
-    Quantization.INT8: "int8",
-}
-"""Formats of weights by the name that `name_format` reads."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags that give the weights on the GPU another size than in the files."""
 Named = TypeVar("Named", PlannedVariable, PlannedArgument)
@@ -190,19 +184,13 @@ class _FreshPlan:
         release = parse_release(version.version)
         if release is None or overrides.replaces_arguments:
             return None
-        config, label = self.files.config, overrides.arguments.get("--quantization") or ""
-        if not label and config is None and facts.quantization is not None:
-            label = FORMATS[facts.quantization]
-        given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
-        size = None if "--quantization" in overrides.arguments else given
-        model = resolve_model(model_name(self.resource.spec.model), self.catalog.shapes, config=config, checkpoint_bytes=size, label=label)
-        return Sizing(model, read_flags(overrides.arguments), release, self.catalog.memory, self.catalog.gpus, self.catalog.images)
+        return resolve_sizing(self.resource.spec, overrides.arguments, release, facts, self.files, self.catalog)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""
         spec, sizing, request = self.resource.spec, premises.sizing, self._request(premises)
         found: list[Candidate] = []
-        free, count = False, self.pinned.count if self.pinned is not None else None
+        free, count = False, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
         if sizing is not None and sizing.model is not None:
             accelerator = request.accelerator
             free = spec.parallelism is None and accelerator.count is None and accelerator.mig is None and not accelerator.uuids
@@ -210,20 +198,19 @@ class _FreshPlan:
             found = find_candidates(request, shapes, sizing, self.inventory, at_least=count or 1)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
-            length = pinned_length(self.pinned) if self.in_force else None
+            length = pinned_length(self.pinned) if self.in_force else wanted_length(spec, sizing)
             return targets if isinstance(targets, Verdict) else _Chosen(premises, targets, length=length)
         ordered = sizing.options is None or any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
         best = choose(found, sizing, request.preferred, count, ordered=ordered)
         first = best[0]
         if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
             others = find_others(request, sizing, self.inventory)
-            message = f"{explain_shortage(first, sizing, self._model_name(), others)} {ALLOW_ANYWAY}"
+            message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
+            message = f"{message} {ALLOW_ANYWAY}"
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
         sized = free and first.shape != premises.shape
-        return _Chosen(replace(premises, shape=first.shape), tuple(each.target for each in best), tuple(best), sized)
-
-    def _model_name(self) -> str:
-        return model_name(self.resource.spec.model)[:MODEL_NAME_LIMIT]
+        targets = tuple(each.target for each in best)
+        return _Chosen(replace(premises, shape=first.shape), targets, tuple(best), sized, wanted_length(spec, sizing))
 
     def _remembered(self) -> Facts | None:
         """Facts in the pinned plan, if it is for the same files."""
@@ -254,8 +241,10 @@ class _FreshPlan:
         )
 
     def _keeps_gpu(self) -> bool:
+        """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
-        return self.pinned is not None and self.pinned.replan_token == token
+        pinned, spec = self.pinned, self.resource.spec
+        return pinned is not None and pinned.replan_token == token and pinned.sizing == spec.sizing
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target without a refusal of the backends; the first of all if there is none."""
@@ -288,13 +277,16 @@ class _FreshPlan:
         premises = chosen.premises
         resource, version, facts = self.resource, premises.version, premises.facts
         candidate = next((each for each in chosen.candidates if each.target == target), None)
-        length = candidate.judgement.length if candidate else chosen.length
+        length = (candidate.judgement.length if candidate else None) or chosen.length
         about_size = self._notes_about_size(premises, candidate, sized=chosen.sized)
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(resource.spec, version.table)
         env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
-        own = engine_arguments(resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length)
+        wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
+        own = engine_arguments(
+            resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
+        )
         drain = drain_seconds(resource.spec, premises.overrides)
         args = _distinct([*own, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
@@ -335,6 +327,7 @@ class _FreshPlan:
             drain_seconds=drain,
             weights=weights,
             resource_per_node=self._per_node(target),
+            sizing=resource.spec.sizing,
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
@@ -345,7 +338,7 @@ class _FreshPlan:
     def _notes_about_size(self, premises: _Premises, candidate: Candidate | None, *, sized: bool) -> list[Note]:
         if candidate is None or premises.sizing is None:
             return []
-        return notes_about_size(candidate, premises.sizing, self._model_name(), sized=sized)
+        return notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=sized)
 
     def _per_node(self, target: Target) -> int | None:
         """The largest quantity of the resource on a node with such GPUs; None if unknown."""

@@ -10,11 +10,17 @@ PORT = 8000
 
 
 CHOSEN = "The smallest number of GPUs on which the model fits."
-SHORTENED = "The longest context that fits on the GPU."
+SHORTENED, WANTED = "The longest context that fits on the GPU.", "From spec.sizing.contextLength."
 
 
 def engine_arguments(
-    model: ModelSpec, version: ResolvedVersion, parallel: ParallelShape, *, chosen: bool = False, length: int | None = None
+    model: ModelSpec,
+    version: ResolvedVersion,
+    parallel: ParallelShape,
+    *,
+    chosen: bool = False,
+    length: int | None = None,
+    shortened: bool = True,
 ) -> list[PlannedArgument]:
     """Return the flags that this version has.
 
@@ -24,6 +30,7 @@ def engine_arguments(
         parallel: The parallel sizes.
         chosen: The operator chose them.
         length: The context to set; None for that of the model.
+        shortened: The operator chose that context, because that of the model does not fit.
     """
     wanted = [
         ("--port", str(PORT), "Port of the probes and the Service."),
@@ -36,7 +43,7 @@ def engine_arguments(
         ),
         ("--pipeline-parallel-size", str(parallel.pipeline) if parallel.pipeline > 1 else None, "From spec.parallelism.pipeline."),
         ("--data-parallel-size", str(parallel.data) if parallel.data > 1 else None, "From spec.parallelism.data."),
-        ("--max-model-len", str(length) if length is not None else None, SHORTENED),
+        ("--max-model-len", str(length) if length is not None else None, SHORTENED if shortened else WANTED),
     ]
     args = [PlannedArgument(name=name, value=value, reason=reason) for name, value, reason in wanted if value is not None]
     if parallel.expert:

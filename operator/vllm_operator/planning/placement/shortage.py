@@ -16,6 +16,8 @@ KINDS_LIMIT = 6
 PRODUCTS_LIMIT = 4
 """Maximum number of products in a message, the most similar ones first."""
 
+_NO_SLICE_IS_ENOUGH = "None of the MIG slices is large enough for the model. Change the MIG layout of a node, or disable MIG on it."
+
 
 class Obstacle(IntEnum):
     """Why a pool does not serve a request. The higher the value, the nearer the pool is to the request."""
@@ -53,7 +55,7 @@ def explain(
     inventory: Inventory,
     rejections: Sequence[Rejection],
     gpus: GPUs,
-    large_enough: Callable[[Pool], bool] | None = None,
+    large_enough: Callable[[Pool], bool | None] | None = None,
 ) -> str:
     """Return the message. Of several MIG slices it names the smallest that is large enough."""
     asked = _asked(wanted, count, gpus) + _with_labels(selector)
@@ -62,7 +64,7 @@ def explain(
 
     def nearness(rejection: Rejection) -> tuple[object, ...]:
         pool = rejection.pool
-        enough = rejection.obstacle is Obstacle.SLICED and large_enough is not None and large_enough(pool)
+        enough = rejection.obstacle in (Obstacle.SLICED, Obstacle.PROFILE) and large_enough is not None and large_enough(pool) is True
         return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
@@ -70,6 +72,8 @@ def explain(
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
     remedy = _remedy(nearest, wanted, count, rejections, gpus)
+    if nearest.obstacle in (Obstacle.SLICED, Obstacle.PROFILE) and large_enough is not None and large_enough(nearest.pool) is False:
+        remedy = _NO_SLICE_IS_ENOUGH
     unread = f" {inventory.notes[0]}." if inventory.notes else ""
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 

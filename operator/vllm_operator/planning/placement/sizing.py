@@ -4,13 +4,14 @@ Each GPU of the cluster is judged with the estimate of `planning.memory`. Withou
 one node is chosen on which the model fits with a useful context. Among GPUs that fit, the one with the least memory is chosen.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from vllm_operator.api.spec import MigSpec
+from vllm_operator.api.spec import MigSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.images import Images
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
@@ -18,9 +19,11 @@ from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.memory.cases import predict_model
 from vllm_operator.planning.memory.devices import device_of
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.flags import read_flags
 from vllm_operator.planning.memory.quantization import name_format
-from vllm_operator.planning.memory.resolve import SizedModel
+from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
+from vllm_operator.planning.model.facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.placement.target import Request, Target, find_targets
 
@@ -31,25 +34,45 @@ SMALLER_FORMATS = (("fp8", "an FP8"), ("awq", "a 4-bit"))
 NO_FP8 = ("sm_70", "sm_75")
 """Architectures without a kernel for weights in FP8."""
 
+FORMATS = {
+    Quantization.BF16: "bf16",
+    Quantization.FP16: "fp16",
+    Quantization.FP8: "fp8",
+    Quantization.FP8_BLOCK: "fp8_block",
+    Quantization.NVFP4: "nvfp4",
+    Quantization.MXFP4: "mxfp4",
+    Quantization.MXFP8: "mxfp8",
+    Quantization.INT4: "awq",
+    Quantization.INT8: "int8",
+}
+"""Formats of weights by the name that `name_format` reads."""
+
 
 class Room(IntEnum):
     """How well a model fits, the best first."""
 
     WHOLE = 0
     SHORTENED = 1
-    SHORT = 2
-    TIGHT = 3
-    UNKNOWN = 4
-    NONE = 5
+    FEW = 2
+    """The engine starts, but its KV cache does not hold as many requests as wanted."""
+    SHORT = 3
+    TIGHT = 4
+    UNKNOWN = 5
+    NONE = 6
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What is expected of a model on a GPU. `length` is the context to set; None for that of the model or the user."""
+    """What is expected of a model on a GPU.
+
+    `length` is the context to set; None for that of the model or the user. `held`: requests of `Sizing.request_length` that the KV cache
+    holds; None if no number of them is wanted.
+    """
 
     room: Room
     made: Estimate
     length: int | None = None
+    held: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +86,7 @@ class Sizing:
         facts: The constants.
         gpus: The table of GPUs.
         images: The images of the catalog.
+        concurrency: Requests that the KV cache should hold at a time.
     """
 
     model: SizedModel | None
@@ -71,6 +95,7 @@ class Sizing:
     facts: MemoryFacts
     gpus: GPUs
     images: Images
+    concurrency: int = 1
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -86,18 +111,38 @@ class Sizing:
             return Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
         made = self._estimate(pool, parallel, self.options)
         if made.prediction is Prediction.STARTED:
-            return Judgement(Room.WHOLE, made)
+            return self._with_requests(Judgement(Room.WHOLE, made), pool, parallel, self.options)
         length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
         if self.options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
             shorter = self._estimate(pool, parallel, replace(self.options, max_length=length))
+            if shorter.prediction is Prediction.STARTED and length < USEFUL_CONTEXT:
+                return Judgement(Room.SHORT, shorter, length)
             if shorter.prediction is Prediction.STARTED:
-                return Judgement(Room.SHORTENED if length >= USEFUL_CONTEXT else Room.SHORT, shorter, length)
+                return self._with_requests(Judgement(Room.SHORTENED, shorter, length), pool, parallel, self.options)
         rooms = {Prediction.TIGHT: Room.TIGHT, Prediction.UNKNOWN: Room.UNKNOWN}
         return Judgement(rooms.get(made.prediction, Room.NONE), made)
 
-    def holds(self, pool: Pool) -> bool:
-        """Whether one GPU or MIG slice of a pool is enough."""
-        return self.judge(pool, ParallelShape()).room <= Room.SHORT
+    @property
+    def request_length(self) -> int:
+        """Tokens of the requests that are counted: the context that the user wants, or a useful part of that of the model."""
+        own = self.model.shape.max_length if self.model is not None else None
+        wanted = self.options.max_length if self.options is not None else None
+        return wanted or min(own or USEFUL_CONTEXT, USEFUL_CONTEXT)
+
+    def _with_requests(self, judgement: Judgement, pool: Pool, parallel: ParallelShape, options: Options) -> Judgement:
+        """Add how many requests the KV cache holds, if a number of them is wanted."""
+        if self.concurrency <= 1:
+            return judgement
+        made = judgement.made
+        if made.max_length != self.request_length:
+            made = self._estimate(pool, parallel, replace(options, max_length=self.request_length))
+        few = made.concurrency is not None and made.concurrency < self.concurrency
+        return replace(judgement, room=Room.FEW if few else judgement.room, held=made.concurrency)
+
+    def holds(self, pool: Pool) -> bool | None:
+        """Whether one GPU or MIG slice of a pool is enough; None if that is unknown."""
+        room = self.judge(pool, ParallelShape()).room
+        return None if room is Room.UNKNOWN else room <= Room.SHORT
 
     def shapes(self, most: int) -> list[Shape]:
         """Sizes to choose from, up to this many GPUs of one node."""
@@ -130,6 +175,45 @@ class Sizing:
         if family is None:
             return False
         return family.fp4 if "FP4" in name else family.fp8 if "FP8" in name else True
+
+
+def resolve_sizing(
+    spec: VLLMDeploymentSpec,
+    arguments: Mapping[str, str | None],
+    release: Release,
+    facts: ResolvedFacts,
+    files: ModelFiles,
+    catalog: Catalog,
+) -> Sizing:
+    """Collect what the estimates for a spec need.
+
+    Args:
+        spec: The spec.
+        arguments: The flags of the user.
+        release: The vLLM version.
+        facts: What is known about the model.
+        files: What was read from its files.
+        catalog: The catalog.
+    """
+    config, label = files.config, arguments.get("--quantization") or ""
+    if not label and config is None and facts.quantization is not None:
+        label = FORMATS[facts.quantization]
+    given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
+    size = None if "--quantization" in arguments else given
+    model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label)
+    concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
+    sizing = Sizing(model, read_flags(arguments), release, catalog.memory, catalog.gpus, catalog.images, concurrency)
+    length = wanted_length(spec, sizing)
+    if sizing.options is None or length is None or "--max-model-len" in arguments:
+        return sizing
+    return replace(sizing, options=replace(sizing.options, max_length=length))
+
+
+def wanted_length(spec: VLLMDeploymentSpec, sizing: Sizing | None) -> int | None:
+    """The context that the spec wants, as far as the model has it."""
+    wanted = spec.sizing.context_length if spec.sizing else None
+    own = sizing.model.shape.max_length if sizing is not None and sizing.model is not None else None
+    return wanted if wanted is None or own is None else min(wanted, own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,12 +285,12 @@ def choose(
     own = [each for each in candidates if preferred == (each.target.architecture, each.target.pool.product)]
     own = [each for each in own if each.shape.count == preferred_count]
     for group in (own, candidates):
-        for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
-            if group is own and Room.UNKNOWN in rooms:
+        for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
+            fitting = [each for each in group if each.judgement.room in rooms]
+            if not fitting or (group is own and Room.UNKNOWN in rooms):
                 continue
-            first = next((each for each in group if each.judgement.room in rooms), None)
-            if first is None:
-                continue
+            # no size holds as many requests as wanted: the one that holds the most
+            first = max(fitting, key=lambda each: each.judgement.held or 0) if Room.FEW in rooms else fitting[0]
             same = [each for each in group if each.shape == first.shape]
             best = [each for each in same if each.judgement.room in rooms]
             rest = [each for each in candidates if each.shape == first.shape and each not in best]

@@ -52,7 +52,7 @@ class Request:
             does not move the replicas.
         weight_bytes: Size of the weights on each device; None if unknown.
         selector: Labels that the user requires on the nodes.
-        large_enough: Says whether one device of a pool is large enough for the model; None if that is unknown.
+        large_enough: Says whether one device of a pool is large enough for the model, or None if it does not know.
     """
 
     accelerator: AcceleratorSpec
@@ -64,7 +64,7 @@ class Request:
     preferred: tuple[str | None, str | None] | None = None
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
-    large_enough: Callable[[Pool], bool] | None = None
+    large_enough: Callable[[Pool], bool | None] | None = None
 
     @property
     def claims(self) -> bool:

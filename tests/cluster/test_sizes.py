@@ -1,0 +1,68 @@
+"""Sizes on a real API server: a model that does not fit is refused with commands that work, and others get the GPUs that they need."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from support.cluster import Cluster, Manifest
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+
+pytestmark = pytest.mark.cluster
+
+LLAMA_8B, LLAMA_70B = "hf://meta-llama/Llama-3.1-8B-Instruct", "hf://meta-llama/Llama-3.3-70B-Instruct"
+DEEPSEEK, QWEN = "hf://deepseek-ai/DeepSeek-V3", "hf://Qwen/Qwen3-0.6B"
+H100, GB10, T4 = "NVIDIA-H100-80GB-HBM3", "NVIDIA-GB10", "Tesla-T4"
+
+
+def patch_of(resource: Manifest) -> dict[str, Any]:
+    """The patch of the first command in the message of Planned."""
+    commands = re.findall(r"`(kubectl patch [^`]*)`", condition(resource, "Planned")["message"])
+    words = shlex.split(commands[0])
+    patch: dict[str, Any] = json.loads(words[words.index("-p") + 1])
+    return patch
+
+
+async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
+    served: Cluster, operator: OperatorProcess, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    gpu_nodes("b200", "l40s", "gb10", "h100-mig-mixed")
+
+    async def create(name: str, uri: str, *products: str, **spec: Any) -> None:
+        accelerator = {"accelerator": {"products": list(products)}} if products else {}
+        await served.create(llama(served.namespace, name, **{"model": {"uri": uri}, **accelerator, **spec}))
+
+    async def refused(name: str, said: str) -> Manifest:
+        resource = await served.wait_for("VLLMDeployment", name, has("Planned", "False", "DoesNotFit"), within=60)
+        assert said in condition(resource, "Planned")["message"]
+        return resource
+
+    async def plan_of(name: str) -> Manifest:
+        return await pinned_plan(served, await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60))
+
+    # a small model in a mixed fleet does not take the largest GPU; a 70B model gets as many as it needs
+    await create("small", QWEN)
+    await create("large", LLAMA_70B, H100)
+    assert (await plan_of("small"))["product"] == "NVIDIA-L40S"
+    assert (await plan_of("large"))["count"] == 4
+    deployment = await served.wait_for("Deployment", "large", lambda it: it["spec"]["replicas"] == 1)
+    engine = deployment["spec"]["template"]["spec"]["containers"][0]
+    assert engine["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    # what does not fit is refused before anything is downloaded
+    gpu_nodes("t4")
+    await create("spark", DEEPSEEK, GB10)
+    await create("tight", LLAMA_8B, T4)
+    await create("eight", DEEPSEEK, H100)
+    await create("slice", LLAMA_8B, accelerator={"mig": {"profile": "1g.10gb"}})
+    for name, said in (("spark", "does not fit on 1 NVIDIA GB10"), ("tight", "does not fit on 1 "), ("eight", "does not fit on 8 ")):
+        await refused(name, said)
+        assert not await served.exists("Deployment", name)
+    # who does what the message says is served
+    for name, said in (("slice", "does not fit on 1 MIG slice 1g.10gb"), ("spark", "Use 8 NVIDIA B200")):
+        resource = await refused(name, said)
+        await served.patch("VLLMDeployment", name, patch_of(resource))
+        await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+    assert (await plan_of("spark"))["product"] == "NVIDIA-B200"
