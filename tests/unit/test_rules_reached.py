@@ -57,6 +57,8 @@ FLAGS: dict[str, str | None] = {
     "--enforce-eager": None,
     "--tq": None,
     "--debug": None,
+    "--logprobs-mode": "processed_logprobs",
+    "--gdn-prefill-backend": "aiter_flydsl",
     "--enable-elastic-ep": None,
     "--decode-context-parallel-size": "2",
     "--attention-config.indexer_kv_dtype": "mxfp4",

@@ -24,13 +24,14 @@ from vllm_operator.catalog.versions import VersionTable
 class Kernel(Entry):
     """A backend of a component, and the alternatives of which one must hold for it to work.
 
-    `needs` is what the image must contain besides.
+    `needs` is what the image must contain besides. `fallback` is what vLLM takes, without an error, where the backend does not work.
     """
 
     component: Component
     backend: str
     works: tuple[RuleMatch, ...]
     needs: str | None = None
+    fallback: str | None = None
     source: str
 
 
@@ -112,9 +113,11 @@ class Invocation(Entry):
             used |= {name: rule_input.arguments[name] for name in setting.arguments if name in rule_input.arguments}
         if not used:
             return None
-        exact = (name for name, setting in self.settings.items() if {**setting.environment, **setting.arguments} == used)
+        exact = next((name for name, setting in self.settings.items() if {**setting.environment, **setting.arguments} == used), None)
+        if exact is None and all(name in table.variables and table.variables[name].default == value for name, value in used.items()):
+            return None
         by = ", ".join(f"{name}={value}" for name, value in sorted(used.items()))
-        return next(exact, by), by
+        return exact or by, by
 
 
 def canonical(name: str, invocations: tuple[Invocation, ...]) -> str:

@@ -245,7 +245,14 @@ class _Choosing:
         """Plan what vLLM takes in place of a pinned backend."""
         text = f"vLLM {self.version.version} takes {taken} for this model on {self.rule_input.architecture}, so {pin.where} has no effect."
         self._note(Severity.NO_EFFECT, f"{text} {pin.advice()}")
-        self._choose_selected(pin.component, taken)
+        kernel = self.rules.kernels.find(pin.component, pin.backend)
+        if pin.component in SELECTORS or kernel is None:
+            self._choose_selected(pin.component, taken)
+            return
+        self.chosen[pin.component] = taken
+        reason = f"vLLM takes it in place of {pin.backend}, which does not work here."
+        choice = BackendChoice(component=pin.component, backend=taken, chosen_by=ChosenBy.ENGINE, reason=reason, source=kernel.source[:512])
+        self.choices.append(choice)
 
     def _alternative(self, pin: Pin) -> str:
         """What would be used without the pin, as far as that is known."""

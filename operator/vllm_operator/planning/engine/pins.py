@@ -111,6 +111,8 @@ class PinCheck:
             missing = "has no experts"
         elif pin.component is Component.MLA_PREFILL and self.rule_input.attention in (Attention.MHA, Attention.GQA, Attention.HYBRID):
             missing = "does not use MLA"
+        elif pin.component is Component.LINEAR_ATTENTION and self.rule_input.attention not in (None, Attention.HYBRID):
+            missing = "has no linear attention"
         return missing and f"{self.model} {missing}, so {pin.where} has no effect. Remove it."
 
     def not_offered(self, pin: Pin, ways: tuple[Invocation, ...], chosen: dict[str, str]) -> str:
@@ -164,7 +166,7 @@ class PinCheck:
 
     def unknown(self, pin: Pin, chosen: dict[str, str]) -> str | None:
         """Say that the catalog does not know whether a pinned backend works, and why; None if it knows."""
-        if pin.component not in FIELDS or pin.component is Component.SAMPLER:  # all versions have both samplers
+        if pin.component not in FIELDS:
             return None
         gap = self._gap(pin, self.rules.kernels.find(pin.component, pin.backend), chosen)
         if gap is None:
@@ -197,6 +199,10 @@ class PinCheck:
 
     def ignored(self, pin: Pin) -> str | None:
         """The backend that vLLM takes in place of a pinned one; None if it is not known to take another."""
+        kernel = self.rules.kernels.find(pin.component, pin.backend)
+        if kernel is not None and kernel.fallback is not None:
+            works = any(when.possible(self.rule_input, self.chosen) for when in kernel.works)
+            return None if works else kernel.fallback
         selection = self.selection(pin.component)
         return None if selection is None else selection.ignores.get(pin.backend)
 

@@ -1,0 +1,143 @@
+"""Linear attention, the sampler and the exchange of tokens: what each version takes, refuses and replaces."""
+
+from typing import Any
+
+import pytest
+
+from support.backends import chosen, decide, emitted, notes_of
+
+NEXT, QWEN_3_5, LLAMA = "hf://Qwen/Qwen3-Next-80B-A3B-Instruct", "hf://Qwen/Qwen3.5-27B", "hf://meta-llama/Llama-3.1-8B-Instruct"
+NANO, EXPERTS = "hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "hf://Qwen/Qwen3-235B-A22B-Instruct-2507"
+APART: dict[str, Any] = {"parallelism": {"data": 8, "expert": "Enabled"}}
+
+
+def with_flag(name: str, value: str) -> dict[str, Any]:
+    return {"engine": {"args": [{"name": name, "value": value}]}}
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "architecture", "expected"),
+    [
+        (NEXT, "0.16.0", "sm_90", "TRITON"),
+        (NEXT, "0.17.0", "sm_90", "FLASHINFER"),
+        (NEXT, "0.33.0", "sm_90", "FLASHINFER"),
+        (NEXT, "0.21.0", "sm_100", "TRITON"),
+        (NEXT, "0.22.0", "sm_100", "FLASHINFER"),
+        # the head size is in the inner part of config.json: hf_config until 0.25, hf_text_config since 0.26
+        (QWEN_3_5, "0.22.0", "sm_100", "TRITON"),
+        (QWEN_3_5, "0.25.1", "sm_103", "TRITON"),
+        (QWEN_3_5, "0.26.0", "sm_100", "FLASHINFER"),
+        (NEXT, "0.29.0", "sm_120", "TRITON"),
+        (NEXT, "0.30.0", "sm_120", "FLASHINFER"),
+        (NEXT, "0.33.0", "sm_121", "FLASHINFER"),
+        (NEXT, "0.33.0", "sm_110", "TRITON"),
+        (NEXT, "0.33.0", "sm_89", "TRITON"),
+        (NANO, "0.33.0", "sm_100", "TRITON"),
+    ],
+)
+def test_linear_attention_by_default(model: str, version: str, architecture: str, expected: str) -> None:
+    assert chosen(decide(model, version, architecture))["LinearAttention"] == (expected, "Engine")
+
+
+@pytest.mark.parametrize(
+    ("model", "version", "architecture", "asked", "expected"),
+    [
+        (NEXT, "0.18.0", "sm_90", "triton", ("TRITON", "User")),
+        (NEXT, "0.18.0", "sm_90", "flashinfer", ("FLASHINFER", "User")),
+        (NEXT, "0.18.0", "sm_100", "flashinfer", ("TRITON", "Engine")),
+        (NEXT, "0.33.0", "sm_80", "flashinfer", ("TRITON", "Engine")),
+        (NEXT, "0.33.0", "sm_90", "cutedsl", ("TRITON", "Engine")),
+        (NEXT, "0.33.0", "sm_100", "cutedsl", ("CUTEDSL", "User")),
+        (QWEN_3_5, "0.24.0", "sm_100", "cutedsl", ("TRITON", "Engine")),
+    ],
+)
+def test_linear_attention_that_cannot_run_is_replaced_by_triton(
+    model: str, version: str, architecture: str, asked: str, expected: tuple[str, str]
+) -> None:
+    decision = decide(model, version, architecture, **with_flag("--gdn-prefill-backend", asked))
+    assert (chosen(decision)["LinearAttention"], decision.refusal) == (expected, None)
+    assert any("has no effect" in note for note in notes_of(decision)) is (expected[1] == "Engine")
+
+
+def test_a_model_without_linear_attention_ignores_its_flag() -> None:
+    decision = decide(LLAMA, "0.33.0", "sm_90", **with_flag("--gdn-prefill-backend", "triton"))
+    assert "LinearAttention" not in chosen(decision)
+    assert any("has no linear attention" in note for note in notes_of(decision))
+
+
+def test_linear_attention_of_another_vendor_is_refused() -> None:
+    refusal = decide(NEXT, "0.33.0", "sm_90", **with_flag("--gdn-prefill-backend", "aiter_flydsl")).refusal
+    assert refusal is not None
+    assert "GPUs of other vendors" in refusal.message
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "expected"),
+    [
+        ("0.11.0", "sm_75", ("FLASHINFER", "Engine")),
+        ("0.11.0", "sm_120", ("NATIVE", "Rule")),
+        ("0.11.1", "sm_90", ("NATIVE", "Engine")),
+        ("0.20.2", "sm_100", ("NATIVE", "Engine")),
+        ("0.21.0", "sm_100", ("FLASHINFER", "Engine")),
+        ("0.22.1", "sm_75", ("FLASHINFER", "Engine")),
+        ("0.24.0", "sm_75", ("NATIVE", "Engine")),
+        ("0.33.0", "sm_110", ("FLASHINFER", "Engine")),
+        ("0.33.0", "sm_121", ("FLASHINFER", "Engine")),
+    ],
+)
+def test_the_sampler_by_default(version: str, architecture: str, expected: tuple[str, str]) -> None:
+    assert chosen(decide(LLAMA, version, architecture))["Sampler"] == expected
+
+
+def test_the_sampler_that_a_gpu_cannot_run_is_refused() -> None:
+    refusal = decide(LLAMA, "0.24.0", "sm_75", backends={"sampler": "FLASHINFER"}).refusal
+    assert refusal is not None
+    assert "Sampler backend FLASHINFER does not work with vLLM 0.24.0 on sm_75" in refusal.message
+    for version, architecture in (("0.23.0", "sm_75"), ("0.24.0", "sm_80"), ("0.33.0", "sm_90")):
+        decision = decide(LLAMA, version, architecture, backends={"sampler": "FLASHINFER"})
+        assert (decision.refusal, notes_of(decision)) == (None, [])
+
+
+@pytest.mark.parametrize("version", ["0.11.0", "0.22.0", "0.33.0"])
+def test_processed_logprobs_need_the_native_sampler(version: str) -> None:
+    processed = with_flag("--logprobs-mode", "processed_logprobs")
+    assert chosen(decide(LLAMA, version, "sm_90", **processed))["Sampler"] == ("NATIVE", "Engine")
+    assert (
+        chosen(decide(LLAMA, version, "sm_90", **with_flag("--logprobs-mode", "raw_logits")))["Sampler"][0] != "NATIVE"
+        or version == "0.12.0"
+    )
+    pinned = decide(LLAMA, version, "sm_90", backends={"sampler": "FLASHINFER"}, **processed)
+    assert any("has no effect with --logprobs-mode" in note for note in notes_of(pinned))
+
+
+@pytest.mark.parametrize(
+    ("version", "pin", "expected"),
+    [
+        ("0.16.0", "pplx", ("PPLX", "User")),
+        ("0.17.0", "pplx", ("ALLGATHER_REDUCESCATTER", "Engine")),
+        ("0.18.1", "naive", ("NAIVE", "User")),
+        ("0.19.0", "naive", ("ALLGATHER_REDUCESCATTER", "Engine")),
+        ("0.33.0", "pplx", ("ALLGATHER_REDUCESCATTER", "Engine")),
+        ("0.33.0", "deepep_low_latency", ("DEEPEP_LOW_LATENCY", "User")),
+    ],
+)
+def test_an_exchange_that_was_removed_is_replaced(version: str, pin: str, expected: tuple[str, str]) -> None:
+    decision = decide(EXPERTS, version, "sm_90", backends={"allToAll": pin}, **APART)
+    assert (chosen(decision)["AllToAll"], decision.refusal) == (expected, None)
+    replaced = expected[1] == "Engine"
+    assert any("spec.backends.allToAll has no effect" in note for note in notes_of(decision)) is replaced
+    assert ("--all2all-backend" in emitted(decision)) is not replaced
+
+
+@pytest.mark.parametrize(
+    ("pin", "words"),
+    [
+        ("nixl_ep", "must contain the package of this exchange"),
+        ("deepep_high_throughput", "must contain DeepEP"),
+        ("flashinfer_nvlink_two_sided", "NVLink fabric"),
+    ],
+)
+def test_what_an_exchange_needs_is_told(pin: str, words: str) -> None:
+    decision = decide(EXPERTS, "0.33.0", "sm_100", backends={"allToAll": pin}, **APART)
+    text = " ".join([*notes_of(decision), decision.refusal.message if decision.refusal else ""])
+    assert words in text
