@@ -38,6 +38,7 @@ class Batch(Entry):
     """Defaults of `--max-num-batched-tokens` and `--max-num-seqs` for GPUs with at least `memory_gib`."""
 
     since: Since
+    before: Since | None = None
     memory_gib: Number
     tokens: StrictInt
     sequences: StrictInt
@@ -73,20 +74,33 @@ class NonTorch(Entry):
     source: str
 
 
+class Encoder(Entry):
+    """An encoder for images, by words in the name of the architecture; the one without names is for all others.
+
+    `item_tokens` are the tokens of the largest image, `patches` the patches of one token, `width` the size of a patch.
+    """
+
+    names: tuple[str, ...]
+    item_tokens: StrictInt
+    patches: Number
+    width: StrictInt
+
+
 class Activation(Entry):
-    """The peak of the profiling run: of the sampler, or of the forward pass, and extras."""
+    """The peak of the profiling run: of the sampler, of the forward pass, or of an encoder."""
 
     sampler: tuple[Value, ...]
+    rejection_sampler: Number
     forward: Number
-    forward_dense: Number
+    forward_compiled: Number
+    forward_eager: Number
     sparse_rows: StrictInt
     sparse_row_bytes: StrictInt
     indexer_logits_gib: Number
-    vision_gib: Number
-    fixed_vision_gib: Number
-    fixed_vision: tuple[str, ...]
+    encoder_factor: Number
+    encoder_whole: Number
+    encoders: tuple[Encoder, ...]
     recurrent_bytes: Number
-    unified_least_gib: Number
     unified_gib: Number
     source: str
 
@@ -119,14 +133,22 @@ class CacheFacts(Entry):
     source: str
 
 
+class ExpertPadding(Entry):
+    """Multiples of a kernel for MXFP4 experts. `scales`: the scales of the weights are padded too."""
+
+    since: Since
+    architectures: tuple[str, ...] = ()
+    hidden: StrictInt
+    width: StrictInt
+    scales: bool = True
+
+
 class WeightFacts(Entry):
     """Rules for the weights on a GPU."""
 
     vocabulary_multiple: StrictInt
     parallel_gib: Number
-    expert_multiple: StrictInt
-    expert_width_padded: tuple[str, ...]
-    expert_factor: tuple[Value, ...]
+    expert_padding: tuple[ExpertPadding, ...]
     source: str
 
 
@@ -148,6 +170,7 @@ class MemoryFacts(Entry):
     batches_source: str
     usable_memory: UsableMemory
     context_gib: Number
+    context_counted_before: Since
     context_source: str
     non_torch: NonTorch
     activation: Activation

@@ -25,6 +25,8 @@ SIZE_LIMIT = 1 << 40
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
 """The versions between which the rules changed. Without a version the smaller KV cache of the two counts."""
 DRAFT_TOKENS = 1
+PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
+"""Layers of each pipeline stage, in the note of a case."""
 BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
 """A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 
@@ -60,6 +62,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
     speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
     length = line.get("max_model_len")
     checkpoint = read_integer(line.get("checkpoint_bytes"))
+    partition = PARTITION.search(text(line, "note")[:500])
     options = Options(
         utilization=_number(line.get("gpu_memory_utilization"), 1.0),
         max_length=0 if length in ("auto", -1) else _size(length),
@@ -73,6 +76,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         checkpoint_bytes=checkpoint or None,
+        partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
     )
     return Case(
         name=text(line, "id")[:200],
@@ -95,7 +99,8 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
         return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
     if case.hosted:
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
-    made = [predict_model(model, case.parallel, _device(case, gpus, facts), case.options, facts, release) for release in case.releases]
+    device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))
+    made = [predict_model(model, case.parallel, device, options, facts, release) for release in case.releases]
     return min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
 
 
@@ -133,6 +138,18 @@ def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
         return device_of(product, architecture, None, gpus, facts)
     family = gpus.architectures.get(architecture or "")
     return Device(case.memory_gib, architecture, case.device_name, unified=family is not None and family.unified_memory)
+
+
+def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ...]:
+    """The memory of the GPU of each pipeline stage, where a case names different GPUs (`RTX 5070 Ti + RTX 5090`)."""
+    names = case.device_name.split("+")
+    if len(names) < 2 or len(names) != case.parallel.pipeline:
+        return ()
+    found = [find_product(name.strip(), gpus) for name in names]
+    memory = [device_of(product, product.architecture, None, gpus, facts).memory_gib if product else None for product in found]
+    stated = [each if each is not None else case.memory_gib for each in memory]
+    known = [each for each in stated if each is not None]
+    return tuple(known) if len(known) == len(names) else ()
 
 
 def _releases(version: str) -> tuple[Release, ...]:

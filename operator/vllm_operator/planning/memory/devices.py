@@ -39,12 +39,16 @@ def find_product(name: str, gpus: GPUs) -> Product | None:
     exact = gpus.product(name)
     if exact is not None:
         return exact
-    words = frozenset(re.findall(r"[a-z0-9]+", name[:LABEL_LIMIT].lower())) - {"nvidia", "geforce"}
+    words = _words(name[:LABEL_LIMIT])
     best: tuple[int, int, Product] | None = None
-    for product in gpus.products_by_name.values():
-        own = frozenset(re.findall(r"[a-z0-9]+", product.title.lower())) - {"geforce"}
-        if words and (words <= own or own <= words):
-            score = (len(words & own), -len(own ^ words))
-            if best is None or score > best[:2]:
-                best = (*score, product)
+    for product in gpus.products_by_name.values() if words else ():
+        for own in (_words(product.title), _words(product.name)):
+            if words <= own or own <= words:
+                score = (len(words & own), -len(own ^ words))
+                if best is None or score > best[:2]:
+                    best = (*score, product)
     return best[2] if best else None
+
+
+def _words(name: str) -> frozenset[str]:
+    return frozenset(re.findall(r"[a-z0-9]+", name.lower())) - {"nvidia", "geforce"}

@@ -17,13 +17,14 @@ from vllm_operator.planning.memory.layers import Cache, ModelShape
 from vllm_operator.planning.memory.overhead import (
     GIB,
     Batch,
+    Run,
     activation_bytes,
     default_batch,
     graph_bytes,
     non_torch_bytes,
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
-from vllm_operator.planning.memory.weights import weigh
+from vllm_operator.planning.memory.weights import stage_layers, weigh_stages
 
 
 class Prediction(StrEnum):
@@ -50,7 +51,8 @@ class Device:
 class Options:
     """Flags of the engine that decide about memory. None is vLLM's default.
 
-    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured.
+    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured. `partition` are the
+    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ.
     """
 
     utilization: float | None = None
@@ -70,6 +72,8 @@ class Options:
     weights_gib: float | None = None
     checkpoint_bytes: int | None = None
     cache_bytes: int | None = None
+    partition: tuple[int, ...] = ()
+    stage_gib: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,58 +126,82 @@ def estimate(
         facts: The constants.
         release: The vLLM version.
     """
-    weights = options.weights_gib
-    if weights is None:
-        weights = weigh(
-            shape,
-            form,
-            parallel,
-            facts,
-            release,
-            architecture=device.architecture,
-            drafts=options.own_draft_layers,
-            checkpoint=options.checkpoint_bytes,
-            vision=options.vision,
-        )
-        weights /= GIB
-    weights = max(weights - options.offload_gib, 0.0)
+    weights = _weights_by_stage(shape, form, device, parallel, options, facts, release)
     if device.memory_gib is None:
-        return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=weights)
-    total = device.memory_gib
-    utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
-    usual = default_batch(facts, release, total, device.architecture, device.title)
+        return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=max(weights))
     max_length = options.max_length or shape.max_length
     if max_length is None:
-        return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=weights)
+        return Estimate(
+            Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights)
+        )
+    utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
+    batch = _batch(device, device.memory_gib, options, max_length, facts, release)
+    layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
+    memory = options.stage_gib if len(options.stage_gib) == parallel.pipeline else (device.memory_gib,) * parallel.pipeline
+    cache = _cache_options(shape, device, options, batch, facts, release)
+    found: list[tuple[float, int, _Parts]] = []
+    for stage, total in enumerate(memory):
+        run = Run(
+            batch,
+            max_length,
+            eager=options.eager,
+            speculative=options.speculative > 0,
+            vision=options.vision,
+            first=stage == 0,
+            last=stage == parallel.pipeline - 1,
+        )
+        activation = activation_bytes(shape, parallel, run, facts, release) / GIB
+        other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
+        graphs = 0.0 if options.eager else graph_bytes(layers[stage], batch, facts, release) / GIB
+        counted = graphs if release >= facts.graphs.counted_since else 0.0
+        available = utilization * total - weights[stage] - activation - other - counted
+        if options.cache_bytes is not None:
+            available = options.cache_bytes / GIB
+        parts = _Parts(weights[stage], activation, other, graphs, counted, utilization * total, available, total, utilization)
+        found.append((available, stage, parts))
+    _, stage, parts = min(found, key=lambda each: each[0])
+    if parallel.pipeline > 1 and shape.layers:
+        cache = replace(cache, layers_share=max(layers[stage], 1) / shape.layers)
+    layout = checked = lay_out(shape, parallel, cache, facts, release)
+    if facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
+        checked = lay_out(shape, parallel, replace(cache, layers_share=1.0), facts, release)
+    return _judge(parts, layout, checked, shape, device, options, max_length, facts)
+
+
+def _weights_by_stage(
+    shape: ModelShape,
+    form: WeightFormat,
+    device: Device,
+    parallel: ParallelShape,
+    options: Options,
+    facts: MemoryFacts,
+    release: Release,
+) -> list[float]:
+    """The weights on a GPU of each pipeline stage, in GiB."""
+    if options.weights_gib is not None:
+        return [max(options.weights_gib - options.offload_gib, 0.0)] * parallel.pipeline
+    made = weigh_stages(
+        shape,
+        form,
+        parallel,
+        facts,
+        release,
+        architecture=device.architecture,
+        drafts=options.own_draft_layers,
+        checkpoint=options.checkpoint_bytes,
+        vision=options.vision,
+        partition=options.partition,
+    )
+    return [max(held / GIB - options.offload_gib, 0.0) for held in made]
+
+
+def _batch(device: Device, total: float, options: Options, max_length: int, facts: MemoryFacts, release: Release) -> Batch:
+    """Tokens and requests of a step: the flags, or the defaults of the version for the GPU."""
+    usual = default_batch(facts, release, total, device.architecture, device.title)
     sequences = options.sequences or usual.sequences
     usual_tokens = max(usual.tokens, max_length if release < facts.whole_prompts_before else 0)
     tokens = options.batched_tokens or min(max(usual_tokens, sequences if options.sequences else 0), sequences * max_length)
-    batch = Batch(tokens, min(sequences, tokens))
-    activation = activation_bytes(
-        shape,
-        parallel,
-        batch,
-        facts,
-        release,
-        max_length=max_length,
-        speculative=options.speculative,
-        vision=options.vision,
-        unified=device.unified,
-    )
-    activation = activation / GIB
-    other = non_torch_bytes(parallel, total, facts, release) / GIB
-    graphs = 0.0 if options.eager else graph_bytes(shape, batch, facts, release) / GIB
-    counted = graphs if release >= facts.graphs.counted_since else 0.0
-    budget = utilization * total
-    available = budget - weights - activation - other - counted
-    if options.cache_bytes is not None:
-        available = options.cache_bytes / GIB
-    cache = _cache_options(shape, device, options, batch, facts, release)
-    layout = checked = lay_out(shape, parallel, cache, facts, release)
-    if facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
-        checked = lay_out(shape, replace(parallel, pipeline=1), cache, facts, release)
-    known = _Parts(weights, activation, other, graphs, counted, budget, available, total, utilization)
-    return _judge(known, layout, checked, shape, device, options, max_length, facts)
+    return Batch(tokens, min(sequences, tokens))
 
 
 @dataclass(frozen=True, slots=True)

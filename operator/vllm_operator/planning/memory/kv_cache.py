@@ -32,6 +32,7 @@ class CacheOptions:
         separate_draft_layers: Layers of another model as the draft.
         prefix_caching: None for vLLM's default.
         context_parallel: `--decode-context-parallel-size`.
+        layers_share: The part of the layers that the pipeline stage has; None if the stages are equal.
         compressed_row: Bytes of one row of DeepSeek V4's cache in FP8, and what its pages are a multiple of (`alignment`).
     """
 
@@ -44,6 +45,7 @@ class CacheOptions:
     separate_draft_layers: int = 0
     prefix_caching: bool | None = None
     context_parallel: int = 1
+    layers_share: float | None = None
     compressed_row: int = 584
     alignment: int = 576
 
@@ -125,7 +127,8 @@ def _lay_out_groups(
 ) -> CacheLayout | None:
     """Divide the layers into groups."""
     types = _separate(shape.cached, facts, release)
-    types = _with_draft(_per_stage(types, parallel.pipeline), options)
+    share = 1 / parallel.pipeline if options.layers_share is None else options.layers_share
+    types = _with_draft(_per_stage(types, share), options)
     state_pages = [_state_bytes(each, shape, parallel, options) for each in types if each.kind is Cache.STATE]
     attention = [each for each in types if each.kind is not Cache.STATE]
     if not attention:
@@ -209,9 +212,9 @@ def _span(each: CachedLayers) -> tuple[bool, int]:
     return each.kind is Cache.CHUNK, each.reach
 
 
-def _per_stage(cached: list[CachedLayers], stages: int) -> list[CachedLayers]:
-    """The layers of the fullest pipeline stage."""
-    return [replace(each, count=ceil(each.count / stages)) for each in cached if each.count > 0]
+def _per_stage(cached: list[CachedLayers], share: float) -> list[CachedLayers]:
+    """The layers of a pipeline stage that has this part of them."""
+    return [replace(each, count=ceil(round(each.count * share, 6))) for each in cached if each.count > 0]
 
 
 def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[CachedLayers]:

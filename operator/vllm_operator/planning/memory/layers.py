@@ -118,6 +118,7 @@ class ModelShape:
         rotary: Width of the rotary embedding of one head.
         state_bytes: Bytes per element of a recurrent state; None for that of the model.
         vision: The model has an encoder for images or the like.
+        vision_width: Size of a patch in it; 0 if unknown.
         latent: MLA.
         index_top: Tokens that sparse attention looks at; 0 without.
         draft_layers: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
@@ -143,6 +144,7 @@ class ModelShape:
     cache_known: bool = True
     state_bytes: int | None = None
     vision: bool = False
+    vision_width: int = 0
     latent: bool = False
     index_top: int = 0
     element_bytes: int = 2

@@ -5,8 +5,9 @@ The constants and their sources are in `catalog/data/memory.yaml`.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
-from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.memory import Encoder, MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.layers import ModelShape
@@ -22,54 +23,89 @@ class Batch:
     sequences: int
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """How the engine computes its profiling run.
+
+    Attributes:
+        batch: Tokens and requests.
+        max_length: Longest context in tokens.
+        eager: Without torch.compile.
+        speculative: A draft proposes tokens.
+        vision: The encoder for images is loaded.
+        first, last: This is the first or last stage of a pipeline.
+    """
+
+    batch: Batch
+    max_length: int
+    eager: bool = False
+    speculative: bool = False
+    vision: bool = True
+    first: bool = True
+    last: bool = True
+
+
 def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, architecture: str | None, product: str) -> Batch:
     """Return vLLM's defaults for a GPU."""
     for each in facts.batches:
-        fits = each.since <= release and memory_gib >= each.memory_gib
-        if fits and (not each.architectures or architecture in each.architectures) and (each.other_than or "-") not in product.upper():
+        holds = each.since <= release and (each.before is None or release < each.before) and memory_gib >= each.memory_gib
+        if holds and (not each.architectures or architecture in each.architectures) and (each.other_than or "-") not in product.upper():
             return Batch(each.tokens, each.sequences)
     last = facts.batches[-1]
     return Batch(last.tokens, last.sequences)
 
 
-def activation_bytes(
-    shape: ModelShape,
-    parallel: ParallelShape,
-    batch: Batch,
-    facts: MemoryFacts,
-    release: Release,
-    *,
-    max_length: int,
-    speculative: int = 0,
-    vision: bool = True,
-    unified: bool = False,
-) -> float:
-    """Return the peak of the profiling run on one GPU: the sampler or the forward pass, and what some models add."""
+def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
+    """Return the peak of the profiling run on one GPU: the sampler, the forward pass or the encoder, and what some models add."""
+    known, tokens = facts.activation, run.batch.tokens
+    peak = max(_forward_bytes(shape, parallel, run, facts), known.recurrent_bytes * tokens * shape.recurrent_width / parallel.tensor)
+    if run.last:
+        peak = max(peak, _sampler_bytes(shape, run, facts, release))
+    if shape.vision and run.vision and run.first:
+        peak = max(peak, _encoder_bytes(shape, parallel, tokens, facts))
+    if shape.index_top:
+        rows = known.sparse_rows * run.max_length / (4 if shape.compressed else 1)
+        peak += rows * known.sparse_row_bytes + known.indexer_logits_gib * GIB
+    return peak
+
+
+def _sampler_bytes(shape: ModelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
+    """Logits and what the sampler makes of them, while the hidden states are alive."""
     known = facts.activation
-    rows = min(batch.sequences, batch.tokens) * (1 + speculative)
-    sampler = value_at(known.sampler, release) * rows * shape.vocabulary * 4
+    factor = value_at(known.sampler, release)
+    factor += known.rejection_sampler if run.speculative else 0
+    rows = min(run.batch.sequences, run.batch.tokens)
+    return factor * rows * shape.vocabulary * 4 + 2 * shape.hidden * (run.batch.tokens + 2 * rows)
+
+
+def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts) -> float:
+    known = facts.activation
     if shape.experts:
         wide = max(2 * shape.expert_width / parallel.tensor, shape.hidden) + shape.expert_width / parallel.tensor
-        forward = known.forward * batch.tokens * 2 * (shape.experts_per_token * wide + 6 * shape.hidden)
-    else:
-        forward = known.forward_dense * batch.tokens * 2 * (3 * shape.intermediate / parallel.tensor + 4 * shape.hidden)
-    recurrent = known.recurrent_bytes * batch.tokens * shape.recurrent_width / parallel.tensor
-    fixed = any(name in shape.architecture for name in known.fixed_vision)
-    encoder = (known.fixed_vision_gib if fixed else known.vision_gib) * GIB / parallel.tensor if shape.vision and vision else 0.0
-    extra = 0.0
-    if shape.index_top:
-        extra = known.sparse_rows * max_length / (4 if shape.compressed else 1) * known.sparse_row_bytes + known.indexer_logits_gib * GIB
-    peak = max(sampler, forward, recurrent, encoder)
-    if unified:
-        peak = max(peak, known.unified_least_gib * GIB) + known.unified_gib * GIB
-    return peak + extra
+        return known.forward * run.batch.tokens * 2 * (shape.experts_per_token * wide + 6 * shape.hidden)
+    copies = known.forward_eager if run.eager else known.forward_compiled
+    return run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + 2 * shape.hidden)
 
 
-def graph_bytes(shape: ModelShape, batch: Batch, facts: MemoryFacts, release: Release) -> float:
-    """Return the memory of CUDA graphs on one GPU."""
+def _encoder_bytes(shape: ModelShape, parallel: ParallelShape, tokens: int, facts: MemoryFacts) -> float:
+    """The encoder with as many of its largest images as the budget of tokens allows, at least one."""
+    known, encoder = facts.activation, _encoder(shape.architecture, facts.activation.encoders)
+    items = max(tokens // encoder.item_tokens, 1)
+    width = shape.vision_width or encoder.width
+    factor = known.encoder_whole + (known.encoder_factor - known.encoder_whole) / parallel.tensor
+    return items * encoder.item_tokens * encoder.patches * width * 2 * factor
+
+
+@lru_cache(maxsize=256)
+def _encoder(architecture: str, encoders: tuple[Encoder, ...]) -> Encoder:
+    return next(each for each in encoders if not each.names or any(name in architecture for name in each.names))
+
+
+def graph_bytes(layers: int, batch: Batch, facts: MemoryFacts, release: Release) -> float:
+    """Return the memory of CUDA graphs on one GPU with this many layers."""
     known = facts.graphs
     largest = known.most if release < known.fewer_since else min(2 * batch.sequences, known.most)
-    return max(known.least_gib, known.gib_per_size_and_layer * captured_sizes(largest) * shape.layers) * GIB
+    return max(known.least_gib, known.gib_per_size_and_layer * captured_sizes(largest) * layers) * GIB
 
 
 def captured_sizes(largest: int) -> int:
@@ -77,13 +113,15 @@ def captured_sizes(largest: int) -> int:
     return 3 + min(largest, 256) // 8 + max(largest - 256, 0) // 16
 
 
-def non_torch_bytes(parallel: ParallelShape, memory_gib: float, facts: MemoryFacts, release: Release) -> float:
-    """Return what is allocated outside of PyTorch: the libraries' workspaces, NCCL's buffers."""
+def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, facts: MemoryFacts, release: Release) -> float:
+    """Return what is allocated outside of PyTorch: the libraries' workspaces, NCCL's buffers; with unified memory the process itself."""
     known, size = facts.non_torch, parallel.tensor
+    outside = facts.context_gib if release < facts.context_counted_before else 0.0
+    outside += facts.activation.unified_gib if unified else 0.0
     if memory_gib < known.small_memory_gib:
-        return known.small_gib * GIB
+        return (outside + known.small_gib) * GIB
     nccl = _at(known.nccl_gib, size) if release < known.nccl_before else 0.0
-    return (_at(known.gib, size) + nccl) * GIB
+    return (outside + _at(known.gib, size) + nccl) * GIB
 
 
 def _at(values: Mapping[int, float], size: int) -> float:

@@ -14,7 +14,7 @@ from vllm_operator.pods.reading import mapping, read_integer
 
 LARGEST = 1 << 40
 """Sizes above this are not sizes. It keeps the arithmetic short."""
-MOST_LAYERS = 4096
+MOST_LAYERS, MOST_WIDTH = 4096, 1 << 16
 EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 CHUNKED_EVERY = 4
 """Llama 4: every fourth layer has full attention (no_rope_layer_interval)."""
@@ -95,6 +95,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         cache_known=known,
         state_bytes=_state_bytes(read),
         vision=bool(vision) or "vision_config" in config,
+        vision_width=min(_Config(mapping(config.get("vision_config")), {}).size("hidden_size", "embed_dim"), MOST_WIDTH),
         latent=latent,
         index_top=read.size("index_topk"),
         element_bytes=4 if (read.text.get("torch_dtype") or read.text.get("dtype")) == "float32" else 2,

@@ -3,13 +3,18 @@
 Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fused_moe, mla.py), 0.33.0.
 """
 
-from vllm_operator.catalog.memory import MemoryFacts, value_at
+from bisect import bisect_right
+from itertools import accumulate
+
+from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
 from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
+VALUE_SHARE = 16 / 17
+"""The part of MXFP4 weights that is values: 32 of 4 bits have a scale of 8 bits."""
 
 
 def weigh(
@@ -37,31 +42,62 @@ def weigh(
         checkpoint: Bytes of all tensors in the checkpoint. It corrects what config.json does not say about the format.
         vision: The encoder for images is loaded.
     """
+    stages = weigh_stages(
+        shape, form, parallel, facts, release, architecture=architecture, drafts=drafts, checkpoint=checkpoint, vision=vision
+    )
+    return max(stages)
+
+
+def weigh_stages(
+    shape: ModelShape,
+    form: WeightFormat,
+    parallel: ParallelShape,
+    facts: MemoryFacts,
+    release: Release,
+    *,
+    architecture: str | None = None,
+    drafts: bool = False,
+    checkpoint: int | None = None,
+    vision: bool = True,
+    partition: tuple[int, ...] = (),
+) -> list[float]:
+    """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are the layers of each; the rest is as for `weigh`."""
     wide = shape.element_bytes
     loaded = [*shape.modules, *(shape.drafts if drafts else ())]
     if not vision:
         loaded = [module for module in loaded if module.name != "vision_tower"]
     factor = _correction(shape, form, checkpoint, wide)
     experts = _expert_padding(shape, form, parallel, architecture, facts, release)
-    shared, stages = 0.0, [0.0] * parallel.pipeline
+    layers = stage_layers(shape.layers, parallel.pipeline, partition)
+    ends = list(accumulate(layers))
+    stages = [0.0] * parallel.pipeline
     for module in loaded:
         held = form.bytes_of(module, wide) * factor * _share(module, shape, parallel, facts)
         if module.shard is Shard.EXPERTS:
             held *= experts
         if form.quantized and module.name == "self_attn.kv_b_proj":
             held += module.total * wide / parallel.tensor  # the 16-bit copy that MLA computes with
-        if module.in_layers:
-            shared += held
-        elif module.name == "embed_tokens":
-            stages[0] += held
-            if parallel.pipeline > 1 and not any(other.name == "lm_head" for other in loaded):
-                stages[-1] += held
+        if module.in_layers and parallel.pipeline > 1:
+            for layer in module.layers:
+                stages[min(bisect_right(ends, layer), parallel.pipeline - 1)] += held / len(module.layers)
         elif module.name == "lm_head":
             stages[-1] += held
         else:
             stages[0] += held
+            if module.name == "embed_tokens" and parallel.pipeline > 1 and not any(other.name == "lm_head" for other in loaded):
+                stages[-1] += held
     extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
-    return max(stages) + shared / parallel.pipeline + extra
+    return [held + extra for held in stages]
+
+
+def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:
+    """Return the layers of each pipeline stage, as vLLM divides them (vllm/distributed/utils.py get_pp_indices, 0.12.0)."""
+    if len(partition) == stages and sum(partition) == layers:
+        return list(partition)
+    made = [layers // stages] * stages
+    for stage in range(layers % stages):
+        made[-min(stage + 2, stages)] += 1
+    return made
 
 
 def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
@@ -96,12 +132,16 @@ def _expert_padding(
     """How much larger the kernel makes MXFP4 experts."""
     if form.name != "MXFP4" or not form.experts_only or not shape.expert_width:
         return 1.0
-    known = facts.weights
-    padded = _round_up(shape.hidden, known.expert_multiple) / shape.hidden
-    if architecture in known.expert_width_padded:
-        own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
-        padded *= _round_up(own, known.expert_multiple) / own
-    return padded * value_at(known.expert_factor, release)
+    rules = [
+        rule
+        for rule in facts.weights.expert_padding
+        if rule.since <= release and (not rule.architectures or architecture in rule.architectures)
+    ]
+    if not rules:
+        return 1.0
+    own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
+    padded = _round_up(shape.hidden, rules[-1].hidden) / shape.hidden * _round_up(own, rules[-1].width) / own
+    return padded if rules[-1].scales else (VALUE_SHARE * padded + 1.0 - VALUE_SHARE)
 
 
 def _round_up(size: float, multiple: int) -> int:
