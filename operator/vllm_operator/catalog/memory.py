@@ -179,6 +179,10 @@ class MemoryFacts(Entry):
     weights: WeightFacts
     margin: Margin
 
+    def __hash__(self) -> int:
+        """By identity, so that estimates can be kept."""
+        return id(self)
+
 
 def load_memory() -> MemoryFacts:
     """Read the rules that ship with the operator."""

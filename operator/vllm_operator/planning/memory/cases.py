@@ -108,7 +108,8 @@ def predict_model(
     model: SizedModel, parallel: ParallelShape, device: Device, options: Options, facts: MemoryFacts, release: Release
 ) -> Estimate:
     """Estimate an engine of a resolved model, with measured weights where its format is not known module by module."""
-    options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
+    if options.checkpoint_bytes != model.checkpoint_bytes:
+        options = replace(options, checkpoint_bytes=model.checkpoint_bytes)
     if options.weights_gib is None and (model.form.assumed or "loaded" in model.label.lower()):
         one = weigh(model.shape, model.form, ParallelShape(), facts, release)
         own = weigh(model.shape, model.form, parallel, facts, release)

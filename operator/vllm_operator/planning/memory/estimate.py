@@ -8,6 +8,7 @@ Source: vllm/v1/worker/gpu_worker.py determine_available_memory, 0.11.0 to 0.33.
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
@@ -25,6 +26,9 @@ from vllm_operator.planning.memory.overhead import (
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.weights import stage_layers, weigh_stages
+
+KEPT_LAYERS, KEPT_RULES = 256, 64
+"""Estimates of larger models, and of formats with longer lists, are not kept: what a config.json states is not bounded otherwise."""
 
 
 class Prediction(StrEnum):
@@ -126,14 +130,25 @@ def estimate(
         facts: The constants.
         release: The vLLM version.
     """
+    small = shape.layers <= KEPT_LAYERS and len(form.rules) <= KEPT_RULES
+    return (_cached if small else _estimate)(shape, form, device, parallel, options, facts, release)
+
+
+def _estimate(
+    shape: ModelShape,
+    form: WeightFormat,
+    device: Device,
+    parallel: ParallelShape,
+    options: Options,
+    facts: MemoryFacts,
+    release: Release,
+) -> Estimate:
     weights = _weights_by_stage(shape, form, device, parallel, options, facts, release)
     if device.memory_gib is None:
         return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=max(weights))
     max_length = options.max_length or shape.max_length
     if max_length is None:
-        return Estimate(
-            Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights)
-        )
+        return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights))
     utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
     batch = _batch(device, device.memory_gib, options, max_length, facts, release)
     layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
@@ -166,6 +181,10 @@ def estimate(
     if facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
         checked = lay_out(shape, parallel, replace(cache, layers_share=1.0), facts, release)
     return _judge(parts, layout, checked, shape, device, options, max_length, facts)
+
+
+_cached = lru_cache(maxsize=1024)(_estimate)
+"""The estimates of a plan and of the next plans of the same model, on the same GPUs."""
 
 
 def _weights_by_stage(

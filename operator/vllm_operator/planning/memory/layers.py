@@ -149,6 +149,10 @@ class ModelShape:
     index_top: int = 0
     element_bytes: int = 2
 
+    def __hash__(self) -> int:
+        """By the main sizes only: estimates are kept by shape."""
+        return hash((self.architecture, self.hidden, self.layers, self.heads, self.vocabulary, self.max_length))
+
     @property
     def parameters(self) -> int:
         """Parameters, without those for speculative decoding."""

@@ -7,7 +7,7 @@ globs, never run as regular expressions.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +44,7 @@ class WeightFormat:
         experts_only: Only the routed experts are quantized.
         assumed: Which modules are quantized is an assumption: the checkpoint's config.json was not read.
         blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
+        wide_drafts: Layers for multi-token prediction are not quantized.
     """
 
     name: str
@@ -52,11 +53,16 @@ class WeightFormat:
     experts_only: bool = False
     assumed: bool = False
     blocks: int = 0
+    wide_drafts: bool = False
 
     @property
     def quantized(self) -> bool:
         """Whether some weights have less than 16 bits."""
         return self.size < 2 or any(rule.size is not None and rule.size < 2 for rule in self.rules)
+
+    def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
+        """The same as `bytes_of` for a module of the layers for multi-token prediction."""
+        return module.total * wide if self.wide_drafts else self.bytes_of(module, wide)
 
     def bytes_of(self, module: Module, wide: int = 2) -> float:
         """Bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
@@ -78,6 +84,11 @@ class WeightFormat:
 
 def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """The format that a config.json states; 16 bits if it states none."""
+    form = _read_format(config, shape)
+    return replace(form, wide_drafts=True) if any("mtp" in rule.pattern for rule in form.rules if rule.size is None) else form
+
+
+def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     nested = mapping(config.get("text_config"))
     written = (
         mapping(config.get("quantization_config"))
@@ -117,8 +128,14 @@ def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
 def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     """The format that a name means, such as `fp8_block` or `int4 (experts, group 32)`; None if it means none.
 
-    Which modules are quantized follows what is usual for the format and the kind of model.
+    Which modules are quantized follows what is usual for the format and the kind of model. Layers for multi-token prediction are
+    usually left out where weights have 4 bits.
     """
+    form = _name_format(label, shape)
+    return replace(form, wide_drafts=True) if form is not None and form.name in ("NVFP4", "INT4") else form
+
+
+def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     text = label.lower()[:200]
     words = frozenset(re.findall(r"[a-z0-9]+", text))
     moe = shape.experts > 0

@@ -7,10 +7,12 @@ unknown.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from vllm_operator.catalog.shapes import KnownShape, KnownShapes
 from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.estimate import KEPT_LAYERS
 from vllm_operator.planning.memory.layers import ModelShape
 from vllm_operator.planning.memory.quantization import WeightFormat, name_format, read_format
 from vllm_operator.planning.memory.shape import read_shape
@@ -74,6 +76,19 @@ def resolve_model(
         checkpoint_bytes: Size of its tensors, if it was read.
         label: The format by name, such as `fp8_block`; empty for that in config.json.
     """
+    if config is None:
+        return _resolve_known(name, table, checkpoint_bytes, label)
+    return _resolve(name, table, config, checkpoint_bytes, label)
+
+
+@lru_cache(maxsize=256)
+def _resolve_known(name: str, table: KnownShapes, checkpoint_bytes: int | None, label: str) -> SizedModel | None:
+    return _resolve(name, table, None, checkpoint_bytes, label)
+
+
+def _resolve(
+    name: str, table: KnownShapes, config: Mapping[str, Any] | None, checkpoint_bytes: int | None, label: str
+) -> SizedModel | None:
     known = table.find(name)
     shape, source, used = None, FROM_CONFIG, config
     if config is not None:
@@ -82,6 +97,7 @@ def resolve_model(
         shape, source, used = read_shape(known.config), FROM_TABLE, known.config
     if shape is None or used is None:
         return None
+    shape = keep_shape(shape) if shape.layers <= KEPT_LAYERS else shape
     own = read_format(used, shape)
     named = name_format(label, shape) if label else None
     form = named if named is not None else own
@@ -92,6 +108,12 @@ def resolve_model(
     if named is not None and form.name != own.name:
         checkpoint_bytes = None
     return SizedModel(shape, form, source, known, label, checkpoint_bytes)
+
+
+@lru_cache(maxsize=256)
+def keep_shape(shape: ModelShape) -> ModelShape:
+    """Return the same object for equal shapes, so that estimates of the next plan are found without comparing them."""
+    return shape
 
 
 def _is_dated(name: str, known: str) -> bool:

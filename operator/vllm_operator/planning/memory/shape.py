@@ -87,7 +87,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         expert_width=(read.size("moe_latent_size") and read.size("moe_intermediate_size"))
         or read.size("moe_intermediate_size", "intermediate_size"),
         modules=(*outside, *attention, *blocks),
-        drafts=_drafts(read, hidden, (*attention, *blocks)),
+        drafts=_drafts(read, kinds, hidden, (*attention, *blocks)),
         cached=cached,
         compressed=_compression(read, layers),
         recurrent_width=_recurrent_width(read),
@@ -354,15 +354,21 @@ def _nemotron_blocks(read: _Config, kinds: tuple[str, ...], hidden: int, experts
     return modules
 
 
-def _drafts(read: _Config, hidden: int, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
-    """Layers for multi-token prediction: each is like the last layer, with a projection of two hidden states."""
+def _drafts(read: _Config, kinds: tuple[str, ...], hidden: int, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
+    """Layers for multi-token prediction: each is like the last layer, with a projection of two hidden states.
+
+    Where attention and experts are layers of their own (Nemotron 3), a draft has one of both (mtp_hybrid_override_pattern).
+    """
     count = read.size("num_nextn_predict_layers", "mtp_num_hidden_layers")
     if not count or count > MOST_LAYERS or not blocks:
         return ()
     last = max((layer for module in blocks for layer in module.layers), default=0)
+    like = {last}
+    if "E" in kinds and "*" in kinds:
+        like = {max(layer for layer, kind in enumerate(kinds) if kind == own) for own in ("*", "E")}
     own = tuple(last + 1 + number for number in range(count))
-    like = [Module(each.name, each.elements, each.shard, own, each.linear) for each in blocks if last in each.layers]
-    return (*like, Module("eh_proj", 2 * hidden * hidden, Shard.REPLICATED, own, linear=False))
+    made = [Module(each.name, each.elements, each.shard, own, each.linear) for each in blocks if not like.isdisjoint(each.layers)]
+    return (*made, Module("eh_proj", 2 * hidden * hidden, Shard.REPLICATED, own, linear=False))
 
 
 def _vision_elements(read: _Config) -> int:

@@ -63,16 +63,16 @@ def weigh_stages(
 ) -> list[float]:
     """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are the layers of each; the rest is as for `weigh`."""
     wide = shape.element_bytes
-    loaded = [*shape.modules, *(shape.drafts if drafts else ())]
-    if not vision:
-        loaded = [module for module in loaded if module.name != "vision_tower"]
+    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != "vision_tower"]
+    loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if drafts else []
+    tied = not any(module.name == "lm_head" for module in shape.modules)
     factor = _correction(shape, form, checkpoint, wide)
     experts = _expert_padding(shape, form, parallel, architecture, facts, release)
     layers = stage_layers(shape.layers, parallel.pipeline, partition)
     ends = list(accumulate(layers))
     stages = [0.0] * parallel.pipeline
-    for module in loaded:
-        held = form.bytes_of(module, wide) * factor * _share(module, shape, parallel, facts)
+    for module, size in loaded:
+        held = size * factor * _share(module, shape, parallel, facts)
         if module.shard is Shard.EXPERTS:
             held *= experts
         if form.quantized and module.name == "self_attn.kv_b_proj":
@@ -84,7 +84,7 @@ def weigh_stages(
             stages[-1] += held
         else:
             stages[0] += held
-            if module.name == "embed_tokens" and parallel.pipeline > 1 and not any(other.name == "lm_head" for other in loaded):
+            if module.name == "embed_tokens" and parallel.pipeline > 1 and tied:
                 stages[-1] += held
     extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
     return [held + extra for held in stages]
@@ -104,7 +104,8 @@ def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, w
     """How much larger the checkpoint is than its modules by config.json."""
     if checkpoint is None or checkpoint <= 0:
         return 1.0
-    computed = sum(form.bytes_of(module, wide) for module in (*shape.modules, *shape.drafts))
+    computed = sum(form.bytes_of(module, wide) for module in shape.modules)
+    computed += sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
     return checkpoint / computed if computed > 0 else 1.0
 
 

@@ -1,0 +1,215 @@
+"""What an engine takes besides weights and KV cache, by version: the profiling run, kernels that pad, stages of a pipeline."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.memory import load_memory
+from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.cli.fit import estimate_lines
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.cases import predict, read_case
+from vllm_operator.planning.memory.devices import find_product
+from vllm_operator.planning.memory.estimate import Device, Estimate, Options, estimate
+from vllm_operator.planning.memory.layers import ModelShape
+from vllm_operator.planning.memory.overhead import Batch, Run, activation_bytes, default_batch, non_torch_bytes
+from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
+
+GIB = 1 << 30
+FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
+Release = tuple[int, int, int]
+CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
+
+
+def shape_of(name: str) -> ModelShape:
+    model = resolve_model(name, SHAPES)
+    assert model is not None
+    return model.shape
+
+
+def peak(name: str, release: Release, *, tokens: int = 8192, sequences: int = 1024, tensor: int = 1, **changes: Any) -> float:
+    run = Run(Batch(tokens, sequences), 16_000, **changes)
+    return activation_bytes(shape_of(name), ParallelShape(tensor), run, FACTS, release) / GIB
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "logged"),
+    [("openai/gpt-oss-120b", 1, 7.38), ("meta-llama/Llama-3.1-8B-Instruct", 1, 4.76), ("meta-llama/Llama-3.3-70B-Instruct", 2, 4.84)],
+)
+def test_a_sort_of_the_vocabulary_is_the_peak_until_0_16_with_the_hidden_states_beside_it(name: str, tensor: int, logged: float) -> None:
+    assert peak(name, (0, 11, 0), tensor=tensor) == pytest.approx(logged, abs=0.02)
+
+
+def test_since_0_17_the_sampler_does_not_sort() -> None:
+    old, new = (peak("meta-llama/Llama-3.1-8B-Instruct", release) for release in ((0, 16, 0), (0, 17, 0)))
+    assert new < old / 2
+
+
+def test_few_requests_leave_the_forward_pass_as_the_peak() -> None:
+    few, fewer = (peak("meta-llama/Llama-3.1-8B-Instruct", (0, 20, 0), sequences=requests) for requests in (64, 8))
+    assert few == fewer
+
+
+def test_without_compilation_the_forward_pass_has_no_copies() -> None:
+    compiled, eager = (peak("Qwen/Qwen2.5-32B-Instruct", (0, 18, 1), sequences=1, eager=eager) for eager in (False, True))
+    assert eager < compiled * 0.6
+
+
+def test_a_draft_adds_the_logits_of_the_rejection_sampler_but_not_for_each_proposed_token() -> None:
+    plain, drafted = (peak("Qwen/Qwen3-8B", (0, 25, 1), speculative=speculative) for speculative in (False, True))
+    assert plain < drafted < plain * 1.6
+
+
+def test_the_encoder_is_profiled_with_as_many_images_as_the_budget_of_tokens_allows() -> None:
+    one, also_one, four = (peak("Qwen/Qwen3.6-27B", (0, 26, 0), tokens=tokens, sequences=8) for tokens in (2048, 16384, 65536))
+    assert one == pytest.approx(2.2, abs=0.05)  # logged: 2.22 GiB
+    assert four > 3 * one
+    assert also_one < four
+
+
+def test_without_its_encoder_a_model_takes_less() -> None:
+    assert peak("Qwen/Qwen3.6-27B", (0, 26, 0), tokens=2048, sequences=8, vision=False) < 1.5
+
+
+def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
+    first, last = peak("Qwen/Qwen3-8B", (0, 15, 0), last=False), peak("Qwen/Qwen3-8B", (0, 15, 0), first=False)
+    assert first < last / 3
+
+
+@pytest.mark.parametrize(
+    ("architecture", "release", "expected"),
+    [
+        ("sm_121", (0, 20, 0), Batch(2048, 256)),  # NVML does not tell the memory of GB10
+        ("sm_121", (0, 33, 0), Batch(2048, 256)),
+        ("sm_110", (0, 32, 0), Batch(2048, 256)),
+        ("sm_110", (0, 33, 0), Batch(8192, 1024)),
+        ("sm_90", (0, 20, 0), Batch(8192, 1024)),
+    ],
+)
+def test_gpus_with_unified_memory_have_the_smallest_defaults(architecture: str, release: Release, expected: Batch) -> None:
+    assert default_batch(FACTS, release, 121.6, architecture, "") == expected
+
+
+def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:
+    old, new = (non_torch_bytes(ParallelShape(), 79.2, False, FACTS, release) for release in ((0, 9, 0), (0, 9, 1)))
+    assert old - new == pytest.approx(FACTS.context_gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("release", "architecture", "logged"),
+    [((0, 10, 1), "sm_90", 65.97), ((0, 13, 0), "sm_90", 64.38)],
+)
+def test_the_kernel_of_the_version_decides_how_mxfp4_experts_are_padded(release: Release, architecture: str, logged: float) -> None:
+    model = resolve_model("openai/gpt-oss-120b", SHAPES)
+    assert model is not None
+    held = weigh(model.shape, model.form, ParallelShape(), FACTS, release, architecture=architecture, checkpoint=model.checkpoint_bytes)
+    assert held / GIB == pytest.approx(logged, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("layers", "stages", "partition", "expected"),
+    [
+        (48, 2, (), [24, 24]),
+        (61, 4, (), [15, 15, 16, 15]),
+        (5, 3, (), [2, 2, 1]),
+        (48, 2, (16, 32), [16, 32]),
+        (48, 2, (16, 31), [24, 24]),
+        (2, 4, (), [0, 1, 1, 0]),
+    ],
+)
+def test_layers_are_divided_over_stages_as_vllm_does_it(layers: int, stages: int, partition: tuple[int, ...], expected: list[int]) -> None:
+    assert stage_layers(layers, stages, partition) == expected
+
+
+def test_each_stage_holds_the_weights_of_its_layers() -> None:
+    model = resolve_model("Qwen/Qwen3-30B-A3B", SHAPES)
+    assert model is not None
+    small, large = weigh_stages(model.shape, model.form, ParallelShape(pipeline=2), FACTS, (0, 15, 0), partition=(16, 32))
+    assert 1.7 < large / small < 2.0
+    assert max(small, large) > weigh(model.shape, model.form, ParallelShape(pipeline=2), FACTS, (0, 15, 0))
+
+
+def case(name: str, **changes: Any) -> Estimate:
+    line = next(line for line in map(json.loads, CASES.read_text("utf-8").splitlines()) if line["id"] == name)
+    return predict(read_case({**line, **changes}), SHAPES, GPUS, FACTS)
+
+
+def test_the_smaller_gpu_of_two_stages_may_hold_fewer_layers() -> None:
+    uneven, even = case("vllm-34076"), case("vllm-34076", note="")
+    assert uneven.kv_cache == pytest.approx(3.2, abs=0.5)
+    assert even.kv_cache is not None
+    assert even.kv_cache < 0
+
+
+def test_a_draft_that_a_log_shows_explains_its_blocks() -> None:
+    """The log of this engine has blocks of 8432 tokens in six groups: a layer and three tokens of a draft, which its record omits."""
+    made = case("0a095180b5", spec="mtp 3")
+    assert made.kv_cache == pytest.approx(36.2, abs=2.5)
+    assert made.concurrency == pytest.approx(27.81, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("name", "product"),
+    [
+        ("RTX PRO 6000 Blackwell", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
+        ("H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
+        ("24 GB class (inferred)", None),
+        ("", None),
+    ],
+)
+def test_a_gpu_is_found_by_the_words_of_its_label_or_title(name: str, product: str | None) -> None:
+    found = find_product(name, GPUS)
+    assert (found.name if found else None) == product
+
+
+def test_an_estimate_is_computed_once_for_equal_arguments() -> None:
+    model = resolve_model("Qwen/Qwen3-8B", SHAPES)
+    again = resolve_model("Qwen/Qwen3-8B", SHAPES)
+    assert model is not None
+    assert again is not None
+    first, second = (
+        estimate(each.shape, each.form, Device(79.2), ParallelShape(), Options(), FACTS, (0, 20, 0)) for each in (model, again)
+    )
+    assert first is second
+
+
+VALUE = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats()
+    | st.text(max_size=12)
+    | st.sampled_from(["Qwen/Qwen3-8B", "mtp 99999", "0.20.1", "GB10 + GB10", "VLLM_PP_LAYER_PARTITION=1,2", "fp8", "9" * 400]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = st.sampled_from(
+    [
+        *("id", "vllm_version", "gpu", "gpu_memory_gib", "tp", "pp", "dp", "ep", "model", "quantization", "kv_cache_dtype", "note"),
+        *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "cpu_offload_gb"),
+        *("spec", "dcp", "config", "checkpoint_bytes"),
+    ]
+)
+LINES = st.sampled_from([json.loads(line) for line in CASES.read_text("utf-8").splitlines()])
+
+
+@pytest.mark.hypothesis
+@given(LINES, st.dictionaries(FIELDS, VALUE, max_size=6), st.booleans())
+def test_no_line_of_cases_raises_an_error(line: dict[str, Any], changes: dict[str, Any], known: bool) -> None:
+    written = json.dumps({**(line if known else {}), **changes})
+    [made] = estimate_lines([written], SHAPES, GPUS, FACTS)
+    assert made["outcome"] in ("started", "tight", "refused", "oom", "unknown")
+    json.dumps(made, allow_nan=False)
+
+
+@pytest.mark.hypothesis
+@given(st.text(max_size=60))
+def test_no_text_instead_of_a_case_raises_an_error(text: str) -> None:
+    for made in estimate_lines([text], SHAPES, GPUS, FACTS):
+        assert made["outcome"] == "unknown"
