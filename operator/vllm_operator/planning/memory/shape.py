@@ -355,10 +355,7 @@ def _nemotron_blocks(read: _Config, kinds: tuple[str, ...], hidden: int, experts
 
 
 def _drafts(read: _Config, kinds: tuple[str, ...], hidden: int, blocks: tuple[Module, ...]) -> tuple[Module, ...]:
-    """Layers for multi-token prediction: each is like the last layer, with a projection of two hidden states.
-
-    Where attention and experts are layers of their own (Nemotron 3), a draft has one of both (mtp_hybrid_override_pattern).
-    """
+    """Layers for multi-token prediction: like the last layer (in Nemotron 3 the last of each kind), and a projection."""
     count = read.size("num_nextn_predict_layers", "mtp_num_hidden_layers")
     if not count or count > MOST_LAYERS or not blocks:
         return ()
