@@ -75,6 +75,9 @@ class Settings:
     """Name of a ConfigMap with your own rules, in the operator's namespace or as `namespace/name`. None if empty."""
     signatures_config_map: str = ""
     """Name of a ConfigMap with your own crash signatures, in the operator's namespace or as `namespace/name`. None if empty."""
+    prices_config_map: str = ""
+    """Name of a ConfigMap with prices of GPUs, for the policy LeastCost, in the operator's namespace or as `namespace/name`. None if
+    empty."""
     lease: str = "vllm-operator"
     """The Lease that an operator holds while it writes, so that two of them never do: a name in the operator's own namespace
     (outside of a Pod in that of the kubeconfig's context), or `namespace/name`. Operators that serve the same objects must

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import Field
 
 from vllm_operator.api.base import Model, Text, list_atomic, list_map
-from vllm_operator.api.spec import Distribution, SizingSpec
+from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
 
 class ChosenBy(StrEnum):
@@ -40,6 +40,13 @@ class BackendChoice(Model):
     observed: str | None = Field(
         default=None, max_length=128, description="Backend that the log of the engine reports. Not in a ControllerRevision."
     )
+
+
+class GPUCandidate(Model):
+    """A kind of GPU of the cluster when the plan was made."""
+
+    gpu: str = Field(max_length=256, description="Number of GPUs that a replica would need, and their name.")
+    verdict: str = Field(max_length=256, description="Why it was chosen, or why not.")
 
 
 class PlannedVariable(Model):
@@ -138,6 +145,13 @@ class Plan(Model):
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )
     sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
+    policy: AcceleratorPolicy | None = Field(default=None, description="`spec.accelerator.policy` when the GPUs were chosen.")
+    candidates: list[GPUCandidate] | None = Field(
+        default=None,
+        max_length=16,
+        description="Kinds of GPUs of the cluster when the plan was made: the chosen one, then the others in the order of the policy.",
+        json_schema_extra=list_atomic(),
+    )
     model_facts: list[ModelFact] = Field(
         default_factory=list,
         max_length=16,
@@ -189,6 +203,12 @@ class PlanSummary(Model):
         description="Resource that each Pod requests. Absent if it is nvidia.com/gpu.",
     )
     image: str = Field(max_length=1024, description="Container image.")
+    candidates: list[Annotated[str, Field(max_length=512)]] | None = Field(
+        default=None,
+        max_length=3,
+        description="The first GPUs that were compared, each with the reason why it was chosen or not. `vllm-operator plan` shows all.",
+        json_schema_extra=list_atomic(),
+    )
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,
         max_length=32,

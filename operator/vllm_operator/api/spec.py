@@ -194,6 +194,15 @@ class MigSpec(Model):
     )
 
 
+class AcceleratorPolicy(StrEnum):
+    """Which of the GPUs are taken on which a model fits."""
+
+    SMALLEST_THAT_FITS = "SmallestThatFits"
+    MOST_CAPABLE = "MostCapable"
+    LEAST_COST = "LeastCost"
+    MOST_FREE = "MostFree"
+
+
 class AcceleratorSpec(Model):
     """GPUs that a replica may use, and their number."""
 
@@ -211,6 +220,15 @@ class AcceleratorSpec(Model):
         max_length=32,
         description="Allowed GPU products in order of preference, as in the node label nvidia.com/gpu.product. Default: any.",
         json_schema_extra=list_atomic(),
+    )
+    policy: AcceleratorPolicy | None = Field(
+        default=None,
+        description=(
+            "Which GPUs are taken, of those that are allowed and on which the model fits. SmallestThatFits: the fewest, then those with "
+            "the least memory. MostCapable: the newest kind of data center GPU. LeastCost: the lowest price, from the ConfigMap with "
+            "prices. MostFree: those of which the most are free. Default: SmallestThatFits, after the order in `architectures` and "
+            "`products`. If a policy is set, these lists have no order."
+        ),
     )
     count: int | None = Field(
         default=None, ge=1, le=64, description="Number of GPUs per replica. Default: the product of the parallelism sizes."

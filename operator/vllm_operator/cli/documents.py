@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
+from vllm_operator.catalog.prices import Prices, read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
 
 RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
@@ -72,6 +73,22 @@ def catalog_with(path: str | None) -> Catalog:
     for problem in read.problems:
         print(f"Warning: {problem}", file=sys.stderr)
     return catalog
+
+
+def prices_in(path: str) -> Prices:
+    """Read prices of GPUs from a ConfigMap. Invalid ones are reported on standard error and ignored, as by the operator.
+
+    Raises:
+        InputError: The file cannot be read or contains no ConfigMap.
+    """
+    maps = [entry for entry in read_objects(path) if entry.get("kind") == "ConfigMap"]
+    if not maps or any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
+        raise InputError(f"{path} contains no ConfigMap with prices")
+    data = {name: text for each in maps for name, text in (each.get("data") or {}).items() if isinstance(text, str)}
+    read = read_prices(data)
+    for problem in read.problems:
+        print(f"Warning: {problem}", file=sys.stderr)
+    return read.prices
 
 
 def name_of(manifest: Mapping[str, Any]) -> str:

@@ -1,15 +1,27 @@
 """Reading a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from vllm_operator.api.labels import KIND
+from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.cli.documents import InputError
-from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, REVISION, VLLM_DEPLOYMENT, ClusterError, Forbidden, NotFound, children_of
+from vllm_operator.cluster.client import (
+    NODE,
+    POD,
+    RESOURCE_SLICE,
+    REVISION,
+    VLLM_DEPLOYMENT,
+    ClusterError,
+    Forbidden,
+    NotFound,
+    children_of,
+)
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.inventory import has_gpu_sign
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.pods.reading import mapping
 
 Objects = list[dict[str, Any]]
 
@@ -28,7 +40,9 @@ def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Obje
     return asyncio.run(_read(namespace, name, None))
 
 
-async def _read(namespace: str, name: str, more: Callable[[KubeClient], Awaitable[Objects]] | None) -> tuple[dict[str, Any], Objects]:
+async def _read(
+    namespace: str, name: str, more: Callable[[KubeClient, Mapping[str, Any]], Awaitable[Objects]] | None
+) -> tuple[dict[str, Any], Objects]:
     try:
         client = KubeClient(await load_configuration())
     except MissingConnectionError as error:
@@ -39,7 +53,7 @@ async def _read(namespace: str, name: str, more: Callable[[KubeClient], Awaitabl
         revisions = [
             {**entry, "kind": REVISION.kind} for entry in await client.find(REVISION, namespace, labels=children_of(REVISION, name))
         ]
-        return resource, [*revisions, *(await more(client) if more is not None else ())]
+        return resource, [*revisions, *(await more(client, resource) if more is not None else ())]
     except NotFound as error:
         raise InputError(f"there is no {KIND} {name} in the namespace {namespace}") from error
     except Forbidden as error:
@@ -50,9 +64,21 @@ async def _read(namespace: str, name: str, more: Callable[[KubeClient], Awaitabl
         await client.close()
 
 
-async def _nodes(client: KubeClient) -> Objects:
+async def _nodes(client: KubeClient, resource: Mapping[str, Any]) -> Objects:
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-    return [*nodes, *await _slices(client)]
+    return [
+        *nodes,
+        *await _slices(client),
+        *(await _pods(client) if mapping(resource, "spec", "accelerator").get("policy") == AcceleratorPolicy.MOST_FREE else ()),
+    ]
+
+
+async def _pods(client: KubeClient) -> Objects:
+    """Pods with devices, for the policy MostFree."""
+    try:
+        return list(await client.find(POD))
+    except Forbidden:
+        return []
 
 
 async def _slices(client: KubeClient) -> Objects:

@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -21,12 +22,22 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
-from vllm_operator.cli.documents import RULES_HELP, STANDARD_INPUT, InputError, catalog_with, name_of, parse_deployment, read_objects
+from vllm_operator.cli.documents import (
+    RULES_HELP,
+    STANDARD_INPUT,
+    InputError,
+    catalog_with,
+    name_of,
+    parse_deployment,
+    prices_in,
+    read_objects,
+)
 from vllm_operator.cli.history import in_force, read_history
 from vllm_operator.cli.plan_pages import differences_as_json, differences_of, plan_lines, write_difference_page, write_page
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -42,15 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
         metavar="FILE",
-        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml` or, with dynamic resource allocation, "
-        "`kubectl get nodes,resourceslices -o yaml`",
+        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml`; with dynamic resource allocation, "
+        "`kubectl get nodes,resourceslices -o yaml`; for the policy MostFree, `kubectl get nodes,pods -A -o yaml`",
     )
     parser.add_argument(
         "--model-config", metavar="FILE", help="config.json of the model. The operator reads it from the hub, this command does not"
     )
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
+    parser.add_argument("--prices", metavar="FILE", help="file with the ConfigMap of prices, for the policy LeastCost")
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
-    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, the nodes and the ResourceSlices from the cluster")
+    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, the nodes, their Pods and the ResourceSlices")
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
     parser.add_argument("--diff", action="store_true", help="compare a new plan with the plan in force")
     parser.add_argument(
@@ -67,6 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
         catalog = catalog_with(arguments.rules)
+        if arguments.prices is not None:
+            catalog = replace(catalog, prices=prices_in(arguments.prices))
         files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
         resource = parse_deployment(manifest)
         if arguments.diff:
@@ -77,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
+    if pods := _of_kind(nodes, "Pod"):
+        inventory = replace(inventory, used=read_usage(pods, except_for=(resource.metadata.namespace, resource.metadata.name)))
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, inventory, catalog, files, arguments.output)
     outcome = plan(resource, inventory, catalog, files=files)

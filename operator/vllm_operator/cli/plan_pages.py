@@ -60,6 +60,7 @@ def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
         ("Catalog", made.catalog_version),
     ]
     lines = [line for name, value in rows for line in _labelled(name, value)]
+    lines += _section("GPUs compared", [f"{each.gpu}: {each.verdict}" for each in made.candidates or ()])
     lines += _section("Notes", made.notes)
     lines += [""]
     lines += _backends(made)

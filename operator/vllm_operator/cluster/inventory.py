@@ -6,11 +6,11 @@ reconciliations share the result.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import NODE, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -27,6 +27,8 @@ GPU_LABELS = (
 )
 """Prefixes of labels of nodes that may have a GPU. There is no label that all of them have."""
 
+CONCURRENT_LISTS = 8
+"""Nodes whose Pods are listed at the same time."""
 
 Content = TypeVar("Content")
 
@@ -71,6 +73,26 @@ class InventoryCache(Generic[Content]):
                 break  # it was read after this call
         assert self._content is not None
         return self._content
+
+    async def pods_on(self, nodes: Iterable[str]) -> list[Manifest] | None:
+        """All Pods on these nodes; None if the operator may not list them. Only a new plan for free GPUs needs them.
+
+        They are listed by node, because a cluster may have many Pods on other nodes.
+
+        Raises:
+            ClusterError: They cannot be listed.
+        """
+        slots = asyncio.Semaphore(CONCURRENT_LISTS)
+
+        async def listed(node: str) -> Sequence[Manifest]:
+            async with slots:
+                return await self._client.find(POD, fields={"spec.nodeName": node}, cached=True)
+
+        try:
+            found = await asyncio.gather(*map(listed, nodes))
+        except Forbidden:
+            return None
+        return [pod for pods in found for pod in pods]
 
     async def _refresh(self) -> None:
         asked_at = self._clock()

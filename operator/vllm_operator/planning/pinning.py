@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import CacheMarker, Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorPolicy, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
@@ -43,6 +43,12 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
         return False
     same = pinned.observed_generation == resource.metadata.generation
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
+
+
+def compares_free(resource: VLLMDeployment) -> bool:
+    """Whether a new plan is due that depends on which GPUs are free."""
+    policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
+    return policy is AcceleratorPolicy.MOST_FREE and (resource.pinned is None or not is_in_force(resource.pinned, resource))
 
 
 def planned_generation(resource: VLLMDeployment) -> int:

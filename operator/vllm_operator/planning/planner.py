@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
-from vllm_operator.api.plan import CacheMarker, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.plan import CacheMarker, GPUCandidate, Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
@@ -44,20 +44,21 @@ from vllm_operator.planning.model.facts import (
 from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
-from vllm_operator.planning.placement.image import image_options
+from vllm_operator.planning.placement.image import compatibility_variables, image_options
+from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates
 from vllm_operator.planning.placement.size_messages import MODEL_NAME_LIMIT, explain_shortage, notes_about_size, short_name
 from vllm_operator.planning.placement.sizing import (
+    UNKNOWN,
     Candidate,
     Room,
     Sizing,
-    choose,
     find_candidates,
     find_others,
     most_gpus,
     resolve_sizing,
     wanted_length,
 )
-from vllm_operator.planning.placement.target import Request, Target, find_targets
+from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
 
@@ -115,7 +116,7 @@ class _Premises:
 class _Chosen:
     """The GPUs to choose from, the best first, with the size for which they were found.
 
-    `sized`: the operator chose the size. `length`: the context to set.
+    `sized`: the operator chose the size. `length`: the context to set. `compared`: all GPUs and sizes that were judged.
     """
 
     premises: _Premises
@@ -123,6 +124,7 @@ class _Chosen:
     candidates: tuple[Candidate, ...] = ()
     sized: bool = False
     length: int | None = None
+    compared: tuple[Candidate, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,13 +197,16 @@ class _FreshPlan:
             accelerator = request.accelerator
             free = spec.parallelism is None and accelerator.count is None and accelerator.mig is None and not accelerator.uuids
             shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
-            found = find_candidates(request, shapes, sizing, self.inventory, at_least=count or 1)
+            least = None if self._ranking.compares_sizes else count or 1
+            found = find_candidates(request, shapes, sizing, self.inventory, at_least=least)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
-            length = pinned_length(self.pinned) if self.in_force else wanted_length(spec, sizing)
-            return targets if isinstance(targets, Verdict) else _Chosen(premises, targets, length=length)
-        ordered = sizing.options is None or any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
-        best = choose(found, sizing, request.preferred, count, ordered=ordered)
+            if isinstance(targets, Verdict) or self.in_force:
+                return targets if isinstance(targets, Verdict) else _Chosen(premises, targets, length=pinned_length(self.pinned))
+            targets = self._ranking.order(targets, request.preferred)
+            unknown = tuple(Candidate(premises.shape, target, UNKNOWN) for target in targets)
+            return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing), compared=unknown)
+        best = choose_candidates(found, sizing, self._ranking, accelerator, request.preferred, count)
         first = best[0]
         if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
             others = find_others(request, sizing, self.inventory)
@@ -210,7 +215,20 @@ class _FreshPlan:
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
         sized = free and first.shape != premises.shape
         targets = tuple(each.target for each in best)
-        return _Chosen(replace(premises, shape=first.shape), targets, tuple(best), sized, wanted_length(spec, sizing))
+        return _Chosen(replace(premises, shape=first.shape), targets, tuple(best), sized, wanted_length(spec, sizing), tuple(found))
+
+    @property
+    def _ranking(self) -> Ranking:
+        accelerator = self.resource.spec.accelerator
+        return Ranking(accelerator.policy if accelerator else None, self.catalog.gpus, self.catalog.prices, self.inventory)
+
+    def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
+        """The GPUs that were compared, for the plan."""
+        if not chosen.compared:
+            return None
+        request = replace(self._request(chosen.premises), count=target.count)
+        rejections = find_rejections(request, self.inventory, self.catalog.gpus, self.catalog.images)
+        return describe_candidates(target, chosen.candidates, chosen.compared, rejections, self._ranking) or None
 
     def _remembered(self) -> Facts | None:
         """Facts in the pinned plan, if it is for the same files."""
@@ -244,7 +262,9 @@ class _FreshPlan:
         """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
         token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         pinned, spec = self.pinned, self.resource.spec
-        return pinned is not None and pinned.replan_token == token and pinned.sizing == spec.sizing
+        policy = spec.accelerator.policy if spec.accelerator else None
+        same = pinned is not None and (pinned.sizing, pinned.policy) == (spec.sizing, policy)
+        return same and pinned is not None and pinned.replan_token == token
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target without a refusal of the backends; the first of all if there is none."""
@@ -282,7 +302,7 @@ class _FreshPlan:
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         patience = plan_patience(resource.spec, version.table)
-        env = _distinct([*decision.env, *_compatibility(target, self.catalog), *cache.env, *patience])
+        env = _distinct([*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *patience])
         wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
         own = engine_arguments(
             resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
@@ -298,6 +318,7 @@ class _FreshPlan:
             *drain_notes(resource.spec, drain),
             *notes_of(Severity.RISK, per_pod),
             *about_size,
+            *(() if self.in_force else self._ranking.notes(target)),
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
@@ -326,8 +347,10 @@ class _FreshPlan:
             cache_marker=CacheMarker.INIT_CONTAINER,
             drain_seconds=drain,
             weights=weights,
-            resource_per_node=self._per_node(target),
+            resource_per_node=self.inventory.most_per_node(target.pool),
             sizing=resource.spec.sizing,
+            policy=self._ranking.policy,
+            candidates=self._candidates(chosen, target),
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
@@ -339,12 +362,6 @@ class _FreshPlan:
         if candidate is None or premises.sizing is None:
             return []
         return notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=sized)
-
-    def _per_node(self, target: Target) -> int | None:
-        """The largest quantity of the resource on a node with such GPUs; None if unknown."""
-        like = (target.architecture, target.pool.product, target.pool.resource)
-        counts = [pool.count for pool in self.inventory.pools if (pool.architecture, pool.product, pool.resource) == like]
-        return max(counts, default=0) or None
 
     def _cache_origin(self, premises: _Premises, target: Target) -> CacheOrigin:
         return CacheOrigin(
@@ -364,13 +381,6 @@ class _FreshPlan:
 def _engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
     """The engine of the spec, with an image of `spec.podTemplate` if there is one."""
     return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
-
-
-def _compatibility(target: Target, catalog: Catalog) -> list[PlannedVariable]:
-    if not target.fit.compatibility:
-        return []
-    reason = "The GPU driver is older than the CUDA version of the image."
-    return [PlannedVariable(name=catalog.images.compatibility.variable, value="1", reason=reason)]
 
 
 def _distinct(planned: Iterable[Named]) -> list[Named]:

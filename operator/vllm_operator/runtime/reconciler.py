@@ -11,7 +11,7 @@ that is killed between the two makes the same report again, and finds the events
 
 import logging
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
@@ -43,8 +43,9 @@ from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
-from vllm_operator.planning.pinning import max_age_seconds
+from vllm_operator.planning.pinning import compares_free, max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
@@ -226,6 +227,10 @@ class Reconciler:
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
+        if compares_free(resource):
+            pods = await self._inventory.pods_on(sorted({node for pool in inventory.pools for node in pool.nodes}))
+            key = (resource.metadata.namespace, resource.metadata.name)
+            inventory = replace(inventory, used=None if pods is None else read_usage(pods, except_for=key))
         catalog = self._catalog.current
 
         def replan(generation: int) -> Outcome:

@@ -17,6 +17,8 @@ from vllm_operator.text import wording
 EXPECTED = " (which vLLM was expected to take by itself)"
 VERDICT_LIMIT = 1024
 """Characters of a verdict of planning, at most: it may list what GPUs there are."""
+CANDIDATES_SHOWN = 3
+"""Candidates in the status. All are in the plan."""
 _WORTH_READING = 60
 """A verdict is not shortened to less than this beside what the engine chose instead; an event and the plan have it in full."""
 
@@ -86,6 +88,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         architecture=plan.architecture,
         resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
+        candidates=[f"{each.gpu}: {each.verdict}" for each in (plan.candidates or ())[:CANDIDATES_SHOWN]] or None,
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends

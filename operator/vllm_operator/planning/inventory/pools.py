@@ -10,6 +10,7 @@ from enum import IntEnum
 
 from vllm_operator.catalog.gpus import Version
 from vllm_operator.planning.inventory.taints import Taint
+from vllm_operator.planning.inventory.usage import Usage
 
 GPU_RESOURCE = "nvidia.com/gpu"
 SHARED_GPU_RESOURCE = "nvidia.com/gpu.shared"
@@ -78,7 +79,7 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are those of the nodes with
-    GPUs, by node name.
+    GPUs, by node name. `used` are the devices in use; None if that was not read.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -86,9 +87,15 @@ class Inventory:
     notes: tuple[str, ...] = ()
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
+    used: Usage | None = None
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
         """The taints of the nodes with such a GPU, by node name. None as the architecture matches all."""
         pools = (pool for pool in self.pools if pool.resource == resource and architecture in (None, pool.architecture))
         names = {name for pool in pools for name in pool.nodes}
         return {name: taints for name, taints in self.taints.items() if name in names}
+
+    def most_per_node(self, like: Pool) -> int | None:
+        """The largest number of such devices on a node; None if unknown."""
+        kind = (like.architecture, like.product, like.resource)
+        return max((pool.count for pool in self.pools if (pool.architecture, pool.product, pool.resource) == kind), default=0) or None

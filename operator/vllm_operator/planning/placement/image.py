@@ -7,6 +7,7 @@ older driver gets the variant with CUDA 12 instead of 13. An image in the spec i
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from vllm_operator.api.plan import PlannedVariable
 from vllm_operator.api.spec import EngineSpec
 from vllm_operator.catalog.gpus import GPUs, Version, parse_version
 from vllm_operator.catalog.images import Images, cuda_of_tag
@@ -155,3 +156,11 @@ def _update(option: ImageOption, pool: Pool, images: Images) -> str:
 def show_version(version: Version) -> str:
     """Return (12, 8) as 12.8."""
     return ".".join(str(part) for part in version)
+
+
+def compatibility_variables(fit: Fit, images: Images) -> list[PlannedVariable]:
+    """The variable that loads the forward compatibility package, if the image needs it."""
+    if not fit.compatibility:
+        return []
+    reason = "The GPU driver is older than the CUDA version of the image."
+    return [PlannedVariable(name=images.compatibility.variable, value="1", reason=reason)]

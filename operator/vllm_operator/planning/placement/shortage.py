@@ -78,6 +78,38 @@ def explain(
     return f"Each replica needs {asked}, and no node has {'one' if count == 1 else 'them'}. The cluster has {there}. {remedy}{unread}"
 
 
+def why_rejected(rejection: Rejection) -> str:
+    """Say in a few words why a pool was rejected."""
+    pool = rejection.pool
+    match rejection.obstacle:
+        case Obstacle.ARCHITECTURE:
+            return "not in spec.accelerator.architectures"
+        case Obstacle.UNKNOWN:
+            return "its architecture is unknown"
+        case Obstacle.PRODUCT:
+            return "not in spec.accelerator.products"
+        case Obstacle.ALLOCATION:
+            return f"only for allocation {'DRA' if pool.claims else 'DevicePlugin'}"
+        case Obstacle.NOT_SLICED:
+            return "a whole GPU, not a MIG slice"
+        case Obstacle.SLICED:
+            return "a MIG slice, not a whole GPU"
+        case Obstacle.PROFILE:
+            return "another MIG profile than spec.accelerator.mig.profile"
+        case Obstacle.UUID:
+            return "does not have the UUIDs in the spec"
+        case Obstacle.SHARED:
+            return "shared between Pods"
+        case Obstacle.HOST:
+            return f"the image is not built for {pool.host}"
+        case Obstacle.COUNT:
+            return f"a node has only {pool.count}"
+        case Obstacle.SELECTOR:
+            return "its nodes do not have the labels in spec.podTemplate.spec.nodeSelector"
+        case _:
+            return rejection.detail
+
+
 def describe(pools: Sequence[Pool], gpus: GPUs, nearest: Pool | None = None) -> str:
     """List kinds of nodes, at most `KINDS_LIMIT`."""
     kinds = kinds_of_nodes(pools, gpus, nearest)

@@ -75,6 +75,10 @@ class Judgement:
     held: float | None = None
 
 
+UNKNOWN = Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
+"""Nothing is known about the memory that the model needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Sizing:
     """What the estimates of one VLLMDeployment have in common.
@@ -108,7 +112,7 @@ class Sizing:
     def judge(self, pool: Pool, parallel: ParallelShape) -> Judgement:
         """Estimate the model on one GPU of a pool."""
         if self.model is None or self.options is None or pool.shared:
-            return Judgement(Room.UNKNOWN, Estimate(Prediction.UNKNOWN, ""))
+            return UNKNOWN
         made = self._estimate(pool, parallel, self.options)
         if made.prediction is Prediction.STARTED:
             return self._with_requests(Judgement(Room.WHOLE, made), pool, parallel, self.options)
@@ -235,13 +239,25 @@ def find_candidates(
         shapes: Sizes in ascending order.
         sizing: How they are judged.
         inventory: The GPUs of the cluster.
-        at_least: Larger sizes are left out as soon as the model fits on this many GPUs or more; None to try all.
+        at_least: Larger sizes are left out as soon as the model fits on this many GPUs or more; None to find for each kind of GPU the
+            smallest size that fits.
     """
     found: list[Candidate] = []
+    done: set[Pool] = set()
+    targets: tuple[Target, ...] | Verdict | None = None
     for shape in shapes:
-        targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, sizing.images)
-        for target in () if isinstance(targets, Verdict) else targets:
-            found.append(Candidate(shape, target, sizing.judge(target.pool, shape.parallel)))
+        if targets is None:  # a GPU that can run a larger size can run the smallest
+            targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, sizing.images)
+        if isinstance(targets, Verdict):
+            break
+        for each in targets:
+            if each.pool.count < shape.count or each.pool in done:
+                continue
+            target = each if each.count == shape.count else replace(each, count=shape.count)
+            judgement = sizing.judge(target.pool, shape.parallel)
+            found.append(Candidate(shape, target, judgement))
+            if at_least is None and judgement.room <= Room.SHORTENED:
+                done.add(target.pool)
         if at_least is not None and shape.count >= at_least and any(each.judgement.room <= Room.SHORTENED for each in found):
             break
     return found
@@ -282,8 +298,7 @@ def choose(
         preferred_count: The number of GPUs in use, which is kept too.
         ordered: The user gives an order of GPUs, or nothing is known about the sizes: the order stays.
     """
-    own = [each for each in candidates if preferred == (each.target.architecture, each.target.pool.product)]
-    own = [each for each in own if each.shape.count == preferred_count]
+    own = in_use(candidates, preferred, preferred_count)
     for group in (own, candidates):
         for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
             fitting = [each for each in group if each.judgement.room in rooms]
@@ -295,13 +310,22 @@ def choose(
             best = [each for each in same if each.judgement.room in rooms]
             rest = [each for each in candidates if each.shape == first.shape and each not in best]
             if not ordered and Room.UNKNOWN not in rooms:
-                best.sort(key=lambda each: _size_of(each, sizing))
+                best.sort(key=lambda each: size_of(each, sizing))
             return [*best, *rest]
     largest = candidates[-1].shape
     return [each for each in candidates if each.shape == largest]
 
 
-def _size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
+def in_use(
+    candidates: Iterable[Candidate], preferred: tuple[str | None, str | None] | None, preferred_count: int | None
+) -> list[Candidate]:
+    """The GPUs in use, in the number in use."""
+    own = (each for each in candidates if preferred == (each.target.architecture, each.target.pool.product))
+    return [each for each in own if each.shape.count == preferred_count]
+
+
+def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
+    """The place of a GPU among those of which equally many are needed: the smallest first."""
     pool = candidate.target.pool
     family = sizing.gpus.architectures.get(pool.architecture or "")
     unified = family is None or family.unified_memory

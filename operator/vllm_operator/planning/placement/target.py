@@ -98,6 +98,21 @@ class Target:
 
 def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[Target, ...] | Verdict:
     """Return the pools that can run a replica, the best first, or a verdict why there is none and what the user can do."""
+    candidates, rejections = _sort_out(request, inventory, gpus, images)
+    if not candidates:
+        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
+        return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
+    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
+    return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)
+
+
+def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> list[Rejection]:
+    """Return the pools that cannot run a replica, each with the reason."""
+    return _sort_out(request, inventory, gpus, images)[1]
+
+
+def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> tuple[list[tuple[Pool, Fit]], list[Rejection]]:
+    """The pools that can run a replica, and those that cannot."""
     candidates: list[tuple[Pool, Fit]] = []
     rejections: list[Rejection] = []
     for whole in inventory.pools:
@@ -114,11 +129,7 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
             rejections.append(Rejection(pool, Obstacle.IMAGE, fit.problem, fit.remedy))
             continue
         candidates.append((pool, fit))
-    if not candidates:
-        message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
-        return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
-    ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
-    return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)
+    return candidates, rejections
 
 
 def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: GPUs) -> Target:

@@ -1,0 +1,222 @@
+"""Policies for GPUs: which of those are taken on which a model fits, and what is said about the others."""
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from support.gpus import inventory_of, real_node
+from support.operators import Bench, llama
+from support.plans import deployment, known
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.prices import ENTRIES_LIMIT, Prices, read_prices
+from vllm_operator.cluster.client import POD, Forbidden
+from vllm_operator.planning.inventory.usage import read_usage
+from vllm_operator.planning.planner import plan as make_plan
+
+QWEN, LLAMA_70B = "hf://Qwen/Qwen3-8B", "hf://meta-llama/Llama-3.3-70B-Instruct"
+PRICES = {"NVIDIA-L4": "0.7", "NVIDIA-L40S": "1.9", "NVIDIA-H100-80GB-HBM3": "3.5", "NVIDIA-B200": "6", "NVIDIA-H200": "1.2"}
+FLEET = ("l40s", "h100-sxm", "h200", "b200", "gb10")
+
+
+def pod(node: str, gpus: int, phase: str = "Running", **labels: str) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {"nvidia.com/gpu": str(gpus)}}}
+    metadata = {"name": f"on-{node}", "namespace": "default", "labels": labels}
+    return {"metadata": metadata, "spec": {"nodeName": node, "containers": [container]}, "status": {"phase": phase}}
+
+
+def planned(
+    resource: VLLMDeployment,
+    *machines: str,
+    prices: dict[str, str] | None = None,
+    pods: list[Any] | None = None,
+    pinned: Plan | None = None,
+) -> Plan:
+    inventory = inventory_of(*(real_node(machine, machine) for machine in machines))
+    if pods is not None:
+        inventory = replace(inventory, used=read_usage(pods))
+    catalog = replace(known(), prices=read_prices(prices or {}).prices)
+    made = make_plan(resource, inventory, catalog, pinned=pinned).plan
+    assert made is not None
+    return made
+
+
+def with_policy(policy: str, uri: str = QWEN, generation: int = 1, **accelerator: Any) -> VLLMDeployment:
+    return deployment(uri, generation=generation, accelerator={"policy": policy, **accelerator})
+
+
+def verdicts(plan: Plan) -> dict[str, str]:
+    return {each.gpu: each.verdict for each in plan.candidates or ()}
+
+
+@pytest.mark.parametrize(
+    ("policy", "uri", "product", "count"),
+    [
+        ("SmallestThatFits", QWEN, "NVIDIA-L40S", 1),
+        ("MostCapable", QWEN, "NVIDIA-B200", 1),
+        ("LeastCost", QWEN, "NVIDIA-H200", 1),
+        ("SmallestThatFits", LLAMA_70B, "NVIDIA-B200", 1),
+        ("LeastCost", LLAMA_70B, "NVIDIA-H200", 2),
+    ],
+)
+def test_each_policy_takes_another_gpu(policy: str, uri: str, product: str, count: int) -> None:
+    made = planned(with_policy(policy, uri), *FLEET, prices=PRICES)
+    assert (made.product, made.count) == (product, count)
+
+
+def test_the_price_is_that_of_all_gpus_of_a_replica() -> None:
+    made = planned(with_policy("LeastCost", LLAMA_70B), "h100-sxm", "b200", prices=PRICES)
+    assert (made.product, made.count) == ("NVIDIA-B200", 1)
+    assert verdicts(made) == {"1 x NVIDIA B200 (sm_100)": "chosen; 6.00 per hour", "4 x NVIDIA H100 80GB (sm_90)": "fits; 14.00 per hour"}
+
+
+def test_gpus_without_a_price_come_last_and_that_is_said() -> None:
+    assert planned(with_policy("LeastCost"), *FLEET, prices={"NVIDIA-B200": "6"}).product == "NVIDIA-B200"
+    made = planned(with_policy("LeastCost"), "l40s", "h200")
+    assert made.product == "NVIDIA-L40S"
+    assert "no GPU on which the model fits has a price, so the smallest is used. Add NVIDIA-L40S to the ConfigMap" in made.notes[0]
+
+
+def test_a_mig_slice_has_a_price_of_its_own() -> None:
+    request = with_policy("LeastCost", mig={"profile": "3g.40gb"})
+    made = planned(request, "h100-mig-mixed", prices={"NVIDIA-H100-80GB-HBM3-MIG-3g.40gb": "1.5"})
+    assert verdicts(made)["1 x 3g.40gb of NVIDIA H100 80GB (sm_90)"] == "chosen; 1.50 per hour"
+
+
+def test_most_free_counts_what_the_pods_on_the_nodes_request() -> None:
+    request = with_policy("MostFree")
+    assert planned(request, "h100-sxm", "h200", pods=[pod("h100-sxm", 7)]).product == "NVIDIA-H200"
+    made = planned(request, "h100-sxm", "h200", pods=[pod("h100-sxm", 2), pod("h200", 3), pod("h100-sxm", 6, "Succeeded")])
+    assert made.product == "NVIDIA-H100-80GB-HBM3"
+    assert verdicts(made)["1 x NVIDIA H200 141GB (sm_90)"] == "fits; room for 5 replicas"
+
+
+def test_most_free_without_a_view_of_the_pods_takes_the_smallest_and_says_so() -> None:
+    made = planned(with_policy("MostFree"), "l40s", "h200")
+    assert made.product == "NVIDIA-L40S"
+    assert "it is unknown which GPUs are free" in made.notes[0]
+
+
+def test_a_policy_takes_the_place_of_the_order_in_the_spec() -> None:
+    products = ["NVIDIA-H200", "NVIDIA-L40S"]
+    assert planned(deployment(QWEN, accelerator={"products": products}), *FLEET).product == "NVIDIA-H200"
+    assert planned(with_policy("SmallestThatFits", products=products), *FLEET).product == "NVIDIA-L40S"
+    assert planned(with_policy("LeastCost", products=products[1:]), *FLEET, prices=PRICES).product == "NVIDIA-L40S"
+
+
+def test_a_model_of_unknown_size_follows_the_policy_too() -> None:
+    assert planned(with_policy("LeastCost", "hf://acme/unheard-of"), *FLEET, prices=PRICES).product == "NVIDIA-H200"
+
+
+def test_a_gpu_in_use_stays_until_the_policy_changes() -> None:
+    pinned = planned(with_policy("SmallestThatFits"), *FLEET)
+    edited = deployment(QWEN, generation=2, accelerator={"policy": "SmallestThatFits"}, backends={"attention": "TRITON_ATTN"})
+    assert planned(edited, *FLEET, pinned=pinned).product == "NVIDIA-L40S"
+    assert planned(with_policy("MostCapable", generation=2), *FLEET, pinned=pinned).product == "NVIDIA-B200"
+
+
+@pytest.mark.parametrize("policy", ["SmallestThatFits", "MostCapable", "LeastCost", "MostFree"])
+def test_a_plan_in_force_stays_whatever_it_costs_today(policy: str) -> None:
+    request = with_policy(policy, LLAMA_70B)
+    pinned = planned(request, *FLEET, prices=PRICES, pods=[])
+    inventory = inventory_of(*(real_node(machine, machine) for machine in FLEET))
+    outcome = make_plan(request, inventory, replace(known(), prices=Prices({"l4": 0.1})), pinned=pinned)
+    assert (outcome.plan, outcome.drift) == (pinned, ())
+
+
+def test_every_gpu_of_the_cluster_is_listed_with_the_reason() -> None:
+    made = planned(deployment(LLAMA_70B, accelerator={"products": ["NVIDIA-H200", "NVIDIA-L40S", "NVIDIA-GB10"]}), *FLEET, "h100-mig-mixed")
+    found = verdicts(made)
+    assert next(iter(found.items())) == ("2 x NVIDIA H200 141GB (sm_90)", "chosen")
+    assert found["2 x NVIDIA L40S (sm_89)"].startswith("does not fit: ")
+    assert found["1 x NVIDIA GB10 (sm_121)"].startswith("does not fit: ")
+    assert found["NVIDIA B200 (sm_100)"] == "not in spec.accelerator.products"
+
+
+def test_with_one_kind_of_gpu_there_is_nothing_to_list() -> None:
+    assert planned(deployment(QWEN), "h200").candidates is None
+
+
+def test_a_plan_for_nine_pools_takes_little_time() -> None:
+    machines = ("l4", "l40s", "t4", "a100", "h100-sxm", "h200", "b200", "b300", "gb10")
+    nodes = inventory_of(*(real_node(machine, machine) for machine in machines))
+    assert len(nodes.pools) == 9
+    request, catalog = with_policy("LeastCost", LLAMA_70B), known()
+    make_plan(request, nodes, catalog)
+    times = []
+    for _ in range(20):
+        began = time.perf_counter()
+        make_plan(request, nodes, catalog)
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.05, min(times)
+
+
+@given(st.dictionaries(st.text(max_size=40), st.text(max_size=20), max_size=20))
+def test_no_content_of_the_prices_raises(texts: dict[str, str]) -> None:
+    read = read_prices(texts)
+    assert all(price >= 0 for price in read.prices.by_product.values())
+    assert len(read.added) + len(read.problems) == len(texts)
+
+
+def test_a_bad_price_costs_only_itself() -> None:
+    read = read_prices({"NVIDIA-L4": "0.71", "NVIDIA-L40S": "cheap", "nvidia-l4": "9", "NVIDIA-H200": "-1", "x" * 5000: "1" * 5000})
+    assert read.added == ("NVIDIA-L4",)
+    assert read.prices.of("NVIDIA-L4", None) == 0.71
+    assert len(read.problems) == 4
+    assert all(len(problem) < 200 for problem in read.problems)
+    many = read_prices({f"gpu-{number}": "1" for number in range(ENTRIES_LIMIT + 5)})
+    assert (len(many.added), len(many.problems)) == (ENTRIES_LIMIT, 1)
+
+
+HOSTILE = st.recursive(
+    st.none() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner)
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), HOSTILE)))
+def test_no_pod_makes_counting_fail(pods: list[dict[str, Any]]) -> None:
+    read_usage(pods)
+
+
+def test_init_containers_and_own_pods_count_as_in_the_scheduler() -> None:
+    entry = pod("n", 2)
+    entry["spec"]["initContainers"] = [{"resources": {"requests": {"nvidia.com/gpu": "3"}}}]
+    own = pod("n", 1, **{"app.kubernetes.io/managed-by": "vllm-operator", "app.kubernetes.io/instance": "demo"})
+    assert read_usage([entry, own]) == {("n", "nvidia.com/gpu"): 4}
+    assert read_usage([entry, own], except_for=("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
+
+
+async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
+    bench = Bench(real_node("h100-sxm", "h100-sxm"), real_node("h200", "h200"))
+    bench.cluster.put({"apiVersion": "v1", "kind": "Pod", **pod("h100-sxm", 6)})
+    bench.cluster.put(llama(accelerator={"policy": "MostFree"}))
+    await bench.settle()
+    assert bench.plan().product == "NVIDIA-H200"
+    assert bench.status().pinned_plan is not None
+    calls = bench.cluster.calls["find"]
+    await bench.settle()
+    after = bench.cluster.calls["find"] - calls
+    bench.cluster.put(llama("other"))
+    await bench.settle(("default", "other"))
+    calls = bench.cluster.calls["find"]
+    await bench.settle(("default", "other"))
+    assert after == bench.cluster.calls["find"] - calls
+    resource = bench.resource()
+    assert resource["status"]["pinnedPlan"]["candidates"] == [
+        "1 x NVIDIA H200 141GB (sm_90): chosen; room for 8 replicas",
+        "1 x NVIDIA H100 80GB (sm_90): fits; room for 2 replicas",
+    ]
+
+
+async def test_an_operator_that_may_not_list_the_pods_knows_nothing_of_free_gpus() -> None:
+    bench = Bench()
+    bench.cluster.put({"apiVersion": "v1", "kind": "Pod", **pod("a", 6)})
+    found = await bench.inventory.pods_on(["a", "b"])
+    assert found is not None
+    assert len(found) == 1
+    bench.cluster.fail("find", POD, Forbidden("no", verb="list", resource="pods"), times=2)
+    assert await bench.inventory.pods_on(["a", "b"]) is None
