@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
@@ -73,6 +73,20 @@ class Question:
         pinned = BackendsSpec.model_validate({FIELDS[self.component]: backend}) if backend else None
         return choose_backends(resolved, self.rule_input, knowledge()[2], pinned)
 
+    def plan_setting(self, backend: str) -> BackendDecision | None:
+        """The plan if the user pins a backend with a flag or variable of this version; None if there is none."""
+        table, rules = _tables()[self.rule_input.release], knowledge()[2]
+        ways = [way for way in rules.of(self.rule_input.release).invocations[self.component] if way.when.holds(self.rule_input, {}, {})]
+        setting = next((found for way in ways if (found := way.setting(backend, table)) is not None), None)
+        if setting is None or not (setting.environment or setting.arguments):
+            return None
+        given = replace(
+            self.rule_input,
+            environment={**self.rule_input.environment, **setting.environment},
+            arguments={**self.rule_input.arguments, **setting.arguments},
+        )
+        return choose_backends(ResolvedVersion(self.version, table, "an image"), given, rules)
+
     def can_run(self, backend: str) -> bool:
         """Whether a kernel that a selector accepts is built for this GPU, as far as is known: some of dense layers are not."""
         kernels = knowledge()[2].kernels
@@ -111,19 +125,28 @@ def disagreements(question: Question) -> list[str]:
     without_pin = question.plan(None)
     if selection.raises and without_pin.refusal is None and not _is_chosen_by_rule(question, without_pin):
         found.append(f"vLLM raises, and nothing is said: {selection.raises}")
-    for backend in selection.accepts if without_pin.refusal is None else ():
-        decision = question.plan(backend)
-        if _has_setting(decision) and question.can_run(backend) and not _is_planned(question, backend, decision):
-            found.append(f"{backend} is accepted, but: {_said(decision)}")
-    for backend, reason in selection.refuses.items():
-        decision = question.plan(backend)
-        if decision.refusal is None and not any(backend in note for note in notes_of(decision)):
-            found.append(f"{backend} is refused ({reason}), but planned in silence")
-    for backend, instead in selection.ignores.items():
-        decision = question.plan(backend)
-        if _has_setting(decision) and decision.refusal is None and _backend(question, decision) != instead:
-            found.append(f"in place of {backend} vLLM takes {instead}, but: {_said(decision)}")
+    for backend in (*selection.accepts, *selection.refuses, *selection.ignores):
+        for decision in (question.plan(backend), question.plan_setting(backend)):
+            if decision is not None and (
+                wrong := _disagreement(question, selection, backend, decision, refused=without_pin.refusal is not None)
+            ):
+                found.append(wrong)
     return found
+
+
+def _disagreement(question: Question, selection: Selection, backend: str, decision: BackendDecision, *, refused: bool) -> str | None:
+    """Where the plan with a pin differs from the table. `refused`: so is the plan without a pin."""
+    if backend in selection.refuses:
+        silent = decision.refusal is None and not any(backend in note or backend.lower() in note for note in notes_of(decision))
+        return f"{backend} is refused ({selection.refuses[backend]}), but planned in silence" if silent else None
+    if not _has_setting(decision):
+        return None
+    if backend in selection.accepts:
+        planned = refused or not question.can_run(backend) or _is_planned(question, backend, decision)
+        return None if planned else f"{backend} is accepted, but: {_said(decision)}"
+    instead = selection.ignores[backend]
+    right = decision.refusal is not None or _backend(question, decision) == instead
+    return None if right else f"in place of {backend} vLLM takes {instead}, but: {_said(decision)}"
 
 
 def _has_setting(decision: BackendDecision) -> bool:

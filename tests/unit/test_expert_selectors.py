@@ -145,6 +145,8 @@ EXPERTS: dict[str, Any] = {"mixture_of_experts": True, "quantization": "FP8Block
         ({"family": "gpt-oss", "quantization": "MXFP4", "routing": "Renormalize"}, ["MXFP4/Unset/Tensor/GptOss"]),
         ({"quantization": "MXFP4"}, []),
         ({"quantization": "INT8"}, []),
+        ({"routing": "Llama4"}, []),
+        ({"quantization": "FP8", "quantization_scheme": "tensor", "routing": "Llama4"}, ["FP8/Unset/Tensor/Llama4"]),
         ({"routing": None}, []),
         ({"mixture_of_experts": False}, []),
     ],

@@ -100,6 +100,7 @@ MORE_MODELS = {
     "Nemotron 49B": ("hf://nvidia/Llama-3_3-Nemotron-Super-49B-v1", None),
     "Kimi BF16": ("hf://someone/dense", {"attention": "MLA", "experts": 0, "quantization": "BF16"}),
     "GPT 20B": ("hf://openai/gpt-oss-20b", None),
+    "Qwen3.5 MoE BF16": ("hf://Qwen/Qwen3.5-122B-A10B", None),
     "Qwen3.5 MoE": ("hf://Qwen/Qwen3.5-122B-A10B-FP8", None),
     "large for nvLLM": ("hf://Qwen/Qwen3.5-100B-BF16", None),
 }

@@ -37,6 +37,18 @@ MODELS = {
     "deepseek-v4": "DeepSeekV4",
 }
 """Families with a kind of their own; the others are named by their routing."""
+_COMMON = frozenset({"DeepSeekV3", "MiniMax2", "Renormalize", "Qwen3.5"})
+_GATED_OR_NOT = _COMMON | {"Llama4", "Nemotron"}
+ASKED = {
+    "BF16": _GATED_OR_NOT | {"GptOss"},
+    "FP8Block": _COMMON | {"DeepSeekV4"},
+    "FP8": _GATED_OR_NOT,
+    "FP8Dynamic": _GATED_OR_NOT,
+    "FP8Channel": _GATED_OR_NOT,
+    "NVFP4": _GATED_OR_NOT | {"DeepSeekV4"},
+    "MXFP8": _COMMON,
+}
+"""The kinds of models that selectors were asked about, by format; the selectors of other formats do not look at the model."""
 ROUTINGS = frozenset({"DeepSeekV3", "DeepSeekV4", "MiniMax2", "Renormalize", "Llama4"})
 MANY_PARTS = 8
 """vLLM before 0.15 asks whether an expert is split over so many GPUs."""
@@ -67,7 +79,10 @@ def moe_cases(rule_input: RuleInput, chosen: Mapping[str, str]) -> Sequence[str]
         return ()
     if rule_input.distribution != Distribution.VLLM or OTHER_FLAGS & rule_input.arguments.keys():
         return ()
-    return [f"{scheme}/{setting}/{layout}/{model}{_size(rule_input, scheme)}" for scheme in _schemes(rule_input, model)]
+    schemes = _schemes(rule_input, model)
+    if any(model not in ASKED.get(scheme, (model,)) for scheme in schemes):
+        return ()
+    return [f"{scheme}/{setting}/{layout}/{model}{_size(rule_input, scheme)}" for scheme in schemes]
 
 
 def _schemes(rule_input: RuleInput, model: str | None) -> Sequence[str]:
