@@ -77,6 +77,50 @@ def test_without_its_encoder_a_model_takes_less() -> None:
     assert peak("Qwen/Qwen3.6-27B", (0, 26, 0), tokens=2048, sequences=8, vision=False) < 1.5
 
 
+def test_few_gpus_for_mla_need_room_for_what_it_projects_of_a_long_context() -> None:
+    one, eight = (peak("deepseek-ai/DeepSeek-V3", (0, 20, 0), sequences=8, tokens=512, tensor=tensor) for tensor in (1, 8))
+    assert one == pytest.approx(4.0, abs=0.1)  # 65536 tokens x 128 heads x 256 x 2 bytes
+    assert eight < one / 6
+
+
+def test_layers_with_a_window_may_have_a_rotary_table_of_their_own() -> None:
+    model = resolve_model("google/gemma-4-26B-A4B-it", SHAPES)
+    assert model is not None
+    assert model.shape.rotary == 256 + 512
+    assert weigh(model.shape, model.form, ParallelShape(), FACTS, (0, 20, 0)) / GIB == pytest.approx(48.5, abs=0.15)  # logged
+
+
+@pytest.mark.parametrize(
+    ("written", "release", "tokens"),
+    [
+        ({"kv_cache_quant_algo": "FP8"}, (0, 25, 1), 2.0),
+        ({"kv_cache_scheme": {"num_bits": 8, "type": "float", "dynamic": False}}, (0, 25, 1), 2.0),
+        ({"quantization": {"kv_cache_quant_algo": "FP8"}}, (0, 25, 1), 2.0),
+        ({"kv_cache_quant_algo": "FP8"}, (0, 13, 0), 1.0),
+        ({"kv_cache_quant_algo": None}, (0, 25, 1), 1.0),
+        ({"kv_cache_scheme": [8]}, (0, 25, 1), 1.0),
+        ({}, (0, 25, 1), 1.0),
+    ],
+)
+def test_the_type_of_the_kv_cache_may_come_from_the_checkpoint(written: dict[str, Any], release: Release, tokens: float) -> None:
+    known = SHAPES.find("Qwen/Qwen3-8B")
+    assert known is not None
+    found = []
+    for extra in (written, {}):
+        config = {**known.config, "quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", **extra}}
+        model = resolve_model("acme/Qwen3-8B-NVFP4", SHAPES, config=config)
+        assert model is not None
+        options = Options(cache_bytes=20 * GIB)
+        found.append(estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release).tokens or 0)
+    assert found[0] / found[1] == pytest.approx(tokens, rel=0.01)
+
+
+def test_layers_for_multi_token_prediction_of_a_4_bit_checkpoint_have_16_bits() -> None:
+    made = case("fe9309de5d")
+    assert made.weights == pytest.approx(22.13, rel=0.01)  # logged
+    assert made.kv_cache == pytest.approx(76.4, abs=0.5)
+
+
 def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
     first, last = peak("Qwen/Qwen3-8B", (0, 15, 0), last=False), peak("Qwen/Qwen3-8B", (0, 15, 0), first=False)
     assert first < last / 3

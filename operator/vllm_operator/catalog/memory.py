@@ -94,6 +94,7 @@ class Activation(Entry):
     forward: Number
     forward_compiled: Number
     forward_eager: Number
+    projected_tokens: StrictInt
     sparse_rows: StrictInt
     sparse_row_bytes: StrictInt
     indexer_logits_gib: Number
@@ -129,6 +130,7 @@ class CacheFacts(Entry):
     whole_model_checked_since: Since
     whole_model_checked_before: Since
     chunks_since: Since
+    checkpoint_type_since: Since
     compressed_rows: Mapping[str, tuple[StrictInt, StrictInt]]
     source: str
 

@@ -153,7 +153,7 @@ def _estimate(
     batch = _batch(device, device.memory_gib, options, max_length, facts, release)
     layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
     memory = options.stage_gib if len(options.stage_gib) == parallel.pipeline else (device.memory_gib,) * parallel.pipeline
-    cache = _cache_options(shape, device, options, batch, facts, release)
+    cache = _cache_options(shape, form, device, options, batch, facts, release)
     found: list[tuple[float, int, _Parts]] = []
     for stage, total in enumerate(memory):
         run = Run(
@@ -238,10 +238,13 @@ class _Parts:
     utilization: float
 
 
-def _cache_options(shape: ModelShape, device: Device, options: Options, batch: Batch, facts: MemoryFacts, release: Release) -> CacheOptions:
+def _cache_options(
+    shape: ModelShape, form: WeightFormat, device: Device, options: Options, batch: Batch, facts: MemoryFacts, release: Release
+) -> CacheOptions:
     rows = facts.kv_cache.compressed_rows
     row, alignment = rows.get(device.architecture or "", rows["default"])
-    narrow = options.cache_dtype.lower().startswith(("fp8", "int8"))
+    by_checkpoint = options.cache_dtype == "auto" and form.narrow_cache and release >= facts.kv_cache.checkpoint_type_since
+    narrow = by_checkpoint or options.cache_dtype.lower().startswith(("fp8", "int8"))
     blackwell = (device.architecture or "").startswith("sm_10")
     latent = 128 if blackwell and not shape.index_top else facts.kv_cache.latent_block
     return CacheOptions(

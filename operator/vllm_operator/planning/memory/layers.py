@@ -115,11 +115,13 @@ class ModelShape:
         cache_known: The cache layers are all understood.
         compressed: Set for DeepSeek V4, which has no other cache.
         recurrent_width: Width of the recurrent layers; 0 without.
-        rotary: Width of the rotary embedding of one head.
+        rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
         state_bytes: Bytes per element of a recurrent state; None for that of the model.
         vision: The model has an encoder for images or the like.
         vision_width: Size of a patch in it; 0 if unknown.
         latent: MLA.
+        projected: Elements of one token that MLA projects from the latent vector: keys and values of all heads.
+        streams: Copies of the hidden state of a token between layers (hyper connections).
         index_top: Tokens that sparse attention looks at; 0 without.
         draft_layers: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
     """
@@ -146,6 +148,8 @@ class ModelShape:
     vision: bool = False
     vision_width: int = 0
     latent: bool = False
+    projected: int = 0
+    streams: int = 1
     index_top: int = 0
     element_bytes: int = 2
 

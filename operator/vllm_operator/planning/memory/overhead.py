@@ -82,9 +82,16 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
     known = facts.activation
     if shape.experts:
         wide = max(2 * shape.expert_width / parallel.tensor, shape.hidden) + shape.expert_width / parallel.tensor
-        return known.forward * run.batch.tokens * 2 * (shape.experts_per_token * wide + 6 * shape.hidden)
-    copies = known.forward_eager if run.eager else known.forward_compiled
-    return run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + 2 * shape.hidden)
+        hidden = (6 + 2 * (shape.streams if shape.streams > 1 else 0)) * shape.hidden
+        forward = known.forward * run.batch.tokens * 2 * (shape.experts_per_token * wide + hidden)
+    else:
+        copies = known.forward_eager if run.eager else known.forward_compiled
+        forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + 2 * shape.hidden)
+    if shape.latent and not shape.index_top:  # keys and values of a long context, as MLA projects them at most at a time
+        context = max(min(8 * run.max_length, known.projected_tokens), run.batch.sequences * facts.kv_cache.latent_block)
+        projected = min(context, known.projected_tokens) * shape.projected / parallel.tensor
+        forward = max(forward, 2 * (projected + 4 * run.batch.tokens * shape.hidden))
+    return forward
 
 
 def _encoder_bytes(shape: ModelShape, parallel: ParallelShape, tokens: int, facts: MemoryFacts) -> float:

@@ -44,6 +44,7 @@ class WeightFormat:
         experts_only: Only the routed experts are quantized.
         assumed: Which modules are quantized is an assumption: the checkpoint's config.json was not read.
         blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
+        narrow_cache: The checkpoint asks for a KV cache in FP8.
         wide_drafts: Layers for multi-token prediction are not quantized.
     """
 
@@ -53,6 +54,7 @@ class WeightFormat:
     experts_only: bool = False
     assumed: bool = False
     blocks: int = 0
+    narrow_cache: bool = False
     wide_drafts: bool = False
 
     @property
@@ -85,7 +87,16 @@ class WeightFormat:
 def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     """The format that a config.json states; 16 bits if it states none."""
     form = _read_format(config, shape)
-    return replace(form, wide_drafts=True) if any("mtp" in rule.pattern for rule in form.rules if rule.size is None) else form
+    drafts = any("mtp" in rule.pattern for rule in form.rules if rule.size is None)
+    return replace(form, wide_drafts=drafts, narrow_cache=_has_narrow_cache(config))
+
+
+def _has_narrow_cache(config: Mapping[str, Any]) -> bool:
+    written = mapping(config.get("quantization_config")) or mapping(mapping(config.get("text_config")).get("quantization_config"))
+    places = (mapping(written.get("quantization")), written)
+    scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
+    algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
+    return (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
 
 
 def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:

@@ -21,6 +21,9 @@ CHUNKED_EVERY = 4
 INDEX_SCALE_BYTES = 4
 LINEAR_KINDS = ("linear_attention", "mamba", "M")
 FULL_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", "*")
+TWO_ROTARY_TABLES = ("gemma3", "gemma4")
+"""Models whose layers with a window have a rotary embedding of their own."""
+DEFAULT_STREAMS, MOST_STREAMS = 4, 64
 WINDOW_PATTERNS = {"gemma3": 6, "gemma2": 2, "cohere2": 4}
 """One layer in so many has full attention, where config.json does not say it (Transformers' defaults)."""
 
@@ -60,19 +63,18 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     tied = read.flag("tie_word_embeddings") or (read.text.get("tie_word_embeddings") is None and "gemma" in architecture)
     if not (read.size("intermediate_size", "n_inner", "ffn_dim") or read.size(*EXPERT_KEYS)) or any("no_op" in kind for kind in kinds):
         return None  # layers of different widths, or a file of another kind
-    outside = [Module("embed_tokens", vocabulary * hidden, Shard.VOCABULARY, linear=False)]
-    if not tied:
-        outside.append(Module("lm_head", vocabulary * hidden, Shard.VOCABULARY, linear=False))
-    if architecture.startswith(("opt", "gpt2")):
-        outside.append(
-            Module("embed_positions", read.size("max_position_embeddings", "n_positions") * hidden, Shard.REPLICATED, linear=False)
-        )
+    ends = ("embed_tokens",) if tied else ("embed_tokens", "lm_head")
+    outside = [Module(name, vocabulary * hidden, Shard.VOCABULARY, linear=False) for name in ends]
+    positions = read.size("max_position_embeddings", "n_positions") if architecture.startswith(("opt", "gpt2")) else 0
+    outside += [Module("embed_positions", positions * hidden, Shard.REPLICATED, linear=False)] if positions else []
     vision = _vision_elements(read)
-    if vision:
-        outside.append(Module("vision_tower", vision, Shard.TENSOR, linear=False))
+    outside += [Module("vision_tower", vision, Shard.TENSOR, linear=False)] if vision else []
     latent = bool(read.size("kv_lora_rank"))
     head_dim = read.size("head_dim", default=hidden // heads)
+    compressed = _compression(read, layers)
     rotary = read.size("qk_rope_head_dim") if latent else int(head_dim * _fraction(read.text.get("partial_rotary_factor")))
+    if len(set(kinds)) > 1 and any(name in architecture for name in TWO_ROTARY_TABLES):
+        rotary += read.size("global_head_dim", default=head_dim)
     return ModelShape(
         architecture=architecture,
         vocabulary=vocabulary,
@@ -89,7 +91,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         modules=(*outside, *attention, *blocks),
         drafts=_drafts(read, kinds, hidden, (*attention, *blocks)),
         cached=cached,
-        compressed=_compression(read, layers),
+        compressed=compressed,
         recurrent_width=_recurrent_width(read),
         rotary=rotary,
         cache_known=known,
@@ -97,6 +99,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         vision=bool(vision) or "vision_config" in config,
         vision_width=min(_Config(mapping(config.get("vision_config")), {}).size("hidden_size", "embed_dim"), MOST_WIDTH),
         latent=latent,
+        projected=heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if latent else 0,
+        streams=min(read.size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS),
         index_top=read.size("index_topk"),
         element_bytes=4 if (read.text.get("torch_dtype") or read.text.get("dtype")) == "float32" else 2,
     )
@@ -388,10 +392,8 @@ def _vision_elements(read: _Config) -> int:
 
 
 def _state_bytes(read: _Config) -> int | None:
-    for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype"):
-        if isinstance(written := read.text.get(key), str):
-            return 4 if written == "float32" else 2
-    return None
+    written = next((text for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if isinstance(text := read.text.get(key), str)), None)
+    return None if written is None else 4 if written == "float32" else 2
 
 
 def _fraction(value: Any) -> float:
