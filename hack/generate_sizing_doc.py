@@ -52,7 +52,9 @@ def section() -> str:
     same = sum(made == seen or (made in ("oom", "refused") and seen != "started") for made, seen in told)
     tight = sum(made == "tight" for made, _ in told)
     missed = sum(made == "started" and seen != "started" for made, seen in told)
+    shares = ", ".join(f"{count / len(told) * 100:.0f} % {name}" for count, name in ((same, "right"), (tight, "tight"), (missed, "wrong")))
     lines += [
+        f"| outcome | {len(told)} | {shares} | |",
         "",
         f"Of {len(found)} engines, {len(told)} could be estimated. For {same} of them it was told right whether they start, {tight} were "
         f"called tight, and {missed} that did not start were said to start.",

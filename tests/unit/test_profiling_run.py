@@ -121,6 +121,19 @@ def test_layers_for_multi_token_prediction_of_a_4_bit_checkpoint_have_16_bits() 
     assert made.kv_cache == pytest.approx(76.4, abs=0.5)
 
 
+def test_an_eagle_draft_takes_weights_and_a_layer_of_the_cache() -> None:
+    plain, drafted = (case("llmd-3", spec=spec) for spec in (None, "eagle3"))
+    assert drafted.weights is not None
+    assert plain.weights is not None
+    assert drafted.weights - plain.weights == pytest.approx(0.8, abs=0.1)
+    assert drafted.kv_needed == pytest.approx((plain.kv_needed or 0) * 33 / 32, rel=0.01)
+
+
+def test_nvidias_checkpoints_with_attention_in_fp8_have_the_cache_in_fp8_too() -> None:
+    assert case("fe9309de5d").concurrency == pytest.approx(8.36, abs=0.1)  # logged
+    assert case("fe9309de5d", kv_cache_dtype="bfloat16").concurrency == pytest.approx(4.3, abs=0.1)
+
+
 def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
     first, last = peak("Qwen/Qwen3-8B", (0, 15, 0), last=False), peak("Qwen/Qwen3-8B", (0, 15, 0), first=False)
     assert first < last / 3

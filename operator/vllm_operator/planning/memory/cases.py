@@ -57,7 +57,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
     version = text(line, "vllm_version")
     label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
     sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
-    digits = re.search(r"[0-9]{1,3}", spec)
+    digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
     speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
     length = line.get("max_model_len")
@@ -73,6 +73,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
         speculative=speculative,
         own_draft_layers="mtp" in spec or "nextn" in spec,
+        eagle="eagle" in spec,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         checkpoint_bytes=checkpoint or None,

@@ -25,7 +25,7 @@ from vllm_operator.planning.memory.overhead import (
     non_torch_bytes,
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
-from vllm_operator.planning.memory.weights import stage_layers, weigh_stages
+from vllm_operator.planning.memory.weights import eagle_bytes, stage_layers, weigh_stages
 
 KEPT_LAYERS, KEPT_RULES = 256, 64
 """Estimates of larger models, and of formats with longer lists, are not kept: what a config.json states is not bounded otherwise."""
@@ -68,6 +68,7 @@ class Options:
     offload_gib: float = 0.0
     speculative: int = 0
     own_draft_layers: bool = False
+    eagle: bool = False
     separate_draft_layers: int = 0
     vision: bool = True
     prefix_caching: bool | None = None
@@ -211,6 +212,8 @@ def _weights_by_stage(
         vision=options.vision,
         partition=options.partition,
     )
+    if options.eagle:
+        made[-1] += eagle_bytes(shape) / parallel.tensor
     return [max(held / GIB - options.offload_gib, 0.0) for held in made]
 
 
@@ -253,7 +256,7 @@ def _cache_options(
         batched_tokens=batch.tokens,
         block=options.block or (latent if shape.latent else facts.kv_cache.block),
         speculative=options.speculative,
-        draft_layers=1 if options.own_draft_layers else 0,
+        draft_layers=1 if options.own_draft_layers or options.eagle else 0,
         separate_draft_layers=options.separate_draft_layers,
         prefix_caching=options.prefix_caching,
         context_parallel=options.context_parallel,

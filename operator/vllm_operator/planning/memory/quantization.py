@@ -180,14 +180,18 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
 
 
 def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
-    """NVIDIA's checkpoints: experts in 4 bits and the rest in 16; with mixed precision, and for dense hybrids, attention in FP8."""
+    """NVIDIA's checkpoints: experts in 4 bits and the rest in 16; with mixed precision, and for dense hybrids, attention in FP8.
+
+    Where attention has FP8, so has the KV cache, as ModelOpt does it by default (hf_ptq.py --kv_cache_qformat).
+    """
     hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
     if moe and not mixed:
         return WeightFormat("NVFP4", NVFP4_BYTES, experts_only=True, assumed=True)
     if mixed or hybrid:
         rules = [_Rule(f"{name}*", None, FP8_BYTES) for name in ("linear_attn", "mixer.in_proj", "mixer.out_proj", "mixer.shared_experts")]
         attention = _Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None)
-        return WeightFormat("NVFP4", NVFP4_BYTES, (*rules, attention, _Rule("mixer.latent_proj", None, None)), assumed=True)
+        rules = [*rules, attention, _Rule("mixer.latent_proj", None, None)]
+        return WeightFormat("NVFP4", NVFP4_BYTES, tuple(rules), assumed=True, narrow_cache=True)
     return WeightFormat("NVFP4", NVFP4_BYTES, assumed=True)
 
 

@@ -13,6 +13,7 @@ from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
 from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
+EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
 VALUE_SHARE = 16 / 17
 """The part of MXFP4 weights that is values: 32 of 4 bits have a scale of 8 bits."""
 
@@ -88,6 +89,15 @@ def weigh_stages(
                 stages[-1] += held
     extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
     return [held + extra for held in stages]
+
+
+def eagle_bytes(shape: ModelShape) -> int:
+    """Return the bytes of a usual EAGLE 3 draft: a dense layer as wide as the model, a projection of three hidden states, 32000 tokens.
+
+    Source: vllm/model_executor/models/llama_eagle3.py, 0.20.0; the embedding is that of the model.
+    """
+    width = shape.intermediate or EAGLE_WIDTH * shape.hidden
+    return 2 * shape.hidden * (3 * shape.hidden + EAGLE_VOCABULARY + 4 * shape.hidden + 3 * width)
 
 
 def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> list[int]:
