@@ -8,11 +8,33 @@ from support.backends import chosen, decide, emitted, notes_of
 
 NEXT, QWEN_3_5, LLAMA = "hf://Qwen/Qwen3-Next-80B-A3B-Instruct", "hf://Qwen/Qwen3.5-27B", "hf://meta-llama/Llama-3.1-8B-Instruct"
 NANO, EXPERTS = "hf://nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", "hf://Qwen/Qwen3-235B-A22B-Instruct-2507"
+GPT_OSS, R1 = "hf://openai/gpt-oss-120b", "hf://deepseek-ai/DeepSeek-R1"
 APART: dict[str, Any] = {"parallelism": {"data": 8, "expert": "Enabled"}}
 
 
 def with_flag(name: str, value: str) -> dict[str, Any]:
     return {"engine": {"args": [{"name": name, "value": value}]}}
+
+
+@pytest.mark.parametrize(
+    ("model", "architecture", "cache", "component", "expected"),
+    [
+        (LLAMA, "sm_75", "auto", "Attention", "FLEX_ATTENTION"),
+        (LLAMA, "sm_80", "auto", "Attention", "FLASH_ATTN"),
+        (LLAMA, "sm_89", "fp8", "Attention", "TRITON_ATTN"),
+        (LLAMA, "sm_90", "fp8", "Attention", "FLASH_ATTN"),
+        (LLAMA, "sm_100", "auto", "Attention", "FLASHINFER"),
+        (LLAMA, "sm_103", "auto", "Attention", "FLASH_ATTN"),
+        (GPT_OSS, "sm_80", "auto", "Attention", "TRITON_ATTN"),
+        (GPT_OSS, "sm_90", "auto", "Attention", "FLASH_ATTN"),
+        (GPT_OSS, "sm_103", "auto", "Attention", "TRITON_ATTN"),
+        (GPT_OSS, "sm_103", "auto", "MoE", "TRITON"),
+        (R1, "sm_90", "auto", "MLADecode", "FLASHMLA"),
+    ],
+)
+def test_vllm_0_11_0_which_has_no_table_of_attention(model: str, architecture: str, cache: str, component: str, expected: str) -> None:
+    """Source: get_attn_backend_cls and check_and_update_config (vllm/platforms/cuda.py, 0.11.0)."""
+    assert chosen(decide(model, "0.11.0", architecture, **with_flag("--kv-cache-dtype", cache)))[component] == (expected, "Engine")
 
 
 @pytest.mark.parametrize(
