@@ -102,6 +102,8 @@ class CacheLayout:
         if memory < self.need(1):
             return 0
         low, high = 1, min(limit, LONGEST)
+        if self.need(high) <= memory:
+            return high
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if self.need(middle) <= memory else (low, middle - 1)
@@ -214,12 +216,13 @@ def _span(each: CachedLayers) -> tuple[bool, int]:
 
 def _per_stage(cached: list[CachedLayers], share: float) -> list[CachedLayers]:
     """The layers of a pipeline stage that has this part of them."""
-    return [replace(each, count=ceil(round(each.count * share, 6))) for each in cached if each.count > 0]
+    present = [each for each in cached if each.count > 0]
+    return present if share == 1 else [replace(each, count=ceil(round(each.count * share, 6))) for each in present]
 
 
 def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[CachedLayers]:
     full = next((at for at, each in enumerate(types) if each.kind in (Cache.FULL, Cache.LATENT)), None)
-    if full is None:
+    if full is None or not (options.draft_layers or options.separate_draft_layers):
         return types
     if options.separate_draft_layers:
         return [*types, replace(types[full], count=options.separate_draft_layers)]
