@@ -37,6 +37,13 @@ def test_vllm_0_11_0_which_has_no_table_of_attention(model: str, architecture: s
     assert chosen(decide(model, "0.11.0", architecture, **with_flag("--kv-cache-dtype", cache)))[component] == (expected, "Engine")
 
 
+def test_vllm_0_21_0_which_has_no_wheel_follows_its_neighbours() -> None:
+    decision = decide(R1, "0.21.0", "sm_90", backends={"moe": "FLASHINFER_TRTLLM"})
+    assert decision.refusal is not None
+    assert "kernel does not support this GPU" in decision.refusal.message
+    assert chosen(decide(R1, "0.21.0", "sm_90", parallelism={"tensor": 8}))["MoE"] == ("TRITON", "Engine")
+
+
 @pytest.mark.parametrize(
     ("model", "version", "architecture", "expected"),
     [

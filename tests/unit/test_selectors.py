@@ -109,6 +109,21 @@ def test_a_layer_that_may_be_several_cases_has_the_answers_of_all() -> None:
     assert one == Selection(None, (), {"MARLIN": "too old"}, {}, "too old")
 
 
+def test_a_version_that_was_not_asked_gets_what_its_neighbours_agree_on() -> None:
+    answers = [
+        {"takes": "CUTLASS", "accepts": ["CUTLASS", "MARLIN"], "refuses": {"TRITON": 0, "TORCH": 0}},
+        {"takes": "CUTLASS", "accepts": ["CUTLASS"], "refuses": {"TRITON": 0}},
+        {"takes": "MARLIN", "accepts": ["MARLIN"], "refuses": {}},
+    ]
+    versions = {f"0.{minor}.0": {"sm_90": place} for minor, place in ((19, 0), (20, 0), (22, 1), (24, 2))}
+    table = {"reasons": ["too old"], "answers": answers, "cases": [{"FP8": 0}, {"FP8": 1}, {"FP8": 2}], "versions": versions}
+    selectors = parse_selectors(table)
+    assert selectors.find((0, 21, 0), "sm_90", ["FP8"]) == Selection("CUTLASS", ("CUTLASS",), {"TRITON": "too old"})
+    assert selectors.find((0, 23, 0), "sm_90", ["FP8"]) == Selection(None, (), {})
+    assert selectors.find((0, 25, 0), "sm_90", ["FP8"]) is None
+    assert selectors.find((0, 18, 0), "sm_90", ["FP8"]) is None
+
+
 def test_every_known_version_was_asked() -> None:
     known = {table.release for table in load_catalog().versions.tables}
     selectors = load_selectors()

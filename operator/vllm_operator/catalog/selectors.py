@@ -63,12 +63,15 @@ class Selectors:
         """Return the answer for a layer; None if that version, architecture or one of the cases was not asked.
 
         Args:
-            release: The vLLM version.
+            release: The vLLM version. One that was not asked gets what those before and after it agree on.
             architecture: Such as sm_90.
             cases: The cases that the layer may be, the likeliest first. Of several, the first decides which backend is
                 taken; a backend is accepted if one of them accepts it.
         """
-        place = self.versions.get(release, {}).get(architecture)
+        return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
+
+    def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        place = self.versions[release].get(architecture)
         if place is None or not cases or any(case not in self.cases[place] for case in cases):
             return None
         return combine([self.selections[self.cases[place][case]] for case in cases])
@@ -93,7 +96,10 @@ class SelectorTrees:
 
     def find(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
         """Return the answer for a layer, as `Selectors.find` does."""
-        root = self.versions.get(release, {}).get(architecture)
+        return agreed([self._find_in(asked, architecture, cases) for asked in nearest(self.versions, release)])
+
+    def _find_in(self, release: Release, architecture: str, cases: Sequence[str]) -> Selection | None:
+        root = self.versions[release].get(architecture)
         if root is None or not cases:
             return None
         found = [self._follow(root, case) for case in cases]
@@ -106,6 +112,33 @@ class SelectorTrees:
                 return None
             place = branches[part] if part in branches else branches[ANY]
         return self.selections[place]
+
+
+def nearest(versions: Mapping[Release, object], release: Release) -> Sequence[Release]:
+    """The version if it was asked, else those before and after it; none if there is none on either side."""
+    if release in versions:
+        return (release,)
+    before = max((asked for asked in versions if asked < release), default=None)
+    after = min((asked for asked in versions if asked > release), default=None)
+    return () if before is None or after is None else (before, after)
+
+
+def agreed(found: Sequence[Selection | None]) -> Selection | None:
+    """What all answers agree on; None if one is missing."""
+    answers = [selection for selection in found if selection is not None]
+    if not answers or len(answers) < len(found):
+        return None
+    first, *rest = answers
+    if not rest:
+        return first
+    return Selection(
+        first.takes if all(one.takes == first.takes for one in rest) else None,
+        tuple(name for name in first.accepts if all(name in one.accepts for one in rest)),
+        {name: reason for name, reason in first.refuses.items() if all(name in one.refuses for one in rest)},
+        {name: taken for name, taken in first.ignores.items() if all(one.ignores.get(name) == taken for one in rest)},
+        first.raises if all(one.raises for one in rest) else None,
+        first.others,
+    )
 
 
 def combine(found: Sequence[Selection]) -> Selection:

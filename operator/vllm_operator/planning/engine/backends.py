@@ -286,7 +286,7 @@ class _Choosing:
                 backend=backend,
                 chosen_by=ChosenBy.ENGINE,
                 reason=f"It is the vLLM default on {self.rule_input.architecture}.",
-                source=f"{SELECTORS[component]} ({self.table.version}), run by hack/oracle",
+                source=f"{SELECTORS[component]} ({self.check.asked(component)}), run by hack/oracle",
                 alternatives=list(others) or None,
             )
         )

@@ -13,7 +13,7 @@ from vllm_operator.api.spec import Attention, Distribution
 from vllm_operator.catalog.backends import Invocation, Kernel, Setting
 from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RulesOfVersion
-from vllm_operator.catalog.selectors import NO_SELECTORS, Selection
+from vllm_operator.catalog.selectors import NO_SELECTORS, Selection, nearest
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.planning.engine.attention import COMPONENTS, attention_cases, prefill_cases
 from vllm_operator.planning.engine.gemm import gemm_cases
@@ -231,6 +231,11 @@ class PinCheck:
         ):
             return found
         return self._without(found, self._for_deepseek_heads(component))
+
+    def asked(self, component: Component) -> str:
+        """The versions whose selectors answer for this one: itself, or those before and after it."""
+        releases = nearest(self.rules.selectors.get(component, NO_SELECTORS).versions, self.table.release)
+        return ", ".join(".".join(map(str, release)) for release in releases)
 
     def _for_deepseek_heads(self, component: Component) -> frozenset[str]:
         """Backends that work only with heads of the sizes of DeepSeek R1: the questions about MLA were asked with them."""
