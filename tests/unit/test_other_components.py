@@ -170,3 +170,18 @@ def test_what_an_exchange_needs_is_told(pin: str, words: str) -> None:
     decision = decide(EXPERTS, "0.33.0", "sm_100", backends={"allToAll": pin}, **APART)
     text = " ".join([*notes_of(decision), decision.refusal.message if decision.refusal else ""])
     assert words in text
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "tensor", "expected"),
+    [
+        ("0.28.0", "sm_90", 8, "CUSTOM"),
+        ("0.29.0", "sm_90", 8, "FLASHINFER"),
+        ("0.33.0", "sm_103", 4, "FLASHINFER"),
+        ("0.33.0", "sm_80", 8, "CUSTOM"),
+        ("0.33.0", "sm_120", 2, "CUSTOM"),
+        ("0.33.0", "sm_89", 4, "NCCL"),
+    ],
+)
+def test_the_all_reduce_by_default(version: str, architecture: str, tensor: int, expected: str) -> None:
+    assert chosen(decide(LLAMA, version, architecture, parallelism={"tensor": tensor}))["AllReduce"] == (expected, "Engine")
