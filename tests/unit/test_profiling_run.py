@@ -17,7 +17,7 @@ from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.devices import find_product
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, estimate
 from vllm_operator.planning.memory.layers import ModelShape
-from vllm_operator.planning.memory.overhead import Batch, Run, activation_bytes, default_batch, non_torch_bytes
+from vllm_operator.planning.memory.overhead import Batch, Run, activation_bytes, default_batch, graph_bytes, non_torch_bytes
 from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
 
@@ -156,6 +156,14 @@ def test_gpus_with_unified_memory_have_the_smallest_defaults(architecture: str, 
 def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:
     old, new = (non_torch_bytes(ParallelShape(), 79.2, False, FACTS, release) for release in ((0, 9, 0), (0, 9, 1)))
     assert old - new == pytest.approx(FACTS.context_gib * GIB)
+
+
+@pytest.mark.parametrize(
+    ("layers", "sequences", "logged"),
+    [(22, 64, 0.15), (30, 32, 0.13), (40, 256, 0.93), (64, 256, 1.59), (78, 1, 0.06)],
+)
+def test_graphs_are_captured_in_pieces_for_all_sizes_and_whole_for_up_to_the_requests(layers: int, sequences: int, logged: float) -> None:
+    assert graph_bytes(layers, Batch(8192, sequences), FACTS, (0, 20, 1)) / GIB == pytest.approx(logged, rel=0.2)
 
 
 @pytest.mark.parametrize(

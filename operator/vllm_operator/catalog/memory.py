@@ -112,7 +112,7 @@ class Graphs(Entry):
     counted_since: Since
     fewer_since: Since
     most: StrictInt
-    gib_per_size_and_layer: Number
+    gib_per_graph_and_layer: Number
     least_gib: Number
     source: str
 

@@ -109,15 +109,16 @@ def _encoder(architecture: str, encoders: tuple[Encoder, ...]) -> Encoder:
 
 
 def graph_bytes(layers: int, batch: Batch, facts: MemoryFacts, release: Release) -> float:
-    """Return the memory of CUDA graphs on one GPU with this many layers."""
+    """Return the memory of CUDA graphs on one GPU with this many layers: piecewise for all sizes, whole ones for up to the requests."""
     known = facts.graphs
     largest = known.most if release < known.fewer_since else min(2 * batch.sequences, known.most)
-    return max(known.least_gib, known.gib_per_size_and_layer * captured_sizes(largest) * layers) * GIB
+    captured = captured_sizes(largest) + captured_sizes(min(batch.sequences, largest))
+    return max(known.least_gib, known.gib_per_graph_and_layer * captured * layers) * GIB
 
 
 def captured_sizes(largest: int) -> int:
     """Number of batch sizes with a graph: 1, 2, 4, then every 8 up to 256, then every 16."""
-    return 3 + min(largest, 256) // 8 + max(largest - 256, 0) // 16
+    return sum(size <= largest for size in (1, 2, 4)) + min(largest, 256) // 8 + max(largest - 256, 0) // 16
 
 
 def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, facts: MemoryFacts, release: Release) -> float:
