@@ -202,6 +202,8 @@ def _attention(component: Component, kind: str, rest: Sequence[str]) -> dict[str
     facts: dict[str, Any] = {"quantization": "BF16", "arguments": {} if written == "auto" else {"--kv-cache-dtype": written}}
     if kind == "Dense":
         return {**DENSE, **facts, "head_size": int(size), "attention_sinks": "sinks" in marks, "image_prefix": "prefix" in marks}
+    if "-" in size:
+        return {**facts, "attention": kind, "mla_dims": tuple(map(int, size.split("-"))), "deepseek_heads": False}
     return {**R1, **facts, "attention": kind, "heads_per_rank": int(size)}
 
 
