@@ -125,6 +125,9 @@ def disagreements(question: Question) -> list[str]:
     without_pin = question.plan(None)
     if selection.raises and without_pin.refusal is None and not _is_chosen_by_rule(question, without_pin):
         found.append(f"vLLM raises, and nothing is said: {selection.raises}")
+    decided = without_pin.refusal is None and selection.takes and not _is_chosen_by_rule(question, without_pin)
+    if decided and (expected := _backend(question, without_pin)) not in (selection.takes, *selection.others):
+        found.append(f"vLLM takes {selection.takes}, but {expected} is expected")
     for backend in (*selection.accepts, *selection.refuses, *selection.ignores):
         for decision in (question.plan(backend), question.plan_setting(backend)):
             if decision is not None and (

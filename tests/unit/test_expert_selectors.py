@@ -42,6 +42,8 @@ def exchanging(backend: str) -> dict[str, Any]:
         (QWEN_FP8, "0.15.1", "sm_90", DP2, "DEEPGEMM"),
         # VLLM_USE_FLASHINFER_MOE_INT4 is unset: flashinfer_mxint4_moe.py:24 (0.23.0)
         (KIMI_INT4, "0.23.0", "sm_100", TP8, "MARLIN"),
+        # dynamic scales: flashinfer_cutlass_moe.py is for one fixed scale per tensor
+        ("hf://RedHatAI/Mixtral-8x7B-Instruct-v0.1-FP8-dynamic", "0.33.0", "sm_120", {}, "TRITON"),
         # experts do not balance in FlashInfer TRTLLM
         (DEEPSEEK, "0.33.0", "sm_100", EP8 | {"engine": {"args": [{"name": "--enable-eplb"}]}}, "DEEPGEMM"),
         (GPT_OSS, "0.33.0", "sm_90", exchanging("deepep_low_latency"), "MARLIN"),

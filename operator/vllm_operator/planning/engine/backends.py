@@ -270,8 +270,8 @@ class _Choosing:
         """Whether the rule about vLLM's default says what the selector takes, or knows the model better than the question does."""
         if default is None:
             return False
-        if component is Component.MOE:  # its questions name the families
-            return selection.takes in (default.backend, *default.alternatives)
+        if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
+            return selection.takes in (default.backend, *(default.alternatives if selection.others else ()))
         asked = component in COMPONENTS.values() and (self.rule_input.attention_sinks or self.rule_input.image_prefix)
         if "family" in default.when.members and not asked:
             return True
