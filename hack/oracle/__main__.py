@@ -11,37 +11,13 @@ difference that `allowed.yaml` has no reason for, or a reason there without a di
 
 import argparse
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from oracle.differences import Difference, describe, load_allowed, stale, unexplained  # the line above makes it importable
-from oracle.finding import find_changed, find_missing
-from oracle.rules import find_contradicted
-from oracle.wheels import COMPONENTS, SOURCES, Found, add, ask, committed_versions, load_tables
-
-
-def compare(asked: Mapping[str, Found], tables: Mapping[str, Any]) -> tuple[list[Difference], list[str]]:
-    """All differences, and what to say about those without a reason and reasons without a difference.
-
-    Args:
-        asked: The answers of the wheels, by version and component.
-        tables: The committed tables by component.
-    """
-    versions, found = committed_versions(), []
-    for component, table in tables.items():
-        for version, answers in asked.items():
-            if component in answers:
-                found += find_changed(component, version, answers[component], table)
-        found += [*find_missing(component, table, versions), *find_contradicted(component, table)]
-    lines = [line for line in load_allowed() if line.component in tables]
-    problems = describe(unexplained(found, lines))
-    problems += [
-        f"allowed.yaml has a line that covers nothing any more; remove it: {line}" for line in stale(lines, found, versions, asked)
-    ]
-    return found, problems
+from oracle.checking import compare  # the line above makes it importable
+from oracle.wheels import COMPONENTS, SOURCES, add, ask, committed_versions, load_tables
 
 
 def _check(versions: Sequence[str], components: Collection[str], python: str, sources: Path) -> int:

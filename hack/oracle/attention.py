@@ -16,6 +16,8 @@ MLA_HEAD = 576
 OTHER_MLA = (192, 64, 256)
 """Sizes of the nope, rope and value heads of GLM-4.7-Flash: some backends are only for those of DeepSeek R1."""
 CACHE_TYPES = ("auto", "fp8_e4m3", "fp8_e5m2")
+SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
+"""Before 0.18 models replace `fp8` by the last one before a selector is asked, later ones if the selector takes FlashMLA."""
 QUERY_HEADS = (16, 128)
 """Of a GPU, after tensor parallelism: selectors of sparse MLA ask whether there are at most 16."""
 ELSEWHERE = re.compile(
@@ -70,7 +72,7 @@ def all_cases() -> Iterator[Case]:
         for heads in QUERY_HEADS:
             yield Case("MLA", MLA_HEAD, cache, heads)
         yield Case("MLA", MLA_HEAD, cache, 16, dims=OTHER_MLA)
-    for cache in ("auto", "fp8_ds_mla"):
+    for cache in SPARSE_CACHE_TYPES:
         for heads in QUERY_HEADS:
             yield Case("SparseMLA", MLA_HEAD, cache, heads)
 

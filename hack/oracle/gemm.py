@@ -76,7 +76,6 @@ OVERRIDING = {"gptq": ("gptq_marlin", "auto_gptq"), "awq": ("awq_marlin", "auto_
 NO_DEEP_GEMM = {"VLLM_USE_DEEP_GEMM": "0"}
 FP4_VARIABLE = "VLLM_NVFP4_GEMM_BACKEND"
 FP4_BACKENDS = ("flashinfer-cutlass", "flashinfer-trtllm", "flashinfer-cudnn", "flashinfer-b12x", "cutlass", "marlin")
-NO_SUCH_VALUE = re.compile(r"^Invalid value .* for VLLM_")
 ELSEWHERE = frozenset({"auto", "aiter", "xpu", "xpu_woq", "zentorch", "rocm"})
 """Values of --linear-backend for other platforms."""
 KERNELS = (
@@ -158,8 +157,7 @@ class Selector:
             try:
                 taken = self._take(written, {**environment, **more}, flag)
             except Exception as error:
-                if not NO_SUCH_VALUE.match(reason := _reason(error)):
-                    refuses[backend] = reason
+                refuses[backend] = _reason(error)
             else:
                 if taken == backend or (flag == "flashinfer_cutlass" and taken == "DEEPGEMM"):
                     accepts.append(backend)
@@ -248,10 +246,14 @@ def _kernel(method: Any, layer: Any) -> str:
     holders = [holder for holder in (method, getattr(layer, "scheme", None), layer) if holder is not None]
     if any(getattr(holder, "use_marlin", False) for holder in holders):
         return "MARLIN"
-    for value in (value for holder in holders for value in vars(holder).values()):
+    values = [value for holder in holders for value in vars(holder).values()]
+    # 0.19 makes a kernel for FP8 with blocks too, and uses the operation
+    for value in sorted(values, key=lambda value: type(value).__name__ != "W8A8BlockFp8LinearOp"):
         kind = type(value)
         if ".kernels.linear" in kind.__module__ or ".quantization.kernels" in kind.__module__:
             return _name(kind.__name__)
+        if kind.__name__ == "Mxfp8LinearOp":
+            return _name(str(value.backend.value))
         if kind.__name__ == "W8A8BlockFp8LinearOp":
             return _block_operation(value, layer)
         if kind.__name__ == "Fp8LinearOp":

@@ -12,10 +12,12 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules
 from vllm_operator.catalog.selectors import TABLES
 from vllm_operator.catalog.versions import VersionTable, load_versions
+from vllm_operator.planning.engine.attention import SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.backends import choose_backends
 from vllm_operator.planning.engine.moe import MODELS
 from vllm_operator.planning.engine.version import ResolvedVersion
 
+SPARSE_CACHE_TYPES = ("auto", "fp8", "fp8_e4m3", "fp8_ds_mla")
 ATTENTIONS = {
     "Dense": ("GQA", Component.ATTENTION),
     "MLA": ("MLA", Component.MLA_DECODE),
@@ -83,10 +85,16 @@ def _attention(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:
             yield f"Dense/{size}/{cache}/prefix", replace(dense, head_size=size, image_prefix=True, family="gemma-3")
         yield f"Dense/64/{cache}/sinks", replace(dense, head_size=64, attention_sinks=True, family="gpt-oss")
         for heads in (16, 128):
-            latent = replace(dense, quantization="FP8Block", heads_per_rank=heads, deepseek_heads=True, mla_dims=(128, 64, 128), **EXPERTS)
-            yield f"MLA/{heads}/{cache}", replace(latent, attention="MLA")
-            written = "auto" if cache == "auto" else "fp8_ds_mla"
-            yield f"SparseMLA/{heads}/{written}", replace(latent, attention="SparseMLA", family="deepseek-v3.2")
+            yield f"MLA/{heads}/{cache}", replace(_latent(plain, "MLA", cache), heads_per_rank=heads)
+    for cache in SPARSE_CACHE_TYPES if plain.release >= SPARSE_CACHE_AS_GIVEN else ("auto", "fp8_ds_mla"):
+        for heads in (16, 128):
+            yield f"SparseMLA/{heads}/{cache}", replace(_latent(plain, "SparseMLA", cache), heads_per_rank=heads, family="deepseek-v3.2")
+
+
+def _latent(plain: RuleInput, kind: str, cache: str) -> RuleInput:
+    arguments = {} if cache == "auto" else {"--kv-cache-dtype": cache}
+    heads: Mapping[str, Any] = {"deepseek_heads": True, "mla_dims": (128, 64, 128)}
+    return replace(plain, attention=kind, quantization="FP8Block", arguments=arguments, **heads, **EXPERTS)
 
 
 def _prefill(plain: RuleInput) -> Iterator[tuple[str, RuleInput]]:

@@ -14,6 +14,7 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.selectors import Selection, SelectorTrees, load_selectors
 from vllm_operator.catalog.versions import Release, VersionTable
 from vllm_operator.planning.engine import moe
+from vllm_operator.planning.engine.attention import SPARSE_CACHE_AS_GIVEN
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.pins import FIELDS, QUESTIONS
 from vllm_operator.planning.engine.version import ResolvedVersion
@@ -106,7 +107,12 @@ def sample(component: Component, count: int) -> list[Question]:
     if isinstance(table, SelectorTrees):
         drawn = [(*dice.choice(places)[:2], case) for case in dice.choices(_EXPERT_CASES, k=count)]
     else:
-        all_of_them = [(*place[:2], case) for place in places for case in table.cases[place[2]] if _facts(component, case) is not None]
+        all_of_them = [
+            (*place[:2], case)
+            for place in places
+            for case in table.cases[place[2]]
+            if _facts(component, case) is not None and _is_posed(place[0], case)
+        ]
         drawn = dice.sample(all_of_them, min(count, len(all_of_them)))
     return [_question(component, *each) for each in drawn]
 
@@ -201,13 +207,18 @@ def _attention(component: Component, kind: str, rest: Sequence[str]) -> dict[str
     if {"Dense": Component.ATTENTION, "MLA": Component.MLA_DECODE, "SparseMLA": Component.SPARSE_ATTENTION}[kind] is not component:
         return None
     size, cache_type, *marks = rest
-    written = {"fp8_ds_mla": "fp8"}.get(cache_type, cache_type)
-    facts: dict[str, Any] = {"quantization": "BF16", "arguments": {} if written == "auto" else {"--kv-cache-dtype": written}}
+    facts: dict[str, Any] = {"quantization": "BF16", "arguments": {} if cache_type == "auto" else {"--kv-cache-dtype": cache_type}}
     if kind == "Dense":
         return {**DENSE, **facts, "head_size": int(size), "attention_sinks": "sinks" in marks, "image_prefix": "prefix" in marks}
     if "-" in size:
-        return {**facts, "attention": kind, "mla_dims": tuple(map(int, size.split("-"))), "deepseek_heads": False}
+        nope, rope, value = map(int, size.split("-"))
+        return {**facts, "attention": kind, "heads_per_rank": 20, "mla_dims": (nope, rope, value), "deepseek_heads": False}
     return {**R1, **facts, "attention": kind, "heads_per_rank": int(size)}
+
+
+def _is_posed(release: Release, case: str) -> bool:
+    """Whether a model poses the question: with sparse MLA before 0.18, `fp8` is replaced before a selector is asked."""
+    return not (release < SPARSE_CACHE_AS_GIVEN and case.startswith("SparseMLA/") and case.endswith(("/fp8", "/fp8_e4m3")))
 
 
 def _experts(scheme: str, setting: str, layout: str, model: str) -> dict[str, Any]:

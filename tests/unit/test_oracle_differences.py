@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
+from oracle.checking import compare
 from oracle.differences import Difference, Kind, describe, load_allowed, parse_allowed, stale, unexplained
 from oracle.finding import ARCHITECTURES, find_changed, find_missing
 from oracle.tables import merge
 from oracle.trees import merge_trees
+from oracle.wheels import COMPONENTS, load_tables
 
 LINE = {"difference": "Missing", "component": "moe", "versions": ">=0.11.1,<0.15", "cases": "BF16/*", "reason": "the layer chooses"}
 HOLE = Difference(Kind.MISSING, "moe", "0.14.1", "sm_90", "BF16/Unset/Tensor/Llama4")
@@ -67,6 +69,13 @@ def test_a_line_that_cannot_be_read_is_refused(change: dict[str, Any], words: st
 
 def test_each_committed_line_has_a_reason() -> None:
     assert all(len(line.reason) > 20 for line in load_allowed())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_each_difference_between_tables_and_rules_has_a_reason_and_each_reason_a_difference(component: str) -> None:
+    _, problems = compare({}, load_tables([component]))
+    assert problems == []
 
 
 def test_a_report_spells_out_a_few_differences_of_a_kind_and_counts_the_rest() -> None:

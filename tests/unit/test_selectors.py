@@ -13,6 +13,9 @@ from vllm_operator.planning.engine.attention import attention_cases
 from vllm_operator.planning.engine.backends import BackendDecision, choose_backends
 from vllm_operator.planning.engine.version import ResolvedVersion
 
+FLASH: dict[str, Any] = {"attention": "MLA", "heads_per_rank": 20, "deepseek_heads": False, "mla_dims": (192, 64, 256)}
+"""GLM-4.7-Flash."""
+
 
 def choose(version: str, architecture: str, facts: dict[str, Any], pin: str | None = None) -> BackendDecision:
     catalog = load_catalog()
@@ -33,10 +36,19 @@ def choose(version: str, architecture: str, facts: dict[str, Any], pin: str | No
         ("0.20.2", "sm_110", {"attention": "MLA"}, "TRITON_MLA"),
         ("0.11.2", "sm_90", {"attention": "MLA", "heads_per_rank": 16}, "FLASH_ATTN_MLA"),
         ("0.20.2", "sm_90", {}, "FLASH_ATTN"),
+        ("0.11.2", "sm_87", {}, "FLASH_ATTN"),
+        ("0.18.1", "sm_100", FLASH, "CUTLASS_MLA"),
+        ("0.19.1", "sm_103", FLASH, "FLASHINFER_MLA"),
+        ("0.33.0", "sm_90", FLASH | {"arguments": {"--kv-cache-dtype": "fp8"}}, "FLASHMLA"),
+        ("0.32.0", "sm_100", {"attention": "SparseMLA", "heads_per_rank": 16}, "FLASHINFER_MLA_SPARSE"),
+        # FlashAttention 4 comes first: vllm/platforms/cuda.py:112 (0.33.0)
+        ("0.33.0", "sm_100", {"attention": "SparseMLA", "heads_per_rank": 16}, "FLASH_ATTN_MLA_SPARSE_FA4"),
+        ("0.33.0", "sm_100", {"attention": "SparseMLA", "heads_per_rank": 128}, "FLASHMLA_SPARSE"),
+        ("0.33.0", "sm_120", {"attention": "SparseMLA", "heads_per_rank": 16}, "FLASHINFER_MLA_SPARSE_SM120"),
     ],
 )
 def test_the_backend_that_vllm_takes_is_expected(version: str, architecture: str, facts: dict[str, Any], expected: str) -> None:
-    components = (Component.ATTENTION, Component.MLA_DECODE)
+    components = (Component.ATTENTION, Component.MLA_DECODE, Component.SPARSE_ATTENTION)
     [choice] = [choice for choice in choose(version, architecture, facts).choices if choice.component in components]
     assert (choice.backend, choice.chosen_by) == (expected, ChosenBy.ENGINE)
 
@@ -47,6 +59,7 @@ def test_the_backend_that_vllm_takes_is_expected(version: str, architecture: str
         ("0.33.0", "sm_90", "MLA", "CUTLASS_MLA", "vLLM 0.33.0 refuses attention backend CUTLASS_MLA on sm_90: compute capability not"),
         ("0.26.0", "sm_100", "MLA", "FLASHMLA", "FlashMLA Dense is only supported on Hopper devices."),
         ("0.26.0", "sm_75", "GQA", "FLASH_ATTN", "compute capability not supported"),
+        ("0.33.0", "sm_100", "SparseMLA", "FLASHINFER_MLA_SPARSE_SM90", "compute capability not supported"),
     ],
 )
 def test_a_pin_that_the_selector_refuses_is_refused_with_its_reason(
@@ -64,6 +77,7 @@ def test_a_pin_that_the_selector_refuses_is_refused_with_its_reason(
         ("0.26.0", "sm_90", "GQA", "TRITON_ATTN"),
         ("0.26.0", "sm_100", "MLA", "TRITON_MLA"),
         ("0.33.0", "sm_90", "GQA", "FLEX_ATTENTION"),
+        ("0.33.0", "sm_90", "SparseMLA", "FLASHINFER_MLA_SPARSE_SM90"),
     ],
 )
 def test_a_pin_that_the_selector_accepts_is_planned_without_a_note(version: str, architecture: str, attention: str, pin: str) -> None:
@@ -78,6 +92,7 @@ def test_a_pin_that_the_selector_accepts_is_planned_without_a_note(version: str,
         ({"attention": "GQA", "attention_sinks": True}, ("Dense/64/auto/sinks",)),
         ({"attention": "MLA", "heads_per_rank": 16}, ("MLA/16/auto",)),
         ({"attention": "MLA", "heads_per_rank": 128, "arguments": {"--kv-cache-dtype": "fp8"}}, ("MLA/128/fp8_e4m3",)),
+        (FLASH, ("MLA/192-64-256/auto",)),
         ({"attention": "GQA", "arguments": {"--kv-cache-dtype": "nvfp4"}}, ()),
         ({"attention": "GQA", "arguments": {"--block-size": "64"}}, ()),
         ({"attention": "GQA", "distribution": Distribution.NVLLM}, ()),
@@ -129,6 +144,6 @@ def test_every_known_version_was_asked() -> None:
     selectors = load_selectors()
     # 0.11.0 checks no attention pin before it loads the backend; the wheel of 0.21.0 is not in the index
     assert known - selectors[Component.ATTENTION].versions.keys() == {(0, 11, 0), (0, 21, 0)}
-    # the others have no answers yet: the rules decide
-    assert known - selectors[Component.MLA_PREFILL].versions.keys() == {(0, 11, 1), (0, 21, 0)}
+    assert known - selectors[Component.MOE].versions.keys() == {(0, 11, 0), (0, 21, 0)}
+    assert known - selectors[Component.MLA_PREFILL].versions.keys() == {(0, 21, 0)}
     assert known - selectors[Component.GEMM].versions.keys() == {(0, 21, 0)}

@@ -5,7 +5,7 @@ decide which backend the engine takes by itself and which pins it accepts. Rules
 table disagree, the table is right.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -43,6 +43,20 @@ class Selection:
     ignores: Mapping[str, str] = field(default_factory=dict)
     raises: str | None = None
     others: tuple[str, ...] = ()
+
+
+class Selections(Sequence[Selection]):
+    """The answers of a table. Each is read when it is asked for: a deployment needs a few of thousands."""
+
+    def __init__(self, written: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Selection]) -> None:
+        self._written = written
+        self._read = cache(lambda place: read(written[place]))
+
+    def __len__(self) -> int:
+        return len(self._written)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._read(place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,17 +173,17 @@ def parse_selector_trees(written: Mapping[str, Any]) -> SelectorTrees:
         ValueError: A key is not a version.
     """
     reasons: Sequence[str] = written["reasons"]
-    selections = tuple(
-        Selection(
+
+    def read(entry: Mapping[str, Any]) -> Selection:
+        return Selection(
             entry.get("takes"),
             tuple(entry.get("accepts", ())),
             {name: reasons[number] for number, names in entry.get("refuses", ()) for name in names},
             {name: taken for taken, names in entry.get("ignores", ()) for name in names},
             reasons[entry["raises"]] if "raises" in entry else None,
         )
-        for entry in written["answers"]
-    )
-    return SelectorTrees(selections, tuple(written["trees"]), _by_release(written["versions"]))
+
+    return SelectorTrees(Selections(written["answers"], read), tuple(written["trees"]), _by_release(written["versions"]))
 
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
@@ -179,17 +193,17 @@ def parse_selectors(written: Mapping[str, Any]) -> Selectors:
         ValueError: A key is not a version.
     """
     reasons: Sequence[str] = written["reasons"]
-    selections = tuple(
-        Selection(
+
+    def read(entry: Mapping[str, Any]) -> Selection:
+        return Selection(
             entry["takes"],
             tuple(entry["accepts"]),
             {name: reasons[number] for name, number in entry["refuses"].items()},
             entry.get("ignores", {}),
             reasons[entry["raises"]] if "raises" in entry else None,
         )
-        for entry in written["answers"]
-    )
-    return Selectors(selections, tuple(written["cases"]), _by_release(written["versions"]))
+
+    return Selectors(Selections(written["answers"], read), tuple(written["cases"]), _by_release(written["versions"]))
 
 
 def _by_release(written: Mapping[str, Mapping[str, int]]) -> Mapping[Release, Mapping[str, int]]:

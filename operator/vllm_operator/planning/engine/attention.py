@@ -20,9 +20,8 @@ OTHER_QUESTIONS = frozenset(
     {"--block-size", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "--runner", "--convert", "--dtype"}
 )
 """Flags that change the question in a way that was not asked."""
-OWN_ATTENTION = frozenset({"deepseek-v4"})
-"""Families whose models choose a class of attention themselves (vllm/models/deepseek_v4/nvidia/model.py, 0.23.0:716)."""
-CACHE_TYPES = {"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2"}
+CACHE_TYPES = {"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "fp8_ds_mla": "fp8_ds_mla"}
+SPARSE_CACHE_AS_GIVEN = (0, 18, 0)
 COMPONENTS = {
     Attention.MHA: Component.ATTENTION,
     Attention.GQA: Component.ATTENTION,
@@ -52,8 +51,6 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
     if kind is None or attention_component(rule_input) is not component or cache is None or unasked:
         return ()
-    if rule_input.family in OWN_ATTENTION:
-        return ()
     if component is Component.ATTENTION:
         asked: tuple[int, ...] = HEAD_SIZES
         mark = ""
@@ -62,8 +59,16 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
         elif rule_input.image_prefix:
             asked, mark = HEAD_SIZES_WITH_IMAGE_PREFIX, "/prefix"
         return [f"Dense/{size}/{cache}{mark}" for size in asked if rule_input.head_size in (None, size)]
-    if component is Component.SPARSE_ATTENTION and cache != "auto":
-        cache = "fp8_ds_mla"
+    if component is Component.SPARSE_ATTENTION:
+        cache = _sparse_cache(rule_input)
     count = rule_input.heads_per_rank
     counts = (128, 16) if count is None else (16,) if count <= FEW_HEADS else (128,)
+    if component is Component.MLA_DECODE and rule_input.mla_dims in MLA_HEADS[1:]:
+        return [f"{kind.value}/{'-'.join(map(str, rule_input.mla_dims))}/{cache}"]
     return [f"{kind.value}/{count}/{cache}" for count in counts]
+
+
+def _sparse_cache(rule_input: RuleInput) -> str:
+    """The type of the KV cache that the selector of sparse MLA is told: models before 0.18 replace `fp8` beforehand."""
+    given = rule_input.arguments.get("--kv-cache-dtype", "auto")
+    return given if given == "auto" or rule_input.release >= SPARSE_CACHE_AS_GIVEN else "fp8_ds_mla"

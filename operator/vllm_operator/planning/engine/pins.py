@@ -15,7 +15,7 @@ from vllm_operator.catalog.rule_matching import Component, RuleInput
 from vllm_operator.catalog.rules import Rule, RulesOfVersion
 from vllm_operator.catalog.selectors import NO_SELECTORS, Selection, nearest
 from vllm_operator.catalog.versions import VersionTable
-from vllm_operator.planning.engine.attention import COMPONENTS, attention_cases, prefill_cases
+from vllm_operator.planning.engine.attention import COMPONENTS, MLA_HEADS, attention_cases, prefill_cases
 from vllm_operator.planning.engine.gemm import gemm_cases
 from vllm_operator.planning.engine.moe import DEEP_GEMM, moe_cases
 from vllm_operator.planning.engine.version import ResolvedVersion
@@ -48,6 +48,7 @@ QUESTIONS: Mapping[Component, Callable[[RuleInput], Sequence[str]]] = {
     Component.GEMM: gemm_cases,
 }
 """The cases of a table that a deployment may be, by component."""
+_LATENT = frozenset({Component.MLA_DECODE, Component.SPARSE_ATTENTION})
 _FACTS = {
     "architecture": "the GPU architecture",
     "attention": "the attention of the model (spec.model.facts.attention)",
@@ -224,11 +225,8 @@ class PinCheck:
         else:
             return None
         found = self.rules.selectors.get(component, NO_SELECTORS).find(self.table.release, self.rule_input.architecture or "", cases)
-        if (
-            found is None
-            or self.rule_input.deepseek_heads is not False
-            or component not in (Component.MLA_DECODE, Component.SPARSE_ATTENTION)
-        ):
+        asked = component is Component.MLA_DECODE and self.rule_input.mla_dims in MLA_HEADS
+        if found is None or asked or self.rule_input.deepseek_heads is not False or component not in _LATENT:
             return found
         return self._without(found, self._for_deepseek_heads(component))
 
