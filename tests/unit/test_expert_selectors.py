@@ -44,6 +44,7 @@ def exchanging(backend: str) -> dict[str, Any]:
         (KIMI_INT4, "0.23.0", "sm_100", TP8, "MARLIN"),
         # dynamic scales: flashinfer_cutlass_moe.py is for one fixed scale per tensor
         ("hf://RedHatAI/Mixtral-8x7B-Instruct-v0.1-FP8-dynamic", "0.33.0", "sm_120", {}, "TRITON"),
+        ("hf://zai-org/GLM-4.5-FP8", "0.16.0", "sm_100", {}, "FLASHINFER_CUTLASS"),
         # experts do not balance in FlashInfer TRTLLM
         (DEEPSEEK, "0.33.0", "sm_100", EP8 | {"engine": {"args": [{"name": "--enable-eplb"}]}}, "DEEPGEMM"),
         (GPT_OSS, "0.33.0", "sm_90", exchanging("deepep_low_latency"), "MARLIN"),

@@ -37,6 +37,36 @@ def test_vllm_0_11_0_which_has_no_table_of_attention(model: str, architecture: s
     assert chosen(decide(model, "0.11.0", architecture, **with_flag("--kv-cache-dtype", cache)))[component] == (expected, "Engine")
 
 
+@pytest.mark.parametrize(
+    ("version", "architecture", "pin"),
+    [
+        ("0.23.0", "sm_90", "FLASHMLA_SPARSE_DSV4"),
+        ("0.24.0", "sm_100", "FLASHINFER_MLA_SPARSE_DSV4"),
+        ("0.33.0", "sm_120", "FLASHINFER_MLA_SPARSE_DSV4"),
+        ("0.33.0", "sm_90", "FLASHMLA_SPARSE"),
+    ],
+)
+def test_the_attention_of_deepseek_v4_is_not_judged_by_the_selector_that_it_does_not_ask(version: str, architecture: str, pin: str) -> None:
+    decision = decide("hf://deepseek-ai/DeepSeek-V4", version, architecture, backends={"attention": pin}, parallelism={"tensor": 8})
+    assert (chosen(decision)["SparseAttention"], decision.refusal) == ((pin, "User"), None)
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "pin", "refused"),
+    [
+        ("0.19.1", "sm_90", "FLASH_ATTN", True),
+        ("0.22.0", "sm_89", "FLASH_ATTN", True),
+        ("0.24.0", "sm_100", "FLASH_ATTN", False),
+        ("0.20.1", "sm_90", "FLASHINFER", True),
+        ("0.22.0", "sm_90", "FLASHINFER", False),
+        ("0.33.0", "sm_120", "TRITON_ATTN", False),
+    ],
+)
+def test_the_large_heads_of_gemma_4(version: str, architecture: str, pin: str, refused: bool) -> None:
+    decision = decide("hf://google/gemma-4-31B-it", version, architecture, backends={"attention": pin})
+    assert (decision.refusal is not None) is refused
+
+
 def test_vllm_0_21_0_which_has_no_wheel_follows_its_neighbours() -> None:
     decision = decide(R1, "0.21.0", "sm_90", backends={"moe": "FLASHINFER_TRTLLM"})
     assert decision.refusal is not None

@@ -20,6 +20,8 @@ OTHER_QUESTIONS = frozenset(
     {"--block-size", "--decode-context-parallel-size", "-dcp", "--prefill-context-parallel-size", "--runner", "--convert", "--dtype"}
 )
 """Flags that change the question in a way that was not asked."""
+OWN_ATTENTION = frozenset({"deepseek-v4"})
+"""Families whose models choose a class of attention themselves (vllm/models/deepseek_v4/nvidia/model.py, 0.23.0:716)."""
 CACHE_TYPES = {"auto": "auto", "fp8": "fp8_e4m3", "fp8_e4m3": "fp8_e4m3", "fp8_e5m2": "fp8_e5m2", "fp8_ds_mla": "fp8_ds_mla"}
 SPARSE_CACHE_AS_GIVEN = (0, 18, 0)
 COMPONENTS = {
@@ -50,6 +52,8 @@ def attention_cases(component: Component, rule_input: RuleInput) -> Sequence[str
     cache = CACHE_TYPES.get(rule_input.arguments.get("--kv-cache-dtype", "auto"))
     unasked = rule_input.distribution != Distribution.VLLM or OTHER_QUESTIONS & rule_input.arguments.keys()
     if kind is None or attention_component(rule_input) is not component or cache is None or unasked:
+        return ()
+    if rule_input.family in OWN_ATTENTION:
         return ()
     if component is Component.ATTENTION:
         asked: tuple[int, ...] = HEAD_SIZES

@@ -271,7 +271,8 @@ class _Choosing:
         if default is None:
             return False
         if component is Component.MOE:  # its questions name the families; alternatives are for formats that are not known exactly
-            return selection.takes in (default.backend, *(default.alternatives if selection.others else ()))
+            possible = default.backend in selection.others and selection.takes in default.alternatives
+            return default.backend == selection.takes or possible
         asked = component in COMPONENTS.values() and (self.rule_input.attention_sinks or self.rule_input.image_prefix)
         if "family" in default.when.members and not asked:
             return True
