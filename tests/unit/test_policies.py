@@ -220,3 +220,12 @@ async def test_an_operator_that_may_not_list_the_pods_knows_nothing_of_free_gpus
     assert len(found) == 1
     bench.cluster.fail("find", POD, Forbidden("no", verb="list", resource="pods"), times=2)
     assert await bench.inventory.pods_on(["a", "b"]) is None
+
+
+async def test_the_status_compares_only_gpus_that_the_spec_allows() -> None:
+    bench = Bench(real_node("h100-sxm", "h100-sxm"), real_node("h200", "h200"))
+    bench.cluster.put(llama(accelerator={"products": ["NVIDIA-H200"]}))
+    await bench.settle()
+    assert bench.status().pinned_plan is not None
+    assert "candidates" not in bench.resource()["status"]["pinnedPlan"]
+    assert [each.verdict for each in bench.plan().candidates or ()] == ["chosen", "not in spec.accelerator.products"]

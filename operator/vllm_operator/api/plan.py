@@ -46,6 +46,7 @@ class GPUCandidate(Model):
     """A kind of GPU of the cluster when the plan was made."""
 
     gpu: str = Field(max_length=256, description="Number of GPUs that a replica would need, and their name.")
+    count: int | None = Field(default=None, ge=1, description="That number. Absent if the spec does not allow this kind of GPU.")
     verdict: str = Field(max_length=256, description="Why it was chosen, or why not.")
 
 
@@ -206,7 +207,8 @@ class PlanSummary(Model):
     candidates: list[Annotated[str, Field(max_length=512)]] | None = Field(
         default=None,
         max_length=3,
-        description="The first GPUs that were compared, each with the reason why it was chosen or not. `vllm-operator plan` shows all.",
+        description="If the spec allows several kinds of GPUs: the first of them, each with the reason why it was chosen or not. "
+        "`vllm-operator plan` shows all.",
         json_schema_extra=list_atomic(),
     )
     observed_backends: list[ObservedBackend] | None = Field(

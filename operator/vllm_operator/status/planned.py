@@ -88,7 +88,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         architecture=plan.architecture,
         resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
-        candidates=[f"{each.gpu}: {each.verdict}" for each in (plan.candidates or ())[:CANDIDATES_SHOWN]] or None,
+        candidates=_compared(plan),
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends
@@ -96,6 +96,12 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         ]
         or None,
     )
+
+
+def _compared(plan: Plan) -> list[str] | None:
+    """The first GPUs that the spec allows, if there was a choice."""
+    allowed = [each for each in plan.candidates or () if each.count is not None]
+    return [f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]] if len(allowed) > 1 else None
 
 
 def deprecated_plan(observed: ObservedState, written: PlanSummary | None) -> dict[str, Any] | None:

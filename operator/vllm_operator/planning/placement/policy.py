@@ -192,7 +192,7 @@ def _group(room: Room) -> int:
 
 
 def _entry(target: Target, count: int, verdict: str) -> GPUCandidate:
-    return GPUCandidate(gpu=f"{count} x {_name(target.title, target.pool)}"[:TEXT_LIMIT], verdict=verdict[:TEXT_LIMIT])
+    return GPUCandidate(gpu=f"{count} x {_name(target.title, target.pool)}"[:TEXT_LIMIT], count=count, verdict=verdict[:TEXT_LIMIT])
 
 
 def _name(title: str, pool: Pool) -> str:
