@@ -21,8 +21,15 @@ def model(
     """A VLLMDeployment whose engine is the stand-in; `speed="5"` becomes ENGINE_SPEED, `pod` is the spec of its Pod template."""
     variables = [{"name": f"ENGINE_{key.upper()}", "value": value} for key, value in env.items()]
     engine = {"image": ENGINE_IMAGE, "version": "0.20.1", "env": variables}
-    template = {"podTemplate": {"spec": pod}} if pod else {}
-    return llama(cluster.namespace, name, engine=engine, **template, **(spec or {}))
+    given = {"podTemplate": {"spec": _small(pod or {})}, **(spec or {})}
+    return llama(cluster.namespace, name, engine=engine, **given)
+
+
+def _small(pod: Manifest) -> Manifest:
+    """The spec of a Pod whose engine requests little: the node of the suite may have two cores, and several engines run on it."""
+    little = {"requests": {"cpu": "10m", "memory": "64Mi"}}
+    [engine] = pod.get("containers") or [{"name": "vllm"}]
+    return {**pod, "containers": [{"resources": little, **engine}]}
 
 
 def container(**content: Any) -> Manifest:

@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
+from support.gpus import real_node
+from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedArgument
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable, load_versions
-from vllm_operator.planning.engine.deadline import deadline_seconds, plan_patience
+from vllm_operator.planning.engine.deadline import deadline_seconds, plan_deadline, plan_patience
 from vllm_operator.planning.pod_template import PodTemplateError
 from vllm_operator.rendering.container import render_arguments
 from vllm_operator.rendering.manifests import render
@@ -100,10 +102,32 @@ def test_a_start_may_take_as_long_as_a_slow_but_working_one(spec: dict[str, Any]
     assert deadline_seconds(VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, **spec})) == want
 
 
+@pytest.mark.parametrize(
+    ("uri", "spec", "size", "want"),
+    [
+        ("hf://a/b", {}, None, 10800),
+        ("hf://a/b", {}, 16 * 2**30, 3600 + 2 * 164),
+        ("pvc://a/b", {}, 16 * 2**30, 3600 + 164),
+        ("hf://a/b", {}, 640 * 2**30, 3600 + 13108),
+        ("hf://a/b", {"startup": {"deadlineSeconds": 900}}, 640 * 2**30, 900),
+        ("hf://a/b", {}, 2**50, 86400),
+    ],
+)
+def test_the_deadline_follows_from_the_size_of_the_weights_and_where_they_are(uri: str, spec: dict[str, Any], size: int, want: int) -> None:
+    parsed = VLLMDeploymentSpec.model_validate({"model": {"uri": uri}, **spec})
+    assert plan_deadline(parsed, size, None) == pytest.approx(want, abs=1)
+
+
+def test_a_plan_in_force_keeps_its_deadline() -> None:
+    spec = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}})
+    old = made(deployment(), real_node("h100-sxm"))
+    assert plan_deadline(spec, 2**30, old.model_copy(update={"deadline_seconds": None})) == 10800
+    assert plan_deadline(spec, 2**30, old.model_copy(update={"deadline_seconds": 5000})) == 5000
+
+
 @pytest.mark.parametrize("table", load_versions().tables, ids=lambda table: table.version)
 def test_an_engine_that_has_a_patience_of_its_own_gets_that_of_the_probe(table: VersionTable) -> None:
-    spec = VLLMDeploymentSpec.model_validate({"model": {"uri": "hf://a/b"}, "startup": {"deadlineSeconds": 5000}})
-    told = {variable.name: variable.value for variable in plan_patience(spec, table)}
+    told = {variable.name: variable.value for variable in plan_patience(5000, table)}
     assert told == ({"VLLM_ENGINE_READY_TIMEOUT_S": "5000"} if table.release >= (0, 14, 0) else {})
 
 

@@ -160,8 +160,8 @@ class StartupSpec(Model):
         default=None,
         ge=60,
         le=86400,
-        description="Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to load "
-        "`model.facts.weightSize` at 100 MiB/s, or three hours if the size is not set.",
+        description="Maximum duration of a start. After it, the kubelet restarts the container. Default: one hour plus the time to read "
+        "the weights at 100 MiB/s, and to download them at this speed if they are on the hub; three hours for weights of unknown size.",
     )
     stall_seconds: int | None = Field(
         default=None,

@@ -98,6 +98,13 @@ class PlannedWeights(Model):
     volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
 
 
+class PlannedRequests(Model):
+    """CPU and memory that the engine container requests, besides its GPUs."""
+
+    cpu: str | None = Field(default=None, max_length=32, description="CPU as a quantity. Absent if `spec.podTemplate` sets it.")
+    memory: str | None = Field(default=None, max_length=32, description="Memory as a quantity. Absent if `spec.podTemplate` sets it.")
+
+
 class CacheMarker(StrEnum):
     """Writer of the marker file in a cache directory."""
 
@@ -140,6 +147,15 @@ class Plan(Model):
         ge=0,
         description="Seconds that requests in progress have to finish when a Pod stops. Absent in plans of earlier versions, whose Pods do "
         "not drain.",
+    )
+    deadline_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="Time limit of a start, in seconds. Absent in plans of earlier versions, which have it from the spec alone.",
+    )
+    requests: PlannedRequests | None = Field(
+        default=None,
+        description="CPU and memory that the engine container requests. Absent in plans of earlier versions, whose Pods request none.",
     )
     weights: PlannedWeights | None = Field(default=None, description="Storage of downloaded weights.")
     resource_per_node: int | None = Field(

@@ -24,13 +24,15 @@ from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
-from vllm_operator.planning.engine.deadline import plan_patience
+from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
 from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
+from vllm_operator.planning.engine.host import plan_requests
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.memory.flags import read_offload
 from vllm_operator.planning.model.facts import (
     NO_FILES,
     ModelFiles,
@@ -301,7 +303,8 @@ class _FreshPlan:
         about_size = self._notes_about_size(premises, candidate, sized=chosen.sized)
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
-        patience = plan_patience(resource.spec, version.table)
+        deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
+        patience = plan_patience(deadline, version.table)
         env = _distinct([*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *patience])
         wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
         own = engine_arguments(
@@ -346,6 +349,8 @@ class _FreshPlan:
             cache_key_parts=list(cache.parts),
             cache_marker=CacheMarker.INIT_CONTAINER,
             drain_seconds=drain,
+            deadline_seconds=deadline,
+            requests=plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,
             resource_per_node=self.inventory.most_per_node(target.pool),
             sizing=resource.spec.sizing,

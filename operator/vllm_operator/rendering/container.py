@@ -12,7 +12,7 @@ from typing import Any
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
@@ -50,7 +50,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
-        **render_probes(resource.spec, PORT_NAME),
+        **render_probes(deadline_seconds(resource.spec, plan.deadline_seconds), PORT_NAME),
         **_hooks(plan),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
         # On an error the kubelet puts the last lines of the log into the termination message.
@@ -86,9 +86,11 @@ def render_environment(
 
 
 def _resources(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    asked = plan.requests.to_json() if plan.requests is not None else {}
+    requests = {"requests": asked} if asked else {}
     if uses_dra(resource):
-        return {"claims": [{"name": CLAIM_REQUEST}]}
-    return {"limits": {plan.resource: str(plan.count)}} if plan.count else {}
+        return {**requests, "claims": [{"name": CLAIM_REQUEST}]}
+    return {**requests, **({"limits": {plan.resource: str(plan.count)}} if plan.count else {})}
 
 
 def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
@@ -117,15 +119,15 @@ STARTUP_PERIOD_SECONDS = 5
 """Also the delay after which a finished start is noticed. A warm start takes half a minute."""
 
 
-def render_probes(spec: VLLMDeploymentSpec, port: str) -> dict[str, Any]:
-    """Render the three probes of the engine container; `port` is the name of its port."""
+def render_probes(deadline: int, port: str) -> dict[str, Any]:
+    """Render the three probes of the engine container: the deadline of a start in seconds, and the name of the port."""
     get = {"path": HEALTH_PATH, "port": port}
     return {
         "startupProbe": {
             "httpGet": dict(get),
             "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 5,
-            "failureThreshold": math.ceil(deadline_seconds(spec) / STARTUP_PERIOD_SECONDS),
+            "failureThreshold": math.ceil(deadline / STARTUP_PERIOD_SECONDS),
         },
         "readinessProbe": {"httpGet": dict(get), "periodSeconds": 5, "timeoutSeconds": 10, "failureThreshold": 3},
         # An engine that fails exits by itself. This probe is for an engine that hangs. It fails after ten minutes without an answer, so

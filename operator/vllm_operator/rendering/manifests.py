@@ -69,7 +69,7 @@ def render_deployment(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
             "strategy": _strategy(resource.spec),
             "revisionHistoryLimit": REVISIONS,
             # Longer than the deadline of a start: the startup probe fails first, with a more precise reason.
-            "progressDeadlineSeconds": deadline_seconds(resource.spec) + IMAGE_PULL_SECONDS,
+            "progressDeadlineSeconds": deadline_seconds(resource.spec, plan.deadline_seconds) + IMAGE_PULL_SECONDS,
             "template": render_pod_template(resource, plan),
         },
     }

@@ -119,9 +119,14 @@ def _clocks(observed: ObservedState) -> Iterator[StartClock]:
 
 
 def _late_after(observed: ObservedState, view: PodView) -> int:
-    deadline = _probe_seconds(observed, view) or deadline_seconds(observed.observation.resource.spec)
+    deadline = _probe_seconds(observed, view) or _deadline(observed)
     usual = _usual_seconds(observed, observed.state(view))
     return deadline if usual is None else min(deadline, max(LATE_FACTOR * usual, usual + SLACK_SECONDS))
+
+
+def _deadline(observed: ObservedState) -> int:
+    resource = observed.observation.resource
+    return deadline_seconds(resource.spec, resource.pinned.deadline_seconds if resource.pinned is not None else None)
 
 
 def _usual_seconds(observed: ObservedState, state: StartupState | None) -> int | None:

@@ -9,7 +9,7 @@ longer while another one waits. It also ends collectives that hang while serving
 
 import math
 
-from vllm_operator.api.plan import PlannedVariable
+from vllm_operator.api.plan import Plan, PlannedVariable
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.versions import VersionTable
 from vllm_operator.pods.reading import MEBIBYTE, read_bytes
@@ -26,27 +26,52 @@ READY_TIMEOUT = "VLLM_ENGINE_READY_TIMEOUT_S"
 front ends, for example with data parallelism. Then a long startup probe alone does not protect a cold start."""
 
 
-def deadline_seconds(spec: VLLMDeploymentSpec) -> int:
+def deadline_seconds(spec: VLLMDeploymentSpec, planned: int | None = None) -> int:
     """Return the deadline of a start, in seconds. After it the kubelet restarts the container.
 
-    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s: an hour and a half for
-    200 GiB, three hours for weights of unknown size. A warm start needs less and gets the same: whether a start is warm is known
-    only afterwards.
+    Args:
+        spec: The spec. Its `startup.deadlineSeconds` goes first.
+        planned: The deadline in the plan. A plan of an earlier version has none: then it is one hour plus the time to read
+            `model.facts.weightSize` at 100 MiB/s, or three hours if that is not set.
     """
     if spec.startup and spec.startup.deadline_seconds:
         return spec.startup.deadline_seconds
-    size = read_bytes(spec.model.facts.weight_size) if spec.model.facts else None
-    weights = UNKNOWN_WEIGHTS_SECONDS if size is None else math.ceil(size / (SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE))
+    if planned is not None:
+        return planned
+    return _deadline(read_bytes(spec.model.facts.weight_size) if spec.model.facts else None, passes=1)
+
+
+def plan_deadline(spec: VLLMDeploymentSpec, weight_bytes: int | None, in_force: Plan | None) -> int:
+    """Return the deadline of a start to plan, in seconds. A plan in force keeps its own.
+
+    It is `startup.deadlineSeconds`, or else one hour plus the time to read the weights at 100 MiB/s, and for a model on the hub
+    to download them at the same speed. A warm start needs less and gets the same: whether a start is warm is known only afterwards.
+
+    Args:
+        spec: The spec.
+        weight_bytes: Size of the weights; None if unknown.
+        in_force: The plan in force, if there is one.
+    """
+    if in_force is not None:
+        return deadline_seconds(spec, in_force.deadline_seconds)
+    if spec.startup and spec.startup.deadline_seconds:
+        return spec.startup.deadline_seconds
+    return _deadline(weight_bytes, passes=2 if spec.model.uri.startswith("hf://") else 1)
+
+
+def _deadline(size: int | None, *, passes: int) -> int:
+    speed = SLOW_DOWNLOAD_MEBIBYTES_PER_SECOND * MEBIBYTE
+    weights = UNKNOWN_WEIGHTS_SECONDS if size is None else math.ceil(passes * size / speed)
     return min(BASE_DEADLINE_SECONDS + weights, MAX_DEADLINE_SECONDS)
 
 
-def plan_patience(spec: VLLMDeploymentSpec, table: VersionTable | None) -> list[PlannedVariable]:
+def plan_patience(deadline: int, table: VersionTable | None) -> list[PlannedVariable]:
     """Give the engine as much time as the startup probe, if this version has a variable for it.
 
-    The value follows from the spec alone. The variable is part of vLLM's key of compiled graphs, so a value that changed
+    The value follows from the plan alone. The variable is part of vLLM's key of compiled graphs, so a value that changed
     between starts would make every start cold.
     """
     if table is None or not table.knows_variable(READY_TIMEOUT):
         return []
     reason = "Same time limit as the startup probe."
-    return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline_seconds(spec)), reason=reason)]
+    return [PlannedVariable(name=READY_TIMEOUT, value=str(deadline), reason=reason)]

@@ -57,6 +57,11 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
     )
 
 
+def read_offload(arguments: Mapping[str, str | None]) -> float:
+    """Weights in the host's memory for each GPU, in GiB; 0 if the flag is not set or cannot be read."""
+    return _number(arguments.get("--cpu-offload-gb")) or 0.0
+
+
 def _size(value: str | None) -> int | None:
     """A number of tokens as vLLM reads it: 32768, 32k, 32K, 1.5k."""
     found = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,3})?)([kmgKMG]?)", value or "")
