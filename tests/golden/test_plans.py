@@ -1,7 +1,7 @@
 """Plans of whole situations: a VLLMDeployment and nodes in, the plan with its reasons and the manifests out.
 
 Each folder of `cases` is one situation. What is the same everywhere (the variables of the caches and of the log, the
-parts of the cache key) is left out of the recordings; it is tested where it is made.
+parts of the cache key, the predicted memory) is left out of the recordings; it is tested where it is made.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def common_variables() -> set[str]:
 
 def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
     content = outcome.plan.to_json() if outcome.plan else {}
-    for name in ("catalogVersion", "cacheKeyParts", "observedGeneration"):
+    for name in ("catalogVersion", "cacheKeyParts", "observedGeneration", "memory"):
         content.pop(name, None)
     if content:
         content["env"] = [variable for variable in content["env"] if variable["name"] not in common_variables()]

@@ -98,6 +98,13 @@ class PlannedWeights(Model):
     volume_size: str | None = Field(default=None, max_length=32, description="Size of their PersistentVolumeClaim.")
 
 
+class PlannedMemory(Model):
+    """Memory of one GPU that the estimate predicts, in GiB."""
+
+    weights: float = Field(description="Weights.")
+    kv_cache: float = Field(description="KV cache.")
+
+
 class PlannedRequests(Model):
     """CPU and memory that the engine container requests, besides its GPUs."""
 
@@ -162,6 +169,9 @@ class Plan(Model):
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )
     sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
+    memory: PlannedMemory | None = Field(
+        default=None, description="Predicted memory of one GPU. Absent if the sizes of the model are unknown."
+    )
     policy: AcceleratorPolicy | None = Field(default=None, description="`spec.accelerator.policy` when the GPUs were chosen.")
     candidates: list[GPUCandidate] | None = Field(
         default=None,
@@ -226,6 +236,9 @@ class PlanSummary(Model):
         description="If the spec allows several kinds of GPUs: the first of them, each with the reason why it was chosen or not. "
         "`vllm-operator plan` shows all.",
         json_schema_extra=list_atomic(),
+    )
+    memory: str | None = Field(
+        default=None, max_length=256, description="Memory of one GPU, as predicted and as the engine measured it at its start."
     )
     observed_backends: list[ObservedBackend] | None = Field(
         default=None,

@@ -48,7 +48,13 @@ from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accep
 from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.image import compatibility_variables, image_options
 from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates
-from vllm_operator.planning.placement.size_messages import MODEL_NAME_LIMIT, explain_shortage, notes_about_size, short_name
+from vllm_operator.planning.placement.size_messages import (
+    MODEL_NAME_LIMIT,
+    explain_shortage,
+    notes_about_size,
+    predicted_memory,
+    short_name,
+)
 from vllm_operator.planning.placement.sizing import (
     UNKNOWN,
     Candidate,
@@ -300,7 +306,7 @@ class _FreshPlan:
         resource, version, facts = self.resource, premises.version, premises.facts
         candidate = next((each for each in chosen.candidates if each.target == target), None)
         length = (candidate.judgement.length if candidate else None) or chosen.length
-        about_size = self._notes_about_size(premises, candidate, sized=chosen.sized)
+        about_size = notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized)
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
@@ -356,17 +362,13 @@ class _FreshPlan:
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
+            memory=predicted_memory(candidate),
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],
             args=args[:ARGS_LIMIT],
             notes=[text[:TEXT_LIMIT] for text in order(notes)][:NOTES_LIMIT],
         )
-
-    def _notes_about_size(self, premises: _Premises, candidate: Candidate | None, *, sized: bool) -> list[Note]:
-        if candidate is None or premises.sizing is None:
-            return []
-        return notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=sized)
 
     def _cache_origin(self, premises: _Premises, target: Target) -> CacheOrigin:
         return CacheOrigin(

@@ -161,6 +161,10 @@ class StartTracker:
             self.timeline.count_cache(meaning.cache)
         if meaning.component is not None and "backend" in named and (backend := found["backend"]):
             self.timeline.observe(meaning.component, backend)
+        if "weights" in named:
+            self.timeline.measure(weights=found["weights"])
+        if "kvCache" in named:
+            self.timeline.measure(kv_cache=found["kvCache"])
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(number)
         if meaning.progress is not None:
@@ -239,6 +243,7 @@ class StartTracker:
             entered=tuple(timeline.entered),
             lines=lines,
             notices=tuple(self.crashes.notices),
+            memory=timeline.memory,
         )
 
 

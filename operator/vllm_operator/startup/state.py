@@ -90,13 +90,22 @@ class CacheEvidence:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredMemory:
+    """Memory of one GPU in GiB as the engine logs it; None if it has not."""
+
+    weights_gib: float | None = None
+    kv_cache_gib: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StartupState:
     """What the log of a run shows so far.
 
-    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does not
-    log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the order in
-    which they were entered, with their times. `notices`: signatures of lines that matter but are no crash. `is_final`: the process has
-    ended and its log was read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error.
+    `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does
+    not log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the
+    order in which they were entered, with their times. `memory`: what the engine measured on its fullest GPU. `notices`: signatures of
+    lines that matter but are no crash. `is_final`: the process has ended and its log was read to the end. `cut_off_at`: line that says
+    that a process failed, if such a log ends before the error.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -113,6 +122,7 @@ class StartupState:
     entered: tuple[tuple[Stage, datetime | None], ...] = ()
     lines: int = 0
     notices: tuple[str, ...] = ()
+    memory: MeasuredMemory = MeasuredMemory()
     is_final: bool = False
     cut_off_at: int | None = None
 

@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.startup.progress import Counts
-from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
+from vllm_operator.startup.state import CacheEvidence, MeasuredMemory, Progress, Stage, StartupState
 
 STAGES = tuple(Stage)
 _ORDER = {stage: index for index, stage in enumerate(STAGES)}
@@ -28,6 +28,7 @@ class Timeline:
         self.cache = CacheEvidence()
         self.backends: dict[tuple[str, str], None] = {}
         self.counts = Counts()
+        self.memory = MeasuredMemory()
         self._order = _ORDER[Stage.PROCESS_START]
 
     def is_later(self, stage: Stage) -> bool:
@@ -69,6 +70,15 @@ class Timeline:
         """Remember a backend that the engine uses."""
         if len(self.backends) < _BACKENDS_KEPT:
             self.backends.setdefault((component, backend[:80]), None)
+
+    def measure(self, *, weights: str | None = None, kv_cache: str | None = None) -> None:
+        """Remember the memory of the fullest GPU in GiB: each process of the engine logs its own."""
+        known = self.memory
+        if weights is not None:
+            self.memory = replace(known, weights_gib=max(known.weights_gib or 0.0, float(weights)))
+        if kv_cache is not None:
+            least = float(kv_cache)
+            self.memory = replace(known, kv_cache_gib=least if known.kv_cache_gib is None else min(known.kv_cache_gib, least))
 
     @property
     def since(self) -> datetime | None:

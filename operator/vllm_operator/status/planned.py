@@ -89,6 +89,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
         candidates=_compared(plan),
+        memory=_memory(observed, plan),
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends
@@ -102,6 +103,21 @@ def _compared(plan: Plan) -> list[str] | None:
     """The first GPUs that the spec allows, if there was a choice."""
     allowed = [each for each in plan.candidates or () if each.count is not None]
     return [f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]] if len(allowed) > 1 else None
+
+
+def _memory(observed: ObservedState, plan: Plan) -> str | None:
+    """The memory of a GPU as predicted and as measured, from the first Pod by name whose log has both; else what was known before."""
+    if plan.memory is None:
+        return None
+    for view in sorted(observed.pods, key=lambda view: view.name):
+        state = observed.state(view)
+        if state is not None and state.memory.weights_gib is not None and state.memory.kv_cache_gib is not None:
+            return (
+                f"weights: predicted {plan.memory.weights:.1f} GiB, measured {state.memory.weights_gib:.1f}; "
+                f"KV cache: predicted {plan.memory.kv_cache:.1f} GiB, measured {state.memory.kv_cache_gib:.1f}"
+            )
+    before = observed.observation.previous.pinned_plan
+    return before.memory if before is not None and before.revision == observed.observation.revision else None
 
 
 def deprecated_plan(observed: ObservedState, written: PlanSummary | None) -> dict[str, Any] | None:

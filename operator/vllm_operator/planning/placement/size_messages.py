@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from vllm_operator.api.plan import PlannedMemory
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
@@ -21,15 +22,17 @@ def short_name(resource: VLLMDeployment) -> str:
     return model_name(resource.spec.model)[:MODEL_NAME_LIMIT]
 
 
-def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: bool) -> list[Note]:
+def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str, *, sized: bool) -> list[Note]:
     """What a user should know about the size.
 
     Args:
-        chosen: The GPU and the size.
-        sizing: How it was judged.
+        chosen: The GPU and the size; None if it was not judged.
+        sizing: How it was judged; None likewise.
         name: Name of the model.
         sized: The operator chose the number of GPUs.
     """
+    if chosen is None or sizing is None:
+        return []
     judgement, title = chosen.judgement, chosen.target.title
     made = judgement.made
     notes = []
@@ -72,6 +75,14 @@ def notes_about_size(chosen: Candidate, sizing: Sizing, name: str, *, sized: boo
         )
         notes.append(Note(Severity.RISK, text))
     return notes
+
+
+def predicted_memory(chosen: Candidate | None) -> PlannedMemory | None:
+    """The prediction to keep in the plan, to compare with what the engine measures; None if there is none."""
+    made = chosen.judgement.made if chosen is not None else None
+    if made is None or made.weights is None or made.kv_cache is None:
+        return None
+    return PlannedMemory(weights=round(made.weights, 1), kv_cache=round(made.kv_cache, 1))
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:
