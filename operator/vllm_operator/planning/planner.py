@@ -234,8 +234,10 @@ class _FreshPlan:
         """The GPUs that were compared, for the plan."""
         if not chosen.compared:
             return None
-        request = replace(self._request(chosen.premises), count=target.count)
-        rejections = find_rejections(request, self.inventory, self.catalog.gpus, self.catalog.images)
+        judged = {each.target.pool for each in chosen.compared}
+        others = replace(self.inventory, pools=tuple(pool for pool in self.inventory.pools if pool not in judged))
+        request = replace(self._request(chosen.premises), count=target.count) if others.pools else None
+        rejections = find_rejections(request, others, self.catalog.gpus, self.catalog.images) if request is not None else []
         return describe_candidates(target, chosen.candidates, chosen.compared, rejections, self._ranking) or None
 
     def _remembered(self) -> Facts | None:
