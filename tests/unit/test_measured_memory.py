@@ -49,7 +49,7 @@ def observed(states: dict[tuple[str, int], StartupState], predicted: PlannedMemo
     return o.observe(*pods, replicas=len(pods), states=states, outcome=o.outcome(plan=o.plan(memory=predicted)))
 
 
-PREDICTED = PlannedMemory(weights=42.1, kv_cache=20.0)
+PREDICTED = PlannedMemory(weights_mebibytes=43_110, kv_cache_mebibytes=20_480)
 
 
 def shown(observation: Any) -> str | None:
@@ -85,5 +85,5 @@ def test_a_plan_without_a_prediction_shows_nothing() -> None:
 def test_a_new_plan_has_the_prediction() -> None:
     memory = made(deployment("hf://meta-llama/Llama-3.3-70B-Instruct"), real_node("h100-sxm")).memory
     assert memory is not None
-    assert memory.weights == pytest.approx(33, abs=1)
+    assert memory.weights_mebibytes == pytest.approx(33 * 1024, rel=0.03)
     assert made(deployment("hf://acme/unheard-of"), real_node("h100-sxm")).memory is None

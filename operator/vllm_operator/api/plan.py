@@ -99,10 +99,10 @@ class PlannedWeights(Model):
 
 
 class PlannedMemory(Model):
-    """Memory of one GPU that the estimate predicts, in GiB."""
+    """Memory of one GPU that the estimate predicts."""
 
-    weights: float = Field(description="Weights.")
-    kv_cache: float = Field(description="KV cache.")
+    weights_mebibytes: int = Field(description="Weights in MiB.")
+    kv_cache_mebibytes: int = Field(description="KV cache in MiB. Negative if the rest does not fit.")
 
 
 class PlannedRequests(Model):

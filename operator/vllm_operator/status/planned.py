@@ -113,8 +113,8 @@ def _memory(observed: ObservedState, plan: Plan) -> str | None:
         state = observed.state(view)
         if state is not None and state.memory.weights_gib is not None and state.memory.kv_cache_gib is not None:
             return (
-                f"weights: predicted {plan.memory.weights:.1f} GiB, measured {state.memory.weights_gib:.1f}; "
-                f"KV cache: predicted {plan.memory.kv_cache:.1f} GiB, measured {state.memory.kv_cache_gib:.1f}"
+                f"weights: predicted {plan.memory.weights_mebibytes / 1024:.1f} GiB, measured {state.memory.weights_gib:.1f}; "
+                f"KV cache: predicted {plan.memory.kv_cache_mebibytes / 1024:.1f} GiB, measured {state.memory.kv_cache_gib:.1f}"
             )
     before = observed.observation.previous.pinned_plan
     return before.memory if before is not None and before.revision == observed.observation.revision else None

@@ -82,7 +82,7 @@ def predicted_memory(chosen: Candidate | None) -> PlannedMemory | None:
     made = chosen.judgement.made if chosen is not None else None
     if made is None or made.weights is None or made.kv_cache is None:
         return None
-    return PlannedMemory(weights=round(made.weights, 1), kv_cache=round(made.kv_cache, 1))
+    return PlannedMemory(weights_mebibytes=round(made.weights * 1024), kv_cache_mebibytes=round(made.kv_cache * 1024))
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:
