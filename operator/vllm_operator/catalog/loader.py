@@ -18,7 +18,7 @@ from vllm_operator.catalog.images import Images, load_images
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.prices import Prices
-from vllm_operator.catalog.resources import EntryError, data_digest
+from vllm_operator.catalog.resources import EntryError, data_digest, without_collecting
 from vllm_operator.catalog.rules import Rule, Rules, build_rules, find_conflicts, load_rules
 from vllm_operator.catalog.shapes import KnownShapes, load_shapes
 from vllm_operator.catalog.user_texts import collect, compile_linear, read_documents
@@ -53,6 +53,7 @@ class Catalog:
 
 
 @cache
+@without_collecting()
 def load_catalog() -> Catalog:
     """Return the catalog that ships with the operator. It is read once, in about a tenth of a second, and never changes."""
     return Catalog(
