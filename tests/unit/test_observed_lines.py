@@ -76,6 +76,10 @@ LINES = [
     ("0.20.1", "__init__.py:648", "Using EmulationNvFp4LinearKernel for NVFP4 GEMM", "GEMM", "EMULATION"),
     ("0.33.0", "__init__.py:1303", "Using HummingNvFp4LinearKernel for NVFP4 GEMM", "GEMM", "HUMMING"),
     ("0.33.0", "__init__.py:500", "Selected CutlassFP8ScaledMMLinearKernel for CompressedTensorsW8A8Fp8", "GEMM", "CUTLASS"),
+    ("0.11.0", "gptq_marlin.py:316", "Using MarlinLinearKernel for GPTQMarlinLinearMethod", "GEMM", "MARLIN"),
+    ("0.20.1", "awq_marlin.py:420", "Using MacheteLinearKernel for AWQMarlinLinearMethod", "GEMM", "MACHETE"),
+    ("0.26.0", "compressed_tensors_wNa16.py:137", "Using MacheteLinearKernel for CompressedTensorsWNA16", "GEMM", "MACHETE"),
+    ("0.33.0", "__init__.py:945", "Using MarlinLinearKernel for mixed-precision linear", "GEMM", "MARLIN"),
     # communication
     ("0.11.0", "cuda_communicator.py:96", "Using naive all2all manager.", "AllToAll", "NAIVE"),
     ("0.11.0", "cuda_communicator.py:100", "Using AllGather-ReduceScatter all2all manager.", "AllToAll", "ALLGATHER_REDUCESCATTER"),

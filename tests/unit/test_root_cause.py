@@ -352,7 +352,7 @@ VARIANTS = [
         "MoeBackendUnsupported",
         "NotImplementedError: Found VLLM_USE_FLASHINFER_MOE_FP8=1, but no FlashInfer FP8 MoE backend supports it.",
     ),
-    ("MoeBackendUnsupported", "ValueError: --linear-backend=triton was requested but no 'triton' kernel exists for NVFP4 layers."),
+    ("LinearBackendUnsupported", "ValueError: --linear-backend=triton was requested but no 'triton' kernel exists for NVFP4 layers."),
     (
         "NoValidAttentionBackend",
         "ValueError: No valid MLA prefill backend found with MLAPrefillSelectorConfig(). Reasons: {}",
