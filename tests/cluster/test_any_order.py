@@ -141,17 +141,6 @@ def serves(resource: Manifest) -> bool:
     return bool(is_new and has("Ready", "True")(resource) and status.get("readyReplicas") == 1)
 
 
-async def until_quiet(operator: OperatorProcess) -> None:
-    async with asyncio.timeout(60):
-        before = await operator.writes()
-        while True:
-            await asyncio.sleep(QUIET_SECONDS)
-            now = await operator.writes()
-            if now == before:
-                return
-            before = now
-
-
 @pytest.mark.parametrize("seed", [1, 2])
 async def test_all_serve_when_it_is_over(served: Cluster, sim: Simulator, operator: OperatorProcess, seed: int) -> None:
     [node] = await served.list_all("Node")
@@ -163,5 +152,5 @@ async def test_all_serve_when_it_is_over(served: Cluster, sim: Simulator, operat
     for name in NAMES:
         await served.wait_for("VLLMDeployment", name, serves, within=90)
         await story(served, name)  # no message is empty, endless or unreadable
-    await until_quiet(operator)
+    await operator.until_quiet(seconds=QUIET_SECONDS)
     assert sorted(each["metadata"]["name"] for each in await served.list_all("Deployment")) == sorted(NAMES)

@@ -98,7 +98,7 @@ async def test_a_child_that_was_relabelled_while_no_operator_looked_is_put_right
         await label(served, kind, "llama", managed_by="Helm")
     await operator.start()
     for kind in ("Deployment", "Service"):
-        await served.wait_for(kind, "llama", lambda child: child["metadata"]["labels"][MANAGED_BY] == "vllm-operator", within=30)
+        await served.wait_for(kind, "llama", lambda child: child["metadata"]["labels"][MANAGED_BY] == "vllm-operator", within=60)
     assert has("Ready", "True")(await served.get("VLLMDeployment", "llama"))
 
 
@@ -160,7 +160,8 @@ async def test_fields_that_kubernetes_does_not_know_are_reported(served: Cluster
         assert words in condition(resource, "Ready")["message"]
     assert resource["status"]["readyReplicas"] == 1, "what runs keeps running"
     # an operator that begins anew says the same, without a write
-    before = resource["metadata"]["resourceVersion"]
+    await operator.until_quiet()
+    before = (await served.get("VLLMDeployment", "llama"))["metadata"]["resourceVersion"]
     await operator.kill()
     await operator.start()
     await operator.until_says("serving", times=2)
@@ -191,7 +192,8 @@ async def test_a_field_that_the_api_server_knows_and_does_not_keep_is_reported(s
     accepted = condition(resource, "Accepted")
     assert (accepted["status"], accepted["reason"]) == ("True", "FieldsIgnored")
     assert "did not keep spec.template.spec.workloadRef" in accepted["message"]
-    before = resource["metadata"]["resourceVersion"]
+    await operator.until_quiet()
+    before = (await served.get("VLLMDeployment", "llama"))["metadata"]["resourceVersion"]
     await operator.kill()
     await operator.start()
     await operator.until_says("serving", times=2)

@@ -128,6 +128,17 @@ class OperatorProcess:
         """How much it has written to the API server since it started."""
         return int(sum(value for name, _, value in await self._series() if name == "vllm_operator_writes_total"))
 
+    async def until_quiet(self, *, seconds: float = 2.0, within: float = 60.0) -> None:
+        """Wait until it has written nothing for so long: it has no more to say about what there is."""
+        async with asyncio.timeout(within):
+            before = await self.writes()
+            while True:
+                await asyncio.sleep(seconds)
+                now = await self.writes()
+                if now == before:
+                    return
+                before = now
+
     async def reconciles(self) -> Mapping[str, int]:
         """Reconciliations since it started, by result."""
         found = [series for series in await self._series() if series[0] == "vllm_operator_reconcile_total"]
