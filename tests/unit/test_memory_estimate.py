@@ -138,7 +138,7 @@ def test_the_whole_vocabulary_is_padded() -> None:
 
 
 def options(**changes: Any) -> CacheOptions:
-    values = {"element_bytes": 2, "packed_latent": False, "batched_tokens": 8192, "block": 16}
+    values = {"element_bytes": 2, "packed_latent": False, "tokens_in_flight": 8192, "block": 16}
     return CacheOptions(**(values | changes))
 
 
@@ -148,10 +148,10 @@ def options(**changes: Any) -> CacheOptions:
         # As logged by engines: tokens with exactly this memory for the KV cache (docs/sizing-cases.jsonl).
         ("Qwen/Qwen3-30B-A3B-Instruct-2507", 1, (0, 10, 2), 8.68, 6144, {}, 94784),
         ("Qwen/Qwen3-32B", 8, (0, 10, 0), 55.62, 32768, {"element_bytes": 1}, 3644816),
-        ("Qwen/Qwen3.5-27B", 4, (0, 19, 0), 7.0, 32768, {"batched_tokens": 2048}, 114464),
-        ("Qwen/Qwen3.6-27B", 1, (0, 26, 0), 7.33, 196608, {"element_bytes": 1, "batched_tokens": 2048}, 227886),
-        ("google/gemma-4-26B-A4B-it", 1, (0, 20, 0), 44.03, 8192, {"batched_tokens": 4096}, 192368),
-        ("google/gemma-4-26B-A4B-it", 1, (0, 25, 1), 84.68, 262144, {"batched_tokens": 2496}, 3912140),
+        ("Qwen/Qwen3.5-27B", 4, (0, 19, 0), 7.0, 32768, {"tokens_in_flight": 2048}, 114464),
+        ("Qwen/Qwen3.6-27B", 1, (0, 26, 0), 7.33, 196608, {"element_bytes": 1, "tokens_in_flight": 2048, "prefix_caching": True}, 227886),
+        ("google/gemma-4-26B-A4B-it", 1, (0, 20, 0), 44.03, 8192, {"tokens_in_flight": 4096}, 192368),
+        ("google/gemma-4-26B-A4B-it", 1, (0, 25, 1), 84.68, 262144, {"tokens_in_flight": 2496}, 3912140),
         ("zai-org/GLM-5", 8, (0, 19, 0), 32.11, 202752, {"block": 64}, 344192),
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64}, 715072),
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64, "context_parallel": 8}, 5721088),
@@ -167,7 +167,7 @@ def test_a_kv_cache_holds_as_many_tokens_as_the_engine_says(
 
 
 def test_an_engine_with_a_draft_in_its_checkpoint_has_blocks_as_logged() -> None:
-    changed = options(element_bytes=1, batched_tokens=2048, speculative=3, draft_layers=1)
+    changed = options(element_bytes=1, tokens_in_flight=2048, speculative=3, draft_layers=1)
     layout = lay_out(known("Qwen/Qwen3.6-27B"), ParallelShape(1), changed, FACTS, (0, 25, 1))
     assert layout is not None
     assert layout.concurrency(76.4 * GIB, 262144) == pytest.approx(8.36, abs=0.01)

@@ -106,6 +106,29 @@ class Activation(Entry):
     source: str
 
 
+class RunnerRule(Entry):
+    """Models that have model runner V2 since a version: `architectures`, all `dense` ones, or `every` one.
+
+    A model of `architectures` with experts, a quantized one, and a hybrid one count only if the field of that name is true.
+    """
+
+    since: Since
+    architectures: tuple[str, ...] = ()
+    experts: bool = True
+    quantized: bool = True
+    hybrid: bool = False
+    dense: bool = False
+    every: bool = False
+
+
+class ModelRunner(Entry):
+    """Which engines have model runner V2, and since when it counts CUDA graphs."""
+
+    rules: tuple[RunnerRule, ...]
+    graphs_counted_since: Since
+    source: str
+
+
 class Graphs(Entry):
     """CUDA graphs."""
 
@@ -126,6 +149,7 @@ class CacheFacts(Entry):
     group_ratio: tuple[Value, ...]
     tokens_by_concurrency_since: Since
     state_prefix_caching_since: Since
+    steps_in_flight_since: Since
     windows_since: Since
     whole_model_checked_since: Since
     whole_model_checked_before: Since
@@ -176,6 +200,7 @@ class MemoryFacts(Entry):
     context_source: str
     non_torch: NonTorch
     activation: Activation
+    model_runner_v2: ModelRunner
     graphs: Graphs
     kv_cache: CacheFacts
     weights: WeightFacts

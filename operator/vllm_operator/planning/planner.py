@@ -194,7 +194,7 @@ class _FreshPlan:
         release = parse_release(version.version)
         if release is None or overrides.replaces_arguments:
             return None
-        return resolve_sizing(self.resource.spec, overrides.arguments, release, facts, self.files, self.catalog)
+        return resolve_sizing(self.resource.spec, overrides, release, facts, self.files, self.catalog)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""

@@ -25,6 +25,7 @@ from vllm_operator.planning.memory.overhead import (
     non_torch_bytes,
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
+from vllm_operator.planning.memory.runner import has_runner_v2, steps_in_flight
 from vllm_operator.planning.memory.weights import eagle_bytes, stage_layers, weigh_stages
 
 KEPT_LAYERS, KEPT_RULES = 256, 64
@@ -56,7 +57,8 @@ class Options:
     """Flags of the engine that decide about memory. None is vLLM's default.
 
     `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured. `partition` are the
-    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ.
+    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is what
+    VLLM_USE_V2_MODEL_RUNNER asks for.
     """
 
     utilization: float | None = None
@@ -79,6 +81,12 @@ class Options:
     cache_bytes: int | None = None
     partition: tuple[int, ...] = ()
     stage_gib: tuple[float, ...] = ()
+    runner_v2: bool | None = None
+
+    @property
+    def drafts_without_model(self) -> bool:
+        """Drafts are proposed by n-gram or suffix."""
+        return self.speculative > 0 and not (self.own_draft_layers or self.eagle or self.separate_draft_layers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +162,10 @@ def _estimate(
     batch = _batch(device, device.memory_gib, options, max_length, facts, release)
     layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
     memory = options.stage_gib if len(options.stage_gib) == parallel.pipeline else (device.memory_gib,) * parallel.pipeline
-    cache = _cache_options(shape, form, device, options, batch, facts, release)
+    v2 = has_runner_v2(shape, form.quantized, options.runner_v2, options.drafts_without_model, facts, release)
+    counts_graphs = release >= (facts.model_runner_v2.graphs_counted_since if v2 else facts.graphs.counted_since)
+    steps = steps_in_flight(v2, parallel.pipeline, options.drafts_without_model) if release >= facts.kv_cache.steps_in_flight_since else 1
+    cache = _cache_options(shape, form, device, options, steps * batch.tokens, facts, release)
     found: list[tuple[float, int, _Parts]] = []
     for stage, total in enumerate(memory):
         run = Run(
@@ -169,11 +180,12 @@ def _estimate(
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
         other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
         graphs = 0.0 if options.eager else graph_bytes(layers[stage], batch, facts, release) / GIB
-        counted = graphs if release >= facts.graphs.counted_since else 0.0
+        counted = graphs if counts_graphs else 0.0
         available = utilization * total - weights[stage] - activation - other - counted
         if options.cache_bytes is not None:
             available = options.cache_bytes / GIB
-        parts = _Parts(weights[stage], activation, other, graphs, counted, utilization * total, available, total, utilization)
+        uncounted = graphs - counted if v2 and release >= facts.graphs.counted_since else 0.0
+        parts = _Parts(weights[stage], activation, other, graphs, counted, uncounted, utilization * total, available, total, utilization)
         found.append((available, stage, parts))
     _, stage, parts = min(found, key=lambda each: each[0])
     if parallel.pipeline > 1 and shape.layers:
@@ -228,13 +240,17 @@ def _batch(device: Device, total: float, options: Options, max_length: int, fact
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """Parts of the memory in GiB."""
+    """Parts of the memory in GiB.
+
+    `counted` are the CUDA graphs that vLLM subtracts, `uncounted` those that model runner V1 would subtract and V2 does not.
+    """
 
     weights: float
     activation: float
     other: float
     graphs: float
     counted: float
+    uncounted: float
     budget: float
     available: float
     total: float
@@ -242,7 +258,7 @@ class _Parts:
 
 
 def _cache_options(
-    shape: ModelShape, form: WeightFormat, device: Device, options: Options, batch: Batch, facts: MemoryFacts, release: Release
+    shape: ModelShape, form: WeightFormat, device: Device, options: Options, in_flight: int, facts: MemoryFacts, release: Release
 ) -> CacheOptions:
     rows = facts.kv_cache.compressed_rows
     row, alignment = rows.get(device.architecture or "", rows["default"])
@@ -253,7 +269,7 @@ def _cache_options(
     return CacheOptions(
         element_bytes=1 if narrow else shape.element_bytes,
         packed_latent=narrow and shape.index_top > 0,
-        batched_tokens=batch.tokens,
+        tokens_in_flight=in_flight,
         block=options.block or (latent if shape.latent else facts.kv_cache.block),
         speculative=options.speculative,
         draft_layers=1 if options.own_draft_layers or options.eagle else 0,
@@ -291,7 +307,7 @@ def _judge(
     ]
     if layout is not None and checked is not None:
         longest = checked.longest(memory, shape.max_length or max_length)
-        comfortable = checked.longest((parts.available - margin) * GIB, shape.max_length or max_length)
+        comfortable = checked.longest((parts.available - parts.uncounted - margin) * GIB, shape.max_length or max_length)
         if auto:
             max_length = max(min(longest, max_length), 1)
         needed = checked.need(max_length) / GIB
@@ -342,7 +358,7 @@ def _with_verdict(
     if failed is not None:
         return replace(made, prediction=failed[1], limit=failed[2])
     slack, _, text = min(limits, key=lambda limit: limit[0])
-    if slack < margin:
+    if slack < margin + parts.uncounted:  # features that flags do not show make vLLM fall back to V1
         return replace(made, prediction=Prediction.TIGHT, limit=text)
     if not complete:
         return replace(made, prediction=Prediction.UNKNOWN, limit="The KV cache of this kind of model is not modelled.")

@@ -25,7 +25,7 @@ class CacheOptions:
     Attributes:
         element_bytes: Bytes of a key or value: 2, or 1 for FP8.
         packed_latent: The FP8 form of sparse MLA, which keeps a part in 16 bits.
-        batched_tokens: `--max-num-batched-tokens`.
+        tokens_in_flight: Tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0.
         block: Tokens of a block.
         speculative: Tokens that a draft proposes at a time; 0 without.
         draft_layers: Layers of a draft in the checkpoint, which are like those of the model.
@@ -38,7 +38,7 @@ class CacheOptions:
 
     element_bytes: float
     packed_latent: bool
-    batched_tokens: int
+    tokens_in_flight: int
     block: int
     speculative: int = 0
     draft_layers: int = 0
@@ -67,8 +67,8 @@ class _Group:
         if self.window is None:
             return ceil(ceil(tokens / options.context_parallel) / self.block)
         if self.chunk:
-            return ceil(min(self.window + options.batched_tokens, tokens) / self.block)
-        return ceil(min(self.window - 1 + options.batched_tokens, tokens) / self.block) + 1
+            return ceil(min(self.window + options.tokens_in_flight, tokens) / self.block)
+        return ceil(min(self.window - 1 + options.tokens_in_flight, tokens) / self.block) + 1
 
 
 @dataclass(frozen=True, slots=True)

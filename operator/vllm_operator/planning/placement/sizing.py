@@ -4,7 +4,7 @@ Each GPU of the cluster is judged with the estimate of `planning.memory`. Withou
 one node is chosen on which the model fits with a useful context. Among GPUs that fit, the one with the least memory is chosen.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
@@ -14,6 +14,7 @@ from vllm_operator.catalog.images import Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
 from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.memory.cases import predict_model
@@ -22,6 +23,7 @@ from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.flags import read_flags
 from vllm_operator.planning.memory.quantization import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
+from vllm_operator.planning.memory.runner import read_runner
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
 from vllm_operator.planning.outcome import Verdict
@@ -183,7 +185,7 @@ class Sizing:
 
 def resolve_sizing(
     spec: VLLMDeploymentSpec,
-    arguments: Mapping[str, str | None],
+    overrides: Overrides,
     release: Release,
     facts: ResolvedFacts,
     files: ModelFiles,
@@ -193,12 +195,14 @@ def resolve_sizing(
 
     Args:
         spec: The spec.
-        arguments: The flags of the user.
+        overrides: The flags and variables of the user.
         release: The vLLM version.
         facts: What is known about the model.
         files: What was read from its files.
         catalog: The catalog.
     """
+    arguments, read = overrides.arguments, read_flags(overrides.arguments)
+    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
     config, label = files.config, arguments.get("--quantization") or ""
     if not label and config is None and facts.quantization is not None:
         label = FORMATS[facts.quantization]
@@ -206,7 +210,7 @@ def resolve_sizing(
     size = None if "--quantization" in arguments else given
     model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    sizing = Sizing(model, read_flags(arguments), release, catalog.memory, catalog.gpus, catalog.images, concurrency)
+    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
     length = wanted_length(spec, sizing)
     if sizing.options is None or length is None or "--max-model-len" in arguments:
         return sizing
