@@ -10,11 +10,12 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.planning.memory.cases import predict, read_case
+from vllm_operator.planning.memory.rotary import rotary_width
 
 TABLES = load_shapes(), load_gpus(), load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()
 ENGINES: dict[str, dict[str, Any]] = {case["id"]: case for case in map(json.loads, LINES)}
-WEIGHTS, KV_CACHE, TOKENS = 0.031, 1.65, 0.021
+WEIGHTS, KV_CACHE, TOKENS = 0.031, 0.56, 0.01
 """The largest errors: of the weights, of the KV cache in GiB, and of the tokens."""
 
 
@@ -25,3 +26,27 @@ def test_an_engine_on_an_h200_has_the_memory_that_was_estimated(name: str) -> No
     assert made.weights == pytest.approx(measured["weights_gib"], rel=WEIGHTS)
     assert made.kv_cache == pytest.approx(measured["kv_gib"], abs=KV_CACHE)
     assert made.tokens == pytest.approx(measured["kv_tokens"], rel=TOKENS)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, case in ENGINES.items() if case["measured"]["graphs_subtracted_gib"] == 0 and name != "dsv2-lite"]
+)
+def test_the_activations_of_a_dense_engine_with_model_runner_v2_are_those_of_its_profiling_run(name: str) -> None:
+    made = predict(read_case(ENGINES[name]), *TABLES)
+    assert made.activation == pytest.approx(ENGINES[name]["measured"]["activation_gib"], abs=0.08)
+
+
+@pytest.mark.parametrize(
+    ("config", "width"),
+    [
+        ({}, 512),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 8.0}}, 8 * 256 + 256),
+        ({"rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8}, "sliding_attention": {}}}, 8 * 256 + 256),
+        ({"rope_scaling": {"type": "yarn", "factor": 8}}, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 1e300}}, 512),
+        ({"rope_scaling": {"type": "linear", "factor": "8"}}, 512),
+        ({"rope_scaling": ["linear"]}, 512),
+    ],
+)
+def test_linear_scaling_makes_the_table_of_full_attention_longer(config: dict[str, Any], width: int) -> None:
+    assert rotary_width(config, "gemma3forcausallm", 256, 256) == width

@@ -90,6 +90,8 @@ class Activation(Entry):
     """The peak of the profiling run: of the sampler, of the forward pass, or of an encoder."""
 
     sampler: tuple[Value, ...]
+    sampler_v2: tuple[Value, ...]
+    sampler_v2_like_v1_since: Since
     rejection_sampler: Number
     forward: Number
     forward_compiled: Number

@@ -176,6 +176,7 @@ def _estimate(
             vision=options.vision,
             first=stage == 0,
             last=stage == parallel.pipeline - 1,
+            v2=v2,
         )
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
         other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
@@ -184,7 +185,10 @@ def _estimate(
         available = utilization * total - weights[stage] - activation - other - counted
         if options.cache_bytes is not None:
             available = options.cache_bytes / GIB
-        uncounted = graphs - counted if v2 and release >= facts.graphs.counted_since else 0.0
+        uncounted = 0.0
+        if v2:
+            uncounted = graphs - counted if release >= facts.graphs.counted_since else 0.0
+            uncounted += max(activation_bytes(shape, parallel, replace(run, v2=False), facts, release) / GIB - activation, 0.0)
         parts = _Parts(weights[stage], activation, other, graphs, counted, uncounted, utilization * total, available, total, utilization)
         found.append((available, stage, parts))
     _, stage, parts = min(found, key=lambda each: each[0])
@@ -242,7 +246,7 @@ def _batch(device: Device, total: float, options: Options, max_length: int, fact
 class _Parts:
     """Parts of the memory in GiB.
 
-    `counted` are the CUDA graphs that vLLM subtracts, `uncounted` those that model runner V1 would subtract and V2 does not.
+    `counted` are the CUDA graphs that vLLM subtracts, `uncounted` what model runner V1 would subtract besides and V2 does not.
     """
 
     weights: float

@@ -34,6 +34,7 @@ class Run:
         speculative: A draft proposes tokens.
         vision: The encoder for images is loaded.
         first, last: This is the first or last stage of a pipeline.
+        v2: With model runner V2.
     """
 
     batch: Batch
@@ -43,6 +44,7 @@ class Run:
     vision: bool = True
     first: bool = True
     last: bool = True
+    v2: bool = False
 
 
 def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, architecture: str | None, product: str) -> Batch:
@@ -61,6 +63,8 @@ def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts
     peak = max(_forward_bytes(shape, parallel, run, facts), known.recurrent_bytes * tokens * shape.recurrent_width / parallel.tensor)
     if run.last:
         peak = max(peak, _sampler_bytes(shape, run, facts, release))
+    if run.v2 and run.first and not run.eager:  # torch.compile measures the kernel of the embedding
+        peak = max(peak, 2 * shape.hidden * (shape.vocabulary / parallel.tensor + tokens))
     if shape.vision and run.vision and run.first:
         peak = max(peak, _encoder_bytes(shape, parallel, tokens, facts))
     if shape.index_top:
@@ -72,9 +76,11 @@ def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts
 def _sampler_bytes(shape: ModelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
     """Logits and what the sampler makes of them, while the hidden states are alive."""
     known = facts.activation
+    rows = min(run.batch.sequences, run.batch.tokens)
+    if run.v2 and release < known.sampler_v2_like_v1_since:
+        return value_at(known.sampler_v2, release) * rows * shape.vocabulary * 4 + 2 * shape.hidden * (run.batch.tokens + 2 * rows)
     factor = value_at(known.sampler, release)
     factor += known.rejection_sampler if run.speculative else 0
-    rows = min(run.batch.sequences, run.batch.tokens)
     return factor * rows * shape.vocabulary * 4 + 2 * shape.hidden * (run.batch.tokens + 2 * rows)
 
 
@@ -85,8 +91,9 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
         hidden = (6 + 2 * (shape.streams if shape.streams > 1 else 0)) * shape.hidden
         forward = known.forward * run.batch.tokens * 2 * (shape.experts_per_token * wide + hidden)
     else:
-        copies = known.forward_eager if run.eager else known.forward_compiled
-        forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + 2 * shape.hidden)
+        width = 4 if run.v2 and not run.eager else 2
+        copies = known.forward_eager if run.eager or run.v2 else known.forward_compiled
+        forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + width * shape.hidden)
     if shape.latent and not shape.index_top:  # keys and values of a long context, as MLA projects them at most at a time
         context = max(min(8 * run.max_length, known.projected_tokens), run.batch.sequences * facts.kv_cache.latent_block)
         projected = min(context, known.projected_tokens) * shape.projected / parallel.tensor

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape, Module, Shard
+from vllm_operator.planning.memory.rotary import rotary_width
 from vllm_operator.pods.reading import mapping, read_integer
 
 LARGEST = 1 << 40
@@ -21,8 +22,6 @@ CHUNKED_EVERY = 4
 INDEX_SCALE_BYTES = 4
 LINEAR_KINDS = ("linear_attention", "mamba", "M")
 FULL_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", "*")
-TWO_ROTARY_TABLES = ("gemma3", "gemma4")
-"""Models whose layers with a window have a rotary embedding of their own."""
 DEFAULT_STREAMS, MOST_STREAMS = 4, 64
 WINDOW_PATTERNS = {"gemma3": 6, "gemma2": 2, "cohere2": 4}
 """One layer in so many has full attention, where config.json does not say it (Transformers' defaults)."""
@@ -73,8 +72,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     head_dim = read.size("head_dim", default=hidden // heads)
     compressed = _compression(read, layers)
     rotary = read.size("qk_rope_head_dim") if latent else int(head_dim * _fraction(read.text.get("partial_rotary_factor")))
-    if len(set(kinds)) > 1 and any(name in architecture for name in TWO_ROTARY_TABLES):
-        rotary += read.size("global_head_dim", default=head_dim)
+    second = read.size("global_head_dim", default=head_dim) if len(set(kinds)) > 1 else 0
     return ModelShape(
         architecture=architecture,
         vocabulary=vocabulary,
@@ -93,7 +91,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         cached=cached,
         compressed=compressed,
         recurrent_width=_recurrent_width(read),
-        rotary=rotary,
+        rotary=rotary_width(read.text, architecture, rotary, second),
         cache_known=known,
         state_bytes=_state_bytes(read),
         vision=bool(vision) or "vision_config" in config,
