@@ -41,3 +41,23 @@ def test_the_docstring_of_a_package_names_its_modules(package_name: str) -> None
 def test_no_module_is_too_long_to_be_read_at_once(folder: str) -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text("utf-8").splitlines()) for path in (ROOT / folder).rglob("*.py")}
     assert {path: length for path, length in lengths.items() if length > LONGEST} == {}
+
+
+def test_every_path_on_the_first_page_exists() -> None:
+    page = (ROOT / "docs/design/how-it-works.md").read_text()
+    package = ROOT / "operator/vllm_operator"
+    paths = set(re.findall(r"`([a-z0-9_/]+(?:\.py|\.yaml|/))`", page))
+    data = package / "catalog/data"
+    places = (package, ROOT, data, *(each for each in package.iterdir() if each.is_dir()), package / "planning/placement")
+    tests = {path.name for path in (ROOT / "tests").rglob("test_*.py")}
+    assert len(paths) > 40
+    missing = [path for path in paths if path not in tests and not any((place / path).exists() for place in places)]
+    assert not missing
+
+
+def test_every_path_on_the_first_page_that_names_a_function_has_it() -> None:
+    page = (ROOT / "docs/design/how-it-works.md").read_text()
+    named = re.findall(r"`([a-z_/]+\.py)`, `(_?[a-z_]+)`", page)
+    assert named
+    for path, function in named:
+        assert f"def {function}(" in (ROOT / "operator/vllm_operator" / path).read_text()

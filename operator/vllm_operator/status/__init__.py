@@ -6,6 +6,7 @@ planned         Accepted, Planned, `status.pinnedPlan`
 caches          CacheWarm, `status.cache`, the PVCs
 starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
                 Pods that the scheduler or an admission plugin refuses)
-summary         Crashed, Ready, Stalled, and which conditions have something to report
+crashed         Crashed
+ready           Ready, Stalled, and which conditions have something to report
 events          the difference to the previous status, as events
 """

@@ -17,7 +17,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import caches, planned, starting, startup, summary
+from vllm_operator.status import caches, crashed, planned, ready, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -76,13 +76,13 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         PLANNED: planned.planned(observed, plan),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
         STARTING: starting.starting(observed, block, remediation),
-        CRASHED: summary.crashed(observed, crashes, remediation),
+        CRASHED: crashed.crashed(observed, crashes, remediation),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY] = summary.ready(observed, crashes, judged)
-    if (verdict := summary.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
+    judged[READY] = ready.ready(observed, crashes, judged)
+    if (verdict := ready.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
         judged[STALLED] = verdict
-    reported, now = summary.reportable(observed, judged), reading.stamp(observation.now) or ""
+    reported, now = ready.reportable(observed, judged), reading.stamp(observation.now) or ""
     recorded_remediation, last_crash = to_record(remediation, crashes.last)
     if last_crash is not None and (verdict := judged.get(CRASHED)) is not None and verdict.status is TRUE:
         last_crash = shorten(last_crash, observed.knowledge.signatures, verdict.message)
