@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
-from vllm_operator.api.status import QuarantinedCache
+from vllm_operator.api.status import CacheStatus, QuarantinedCache
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
@@ -75,6 +75,14 @@ def assess_cache_damage(observed: ObservedState, plan: Plan, crashes: Crashes) -
         entry = QuarantinedCache(key=plan.cache_key, time=now, signature=candidate.signature)
         return CacheDamage((*known, entry)[-MAX_LISTED:], raised=True, is_quarantined=True, signature=candidate.signature)
     return CacheDamage(known)
+
+
+def next_generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
+    """Return the generation of the next plan's cache key: the one of this plan, plus one if its directory is quarantined now."""
+    planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
+    before = previous.generation if previous is not None else None
+    current = max(int(planned) if planned.isdecimal() else 0, before or 0)
+    return current + 1 if damage is not None and damage.raised else current or before
 
 
 def latest(observed: ObservedState, quarantined: tuple[QuarantinedCache, ...]) -> QuarantinedCache | None:

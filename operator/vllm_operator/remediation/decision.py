@@ -1,9 +1,9 @@
 """What the operator does about crashes, stalled starts and damaged caches: one `Decision`.
 
 A decision is written to the status first. The next reconciliation carries it out from there (`vllm_operator.remediation.in_force`), so
-an operator that ends in between continues after its restart, and one that looks twice decides once. Remedies are applied on top of the
-pinned plan and end with the next generation of the spec. After giving up, only a change of the spec starts a new attempt, so there are
-no loops.
+an operator that ends in between continues after its restart, and one that looks twice decides once. Only stalled Pods are deleted by the
+same reconciliation, right after the status is written. Remedies are applied on top of the pinned plan and end with the next generation of
+the spec. After giving up, only a change of the spec starts a new attempt, so there are no loops.
 """
 
 from collections.abc import Mapping

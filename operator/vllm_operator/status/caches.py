@@ -22,7 +22,7 @@ from vllm_operator.observation.starts import known_stages, last_start, next_star
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
-from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest
+from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
@@ -76,7 +76,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
         claim_name=observed.observation.claim_name,
-        generation=_generation(plan, previous, damage),
+        generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
         cold_stages=_in_one_line((stage.stage, stage.cold_seconds) for stage in stages),
@@ -88,14 +88,6 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
 
 def _in_one_line(seconds: Iterable[tuple[str, int | None]]) -> str | None:
     return ",".join(f"{stage}={number}" for stage, number in seconds if number is not None) or None
-
-
-def _generation(plan: Plan, previous: CacheStatus | None, damage: CacheDamage | None) -> int | None:
-    """The generation of the next plan: the one of this plan, plus one if its directory is quarantined now."""
-    planned = next((part.value for part in plan.cache_key_parts if part.name == "generation"), "")
-    before = previous.generation if previous is not None else None
-    current = max(int(planned) if planned.isdecimal() else 0, before or 0)
-    return current + 1 if damage is not None and damage.raised else current or before
 
 
 def cache_warm(
