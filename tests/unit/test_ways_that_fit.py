@@ -12,6 +12,7 @@ from support.plans import deployment, planned, refusal
 from vllm_operator.api.resource import VLLMDeployment
 
 LLAMA_8B, LLAMA_70B, QWEN_30B = "meta-llama/Llama-3.1-8B-Instruct", "meta-llama/Llama-3.3-70B-Instruct", "Qwen/Qwen3-30B-A3B"
+WORDS = ["--seed", "7", "--max-model-len=131072", "--enable-prefix-caching"]
 LONG = [{"name": "--enable-prefix-caching"}, {"name": "max_model_len", "value": "131072"}]
 
 
@@ -43,8 +44,13 @@ def patched(resource: VLLMDeployment, command: str) -> VLLMDeployment:
         at: Any = manifest
         for part in path:
             at = at[int(part)] if isinstance(at, list) else at[part]
+        key = int(last) if isinstance(at, list) else last
         if operation["op"] == "test":
-            assert at[last] == operation["value"]
+            assert at[key] == operation["value"]
+        elif operation["op"] == "remove":
+            del at[key]
+        elif isinstance(at, list) and operation["op"] == "add":
+            at.insert(key, operation["value"])
         else:
             at[last] = operation["value"]
     return VLLMDeployment.parse(manifest)
@@ -59,6 +65,13 @@ CASES: list[tuple[str, str, tuple[str, ...], dict[str, Any], int]] = [
     ("a larger slice", LLAMA_8B, ("h100-mig-mixed",), {"accelerator": {"mig": {"profile": "1g.10gb"}}}, 1),
     ("whole GPUs", LLAMA_70B, ("h100-mig-mixed", "b200"), {"accelerator": {"mig": {"profile": "3g.40gb"}}}, 1),
     ("a shorter context by flag", LLAMA_8B, ("l4",), {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "args": LONG}}, 1),
+    (
+        "a context by word",
+        LLAMA_8B,
+        ("l4",),
+        {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "extraArgs": WORDS}},
+        1,
+    ),
     ("a shorter context", LLAMA_8B, ("l4",), {"accelerator": {"count": 1}, "sizing": {"contextLength": 131072}}, 1),
     ("a quantized checkpoint", QWEN_30B, ("l40s",), {"accelerator": {"count": 1}}, 2),
 ]

@@ -125,6 +125,14 @@ FlagName = Annotated[
         json_schema_extra=form("write the name of one flag, such as max-model-len, and put its value into the field value"),
     ),
 ]
+CommandLineWord = Annotated[
+    str,
+    Field(
+        max_length=4096,
+        pattern=r"^($|[^-]|-([^-A-Za-z]|$)|--?[A-Za-z][A-Za-z0-9._-]*(=|$))",
+        json_schema_extra=form("write each word by itself: --max-model-len and then 8192, or --max-model-len=8192"),
+    ),
+]
 VariableName = Annotated[
     str,
     Field(

@@ -4,8 +4,14 @@ A rule refuses only what can never work. What may work in another cluster or wit
 it in a condition. Each message says what the user can do.
 """
 
+import re
+from collections.abc import Mapping
+
 FLAG = "[A-Za-z].*"
 """Pattern of the name of a flag without its leading dashes."""
+
+WORD = "^--?[A-Za-z][A-Za-z0-9_-]*"
+"""Pattern of the flag in a word of a command line."""
 
 DEFAULT_CACHE_SIZE = "20Gi"
 """Default size of the PersistentVolumeClaim of the caches."""
@@ -18,6 +24,16 @@ def owned_flag(names: tuple[str, ...], instead: str) -> dict[str, str]:
     return {
         "rule": f"self.all(a, !(a.name.find('{FLAG}').replace('_', '-') in [{listed}]))",
         "message": f"{flags} {'is' if len(names) == 1 else 'are'} not allowed in args; {instead}",
+    }
+
+
+def owned_word(rule: Mapping[str, str]) -> dict[str, str]:
+    """The same rule for the words of a command line."""
+    names = re.findall(r"'([a-z-]+)'", rule["rule"].rpartition(" in ")[2])
+    listed = ", ".join(f"'{dashes}{name}'" for name in names for dashes in ("--", "-"))
+    return {
+        "rule": f"self.all(w, !(w.find('{WORD}').replace('_', '-') in [{listed}]))",
+        "message": rule["message"].replace("allowed in args", "allowed in extraArgs"),
     }
 
 
@@ -44,6 +60,31 @@ ARGUMENTS = (
     owned_flag(("data-parallel-size", "dp"), "use parallelism.data, which also requests the GPUs"),
     owned_flag(("enable-expert-parallel", "no-enable-expert-parallel", "ep"), "use parallelism.expert"),
 )
+
+EXTRA_ARGUMENTS = (
+    {
+        "rule": f"self.size() == 0 || self[0].matches('{WORD}')",
+        "message": "the first word must be a flag, such as --seed; the model is in model.uri",
+    },
+    {
+        # Full names only: the cost of a comparison of all pairs of words is limited.
+        "rule": "self.all(a, !a.startsWith('--') || self.exists_one(b, b == a))",
+        "message": "a flag is given twice; keep one of them",
+    },
+    *(owned_word(rule) for rule in ARGUMENTS[1:]),
+)
+
+ARGUMENTS_APART = {
+    "rule": "!has(self.args) || !has(self.extraArgs) || self.args.all(a, !self.extraArgs.exists(w, "
+    f"w == '--' + a.name.find('{FLAG}').replace('_', '-') || w.startsWith('--' + a.name.find('{FLAG}').replace('_', '-') + '=')))",
+    "message": "a flag is given in args and in extraArgs; keep one of them",
+    "fieldPath": ".extraArgs",
+}
+
+VALUE_OR_VALUES = {
+    "rule": "!(has(self.value) && has(self.values))",
+    "message": "give either value or values (for a flag with several), not both",
+}
 
 VALUE_OR_SOURCE = {
     "rule": "!(has(self.value) && has(self.valueFrom))",

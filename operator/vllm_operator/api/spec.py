@@ -13,6 +13,7 @@ from vllm_operator.api import rules
 from vllm_operator.api.base import (
     Architecture,
     Backend,
+    CommandLineWord,
     EngineVersion,
     FlagName,
     GpuUUID,
@@ -117,13 +118,29 @@ class ModelSpec(Model):
     )
 
 
+ArgumentValue = Annotated[str, Field(max_length=4096)]
+
+
 class EngineArgument(Model):
     """A command line flag of the engine."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.VALUE_OR_VALUES))
     name: FlagName = Field(
         description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
     )
     value: str | None = Field(default=None, max_length=16384, description="Value. Absent for a flag without a value.")
+    values: list[ArgumentValue] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="Values of a flag that takes several, such as `--cudagraph-capture-sizes`.",
+        json_schema_extra=list_atomic(),
+    )
+
+    @property
+    def text(self) -> str | None:
+        """The value, or the values with spaces between them; None without a value."""
+        return " ".join(self.values) if self.values else self.value
 
 
 class EnvironmentVariable(Model):
@@ -147,6 +164,7 @@ class EnvironmentVariable(Model):
 class EngineSpec(Model):
     """The vLLM server to run."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.ARGUMENTS_APART))
     image: Image | None = Field(
         default=None,
         description="Container image. Default: `vllm/vllm-openai:v<version>`.",
@@ -161,6 +179,12 @@ class EngineSpec(Model):
         max_length=128,
         description="Flags for `vllm serve`. They override the operator's choices.",
         json_schema_extra=list_map("name") | checked_by(*rules.ARGUMENTS),
+    )
+    extra_args: list[CommandLineWord] | None = Field(
+        default=None,
+        max_length=64,
+        description='The same as `args`, as words of a command line: `["--seed", "7"]`. A flag can be in one of the two lists.',
+        json_schema_extra=list_atomic() | checked_by(*rules.EXTRA_ARGUMENTS),
     )
     env: list[EnvironmentVariable] | None = Field(
         default=None,

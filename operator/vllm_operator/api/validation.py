@@ -157,6 +157,10 @@ def check_of(rule: str) -> Check | None:
     if owned is not None:
         names = {name.strip("' ") for name in owned[1].split(",")}
         return lambda arguments: not any(_flag(argument) in names for argument in arguments)
+    words = re.fullmatch(r"self\.all\(w, !\(w\.find\(.*\) in \[(.*)\]\)\)", rule)
+    if words is not None:
+        forbidden = {name.strip("' ") for name in words[1].split(",")}
+        return lambda given: not any(_flag_word(word) in forbidden for word in given)
     return _CHECKS.get(rule)
 
 
@@ -172,6 +176,11 @@ def is_about_change(rule: str) -> bool:
 
 def _flag(argument: Any) -> str:
     return re.sub(r"^-*", "", str(_of(argument, "name", default=""))).replace("_", "-")
+
+
+def _flag_word(word: str) -> str:
+    found = re.match(rules.WORD, word)
+    return found[0].replace("_", "-") if found else ""
 
 
 def _of(value: Any, *path: str, default: Any = None) -> Any:
@@ -216,6 +225,12 @@ def _name_fits(resource: Any) -> bool:
 _CHECKS: Mapping[str, Check] = {
     rules.NAME["rule"]: _name_fits,
     rules.ARGUMENTS[0]["rule"]: _no_flag_twice,
+    rules.EXTRA_ARGUMENTS[0]["rule"]: lambda words: not words or bool(_flag_word(words[0])),
+    rules.EXTRA_ARGUMENTS[1]["rule"]: lambda words: not any(word.startswith("--") and words.count(word) > 1 for word in words),
+    rules.ARGUMENTS_APART["rule"]: lambda e: {f"--{_flag(a)}" for a in _of(e, "args", default=())}.isdisjoint(
+        w.partition("=")[0] for w in _of(e, "extraArgs", default=())
+    ),
+    rules.VALUE_OR_VALUES["rule"]: lambda a: _of(a, "value") is None or _of(a, "values") is None,
     rules.VALUE_OR_SOURCE["rule"]: lambda v: _of(v, "value") is None or _of(v, "valueFrom") is None,
     rules.REVISION_ON_HUB["rule"]: lambda m: _of(m, "revision") is None or str(_of(m, "uri", default="hf://")).startswith("hf://"),
     rules.MIG_SELECTED["rule"]: lambda m: _of(m, "profile") is not None or _of(m, "uuids") is not None,

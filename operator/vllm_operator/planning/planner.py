@@ -24,6 +24,7 @@ from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
+from vllm_operator.planning.engine.command_line import ArgumentError, check_arguments
 from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
 from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
 from vllm_operator.planning.engine.host import plan_requests
@@ -104,8 +105,7 @@ def plan(
     fresh = steps.outcome()
     if pinned is None or not in_force:
         return fresh
-    kept = with_cache_generation(pinned, resource, catalog.caches, cache_generation)
-    return keep_plan(kept, fresh, catalog.gpus)
+    return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,8 @@ class _FreshPlan:
         try:
             check_pod_template(spec.pod_template)
             check_containers(spec.pod_template)
-        except PodTemplateError as error:
+            check_arguments(spec.engine)
+        except (PodTemplateError, ArgumentError) as error:
             return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
         engine = _engine_of(spec.engine, overrides)
@@ -270,11 +271,10 @@ class _FreshPlan:
 
     def _keeps_gpu(self) -> bool:
         """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
-        token = self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
         pinned, spec = self.pinned, self.resource.spec
         policy = spec.accelerator.policy if spec.accelerator else None
         same = pinned is not None and (pinned.sizing, pinned.policy) == (spec.sizing, policy)
-        return same and pinned is not None and pinned.replan_token == token
+        return same and pinned is not None and pinned.replan_token == self.resource.metadata.annotations.get(REPLAN_ANNOTATION)
 
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target without a refusal of the backends; the first of all if there is none."""
@@ -286,8 +286,8 @@ class _FreshPlan:
             seen.add(target.architecture)
             decision = self._decide(premises, target)
             if decision.refusal is None:
-                why = first.refusal.message if first.refusal else ""
-                text = f"{targets[0].title} comes first in the order of GPUs, but cannot be used: {why}"
+                why = f"cannot be used: {first.refusal.message if first.refusal else ''}"
+                text = f"{targets[0].title} comes first in the order of GPUs, but {why}"
                 return target, replace(decision, notes=(Note(Severity.INFO, text), *decision.notes))
         return targets[0], first
 

@@ -19,11 +19,12 @@ from packaging.specifiers import SpecifierSet
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import EngineArgument, EnvironmentVariable, VLLMDeploymentSpec
+from vllm_operator.api.spec import EngineArgument, EngineSpec, EnvironmentVariable, VLLMDeploymentSpec
 from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
 from vllm_operator.catalog.signatures import Change, Signature
 from vllm_operator.catalog.templates import fill_in_exactly
 from vllm_operator.catalog.versions import Versions, VersionTable, normalize_flag
+from vllm_operator.planning.engine.command_line import read_words, replace_words
 from vllm_operator.planning.engine.deadline import READY_TIMEOUT
 from vllm_operator.planning.engine.overrides import ENGINE_VARIABLE_PREFIX, Overrides, read_overrides, subject_of, subjects_of
 
@@ -130,9 +131,8 @@ def patch_command(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> 
 
 def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) -> list[Operation]:
     """Return the changes as a JSON patch (RFC 6902)."""
-    changes = list(changes)
     engine = resource.spec.engine
-    operations: list[Operation] = []
+    changes, operations = _change_words(engine, list(changes))
     added: dict[str, list[Operation]] = {}
     for kind, field in _FIELDS.items():
         entries: Sequence[EngineArgument | EnvironmentVariable] | None = getattr(engine, field) if engine is not None else None
@@ -157,6 +157,19 @@ def patch_operations(resource: VLLMDeployment, changes: Iterable[RemedyChange]) 
         path = f"/spec/engine/{field}"
         operations += [{"op": "test", "path": path, "value": None}, {"op": "add", "path": path, "value": values}]
     return operations
+
+
+def _change_words(engine: EngineSpec | None, changes: list[RemedyChange]) -> tuple[list[RemedyChange], list[Operation]]:
+    """The operations for flags in `extraArgs`, and the changes that remain."""
+    extra = (engine.extra_args if engine is not None else None) or []
+    given = {normalize_flag(words.argument.name): words for words in read_words(extra)}
+    found = [change for change in changes if change.kind is ChangeKind.ARGUMENT and change.name in given]
+    operations: list[Operation] = []
+    for change in sorted(found, key=lambda each: given[each.name].start, reverse=True):
+        value = [change.value] if change.value is not None else []
+        instead = [] if change.action is ChangeAction.REMOVE else [change.name, *value]
+        operations += replace_words(extra, given[change.name], instead)
+    return [change for change in changes if change not in found], operations
 
 
 def _name(kind: ChangeKind, name: str) -> str:

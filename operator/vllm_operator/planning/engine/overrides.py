@@ -12,6 +12,7 @@ from vllm_operator.api.spec import Distribution, EngineArgument, EngineSpec, VLL
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.planning.engine.command_line import given_arguments
 from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.notes import Note, notes_of
 from vllm_operator.pods.reading import mapping, read_text, sequence
@@ -53,7 +54,7 @@ def read_overrides(spec: VLLMDeploymentSpec) -> Overrides:
     """Collect the settings in `spec.engine` and, with precedence, those of the engine container in `spec.podTemplate`."""
     engine = spec.engine
     variables = {} if engine is None else {v.name: None if v.value_from is not None else v.value or "" for v in engine.env or ()}
-    arguments = {} if engine is None else {normalize_flag(a.name): a.value for a in engine.args or ()}
+    arguments = {normalize_flag(given.name): given.text for given in given_arguments(engine)}
     pod = mapping(spec.pod_template, "spec")
     container = next((entry for raw in sequence(pod.get("containers")) if (entry := mapping(raw)).get("name") == CONTAINER), {})
     return Overrides(
@@ -71,7 +72,7 @@ def passed_arguments(engine: EngineSpec | None) -> tuple[EngineArgument, ...]:
     if engine is None:
         return ()
     of_script = SCRIPT_FLAGS.get(engine.distribution or Distribution.VLLM, frozenset())
-    return tuple(argument for argument in engine.args or () if normalize_flag(argument.name) not in of_script)
+    return tuple(argument for argument in given_arguments(engine) if normalize_flag(argument.name) not in of_script)
 
 
 def _variables_of(container: Mapping[str, Any]) -> dict[str, str | None]:
@@ -150,7 +151,7 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
     if not (wrong and exact and catalog.images.is_official(version.image)):
         return NameCheck(tuple(notes))
-    instead = _instead(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine.args."
+    instead = _instead(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
     return NameCheck(tuple(notes), f"{vllm} does not know the flag {wrong[0]} and does not start with it.{instead}")
 
 

@@ -2,15 +2,16 @@
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_operator.api.labels import SHORT_NAME
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorSpec, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.catalog.versions import normalize_flag
+from vllm_operator.planning.engine.command_line import read_words, replace_words
 from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.placement.sizing import LEAST_CONTEXT, ROUNDED_TO, Candidate, Room, Sizing
 
@@ -68,7 +69,12 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     longest = (refused.judgement.made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
     if sizing.options is None or not sizing.options.max_length or longest < LEAST_CONTEXT:
         return []
-    arguments = (resource.spec.engine.args if resource.spec.engine else None) or []
+    engine = resource.spec.engine or EngineSpec()
+    text = f"set {LENGTH_FLAG} to {longest} or less"
+    for words in read_words(engine.extra_args or ()):
+        if normalize_flag(words.argument.name) == LENGTH_FLAG:
+            return [Way(text, _command(resource, replace_words(engine.extra_args or (), words, [LENGTH_FLAG, str(longest)])))]
+    arguments = engine.args or []
     for index, argument in enumerate(arguments):
         if normalize_flag(argument.name) == LENGTH_FLAG:
             path = f"/spec/engine/args/{index}"
@@ -76,7 +82,7 @@ def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
                 {"op": "test", "path": f"{path}/name", "value": argument.name},
                 {"op": "replace", "path": f"{path}/value", "value": str(longest)},
             ]
-            return [Way(f"set {LENGTH_FLAG} to {longest} or less", _command(resource, operations))]
+            return [Way(text, _command(resource, operations))]
     change = {"spec": {"sizing": {"contextLength": longest}}}
     return [Way(f"lower spec.sizing.contextLength to {longest}", _command(resource, change))]
 
@@ -141,7 +147,7 @@ def _smaller_weights(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     return [Way(f"use {smaller} checkpoint of the same model, if there is one, with spec.model.uri")] if smaller is not None else []
 
 
-def _command(resource: VLLMDeployment, patch: dict[str, Any] | list[dict[str, Any]]) -> str:
+def _command(resource: VLLMDeployment, patch: dict[str, Any] | Sequence[Mapping[str, Any]]) -> str:
     kind = "json" if isinstance(patch, list) else "merge"
     text = shlex.quote(json.dumps(patch, separators=(",", ":")))
     return f"kubectl patch {SHORT_NAME} {resource.metadata.name} -n {resource.metadata.namespace} --type {kind} -p {text}"

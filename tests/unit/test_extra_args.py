@@ -1,0 +1,104 @@
+"""Flags as words of a command line, and flags with several values."""
+
+from typing import Any
+
+import pytest
+
+from support.gpus import real_node
+from support.plans import deployment, made, refusal
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import ChangeAction, ChangeKind, RemedyChange
+from vllm_operator.planning.engine.command_line import read_words
+from vllm_operator.remediation.changes import patch_operations
+from vllm_operator.rendering.pod import render_pod_template
+
+
+def with_words(*words: str, **engine: Any) -> VLLMDeployment:
+    return deployment(engine={"version": "0.20.1", "extraArgs": list(words), **engine})
+
+
+def command_of(resource: VLLMDeployment) -> list[str]:
+    plan = made(resource, real_node("h200"))
+    args: list[str] = render_pod_template(resource, plan)["spec"]["containers"][0]["args"]
+    return args
+
+
+@pytest.mark.parametrize(
+    ("words", "want"),
+    [
+        (["--seed", "7"], [("--seed", "7", None)]),
+        (["--seed=7"], [("--seed", "7", None)]),
+        (["--seed", "-1"], [("--seed", "-1", None)]),
+        (["--enforce-eager", "--seed", "7"], [("--enforce-eager", None, None), ("--seed", "7", None)]),
+        (["--cudagraph-capture-sizes", "1", "2", "4"], [("--cudagraph-capture-sizes", None, ["1", "2", "4"])]),
+        (["--compilation-config", '{"mode": 3}'], [("--compilation-config", '{"mode": 3}', None)]),
+        (["--compilation-config.mode=3"], [("--compilation-config.mode", "3", None)]),
+        (["--chat-template", ""], [("--chat-template", "", None)]),
+        (["-q", "fp8"], [("-q", "fp8", None)]),
+        (["serve", "a/b", "--seed", "7"], [("--seed", "7", None)]),
+        ([], []),
+    ],
+    ids=lambda value: " ".join(value) if value and isinstance(value[0], str) else "",
+)
+def test_words_are_read_as_argparse_reads_them(words: list[str], want: list[tuple[str, str | None, list[str] | None]]) -> None:
+    arguments = [each.argument for each in read_words(words)]
+    assert [(argument.name, argument.value, argument.values) for argument in arguments] == want
+
+
+def test_words_reach_the_engine_after_the_flags_of_the_plan() -> None:
+    args = command_of(with_words("--seed", "7", "--enforce-eager", args=[{"name": "max-num-seqs", "value": "64"}]))
+    assert args[-5:] == ["--max-num-seqs", "64", "--seed", "7", "--enforce-eager"]
+
+
+def test_several_values_follow_their_flag() -> None:
+    sizes = {"name": "cudagraph-capture-sizes", "values": ["1", "2", "4"]}
+    assert command_of(deployment(engine={"version": "0.20.1", "args": [sizes]}))[-4:] == ["--cudagraph-capture-sizes", "1", "2", "4"]
+
+
+def test_words_override_the_plan_as_entries_do() -> None:
+    entries = deployment(engine={"version": "0.20.1", "args": [{"name": "shutdown-timeout", "value": "300"}]})
+    words = with_words("--shutdown-timeout", "300")
+    assert command_of(words) == command_of(entries)
+    assert render_pod_template(words, made(words, real_node("h200")))["spec"]["terminationGracePeriodSeconds"] == 320
+
+
+def test_a_word_that_the_version_does_not_know_is_refused() -> None:
+    reason, message = refusal(with_words("--max-model-length", "8192"), real_node("h200"))
+    assert reason == "KnownBad"
+    assert "Did you mean --max-model-len?" in message
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"extraArgs": ["--seed=7", "--seed=8"]},
+        {"extraArgs": ["--max-model-len", "1", "--max_model_len", "2"]},
+        {"args": [{"name": "seed"}], "extraArgs": ["--seed", "7"]},
+    ],
+)
+def test_a_flag_that_is_given_twice_is_refused(engine: dict[str, Any]) -> None:
+    reason, message = refusal(deployment(engine={"version": "0.20.1", **engine}), real_node("h200"))
+    assert reason == "InvalidSpec"
+    assert "twice, in args or extraArgs; keep one of them." in message
+
+
+def test_a_remedy_changes_words_where_they_are() -> None:
+    resource = with_words("--seed", "7", "--max-model-len=32768", "--enforce-eager")
+    changes = [
+        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.REMOVE, name="--seed"),
+        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.SET, name="--max-model-len", value="8192"),
+        RemedyChange(kind=ChangeKind.ARGUMENT, action=ChangeAction.SET, name="--max-num-seqs", value="8"),
+    ]
+    path = "/spec/engine/extraArgs"
+    assert patch_operations(resource, changes) == [
+        {"op": "test", "path": f"{path}/2", "value": "--max-model-len=32768"},
+        {"op": "remove", "path": f"{path}/2"},
+        {"op": "add", "path": f"{path}/2", "value": "--max-model-len"},
+        {"op": "add", "path": f"{path}/3", "value": "8192"},
+        {"op": "test", "path": f"{path}/0", "value": "--seed"},
+        {"op": "test", "path": f"{path}/1", "value": "7"},
+        {"op": "remove", "path": f"{path}/1"},
+        {"op": "remove", "path": f"{path}/0"},
+        {"op": "test", "path": "/spec/engine/args", "value": None},
+        {"op": "add", "path": "/spec/engine/args", "value": [{"name": "--max-num-seqs", "value": "8"}]},
+    ]
