@@ -15,25 +15,32 @@ from vllm_operator.planning.memory.rotary import rotary_width
 TABLES = load_shapes(), load_gpus(), load_memory()
 LINES = (Path(__file__).parent / "h200_memory.jsonl").read_text("utf-8").splitlines()
 ENGINES: dict[str, dict[str, Any]] = {case["id"]: case for case in map(json.loads, LINES)}
-WEIGHTS, KV_CACHE, TOKENS = 0.031, 0.56, 0.01
+WEIGHTS, KV_CACHE, TOKENS = 0.027, 0.2, 0.0035
 """The largest errors: of the weights, of the KV cache in GiB, and of the tokens."""
+WITHOUT_MULTICAST = "llama-70b"
+"""This engine has two GPUs. NCCL could not use multicast, so it took 0.5 GiB less than it does elsewhere."""
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_engine_on_an_h200_has_the_memory_that_was_estimated(name: str) -> None:
     measured, made = ENGINES[name]["measured"], predict(read_case(ENGINES[name]), *TABLES)
     assert made.prediction == "started"
+    factor = 3 if name == WITHOUT_MULTICAST else 1
     assert made.weights == pytest.approx(measured["weights_gib"], rel=WEIGHTS)
-    assert made.kv_cache == pytest.approx(measured["kv_gib"], abs=KV_CACHE)
-    assert made.tokens == pytest.approx(measured["kv_tokens"], rel=TOKENS)
+    assert made.kv_cache == pytest.approx(measured["kv_gib"], abs=factor * KV_CACHE)
+    assert made.tokens == pytest.approx(measured["kv_tokens"], rel=factor * TOKENS)
 
 
-@pytest.mark.parametrize(
-    "name", [name for name, case in ENGINES.items() if case["measured"]["graphs_subtracted_gib"] == 0 and name != "dsv2-lite"]
-)
-def test_the_activations_of_a_dense_engine_with_model_runner_v2_are_those_of_its_profiling_run(name: str) -> None:
+@pytest.mark.parametrize("name", ENGINES)
+def test_the_activations_are_those_of_the_profiling_run(name: str) -> None:
     made = predict(read_case(ENGINES[name]), *TABLES)
-    assert made.activation == pytest.approx(ENGINES[name]["measured"]["activation_gib"], abs=0.08)
+    assert made.activation == pytest.approx(ENGINES[name]["measured"]["activation_gib"], abs=0.11)
+
+
+@pytest.mark.parametrize("name", [name for name, case in ENGINES.items() if case["measured"]["graphs_subtracted_gib"] > 0])
+def test_the_graphs_are_those_that_the_engine_subtracted(name: str) -> None:
+    made = predict(read_case(ENGINES[name]), *TABLES)
+    assert made.graphs == pytest.approx(ENGINES[name]["measured"]["graphs_subtracted_gib"], abs=0.06)
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,7 @@ class NonTorch(Entry):
     """Allocations outside of PyTorch in GiB, by the tensor-parallel size.
 
     `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions
-    before `nccl_before`.
+    before `nccl_before`. `alone` is added for one GPU, where no NCCL loads the libraries before the first snapshot.
     """
 
     gib: Mapping[int, Number]
@@ -71,6 +71,7 @@ class NonTorch(Entry):
     small_gib: Number
     nccl_before: Since
     nccl_gib: Mapping[int, Number]
+    alone: tuple[Value, ...]
     source: str
 
 
@@ -86,17 +87,33 @@ class Encoder(Entry):
     width: StrictInt
 
 
+class ExpertWorkspace(Entry):
+    """Formats of experts by name, and whether their kernels on these GPUs take buffers from the shared workspace since a version."""
+
+    since: Since
+    formats: tuple[str, ...]
+    architectures: tuple[str, ...] = ()
+    shared: bool = True
+
+
 class Activation(Entry):
     """The peak of the profiling run: of the sampler, of the forward pass, or of an encoder."""
 
     sampler: tuple[Value, ...]
     sampler_v2: tuple[Value, ...]
     sampler_v2_like_v1_since: Since
+    sampler_rows: StrictInt
+    sampler_rows_since: Since
+    libraries_gib: Number
+    expert_workspaces: tuple[ExpertWorkspace, ...]
+    expert_chunk: StrictInt
+    expert_chunk_before: Since
     rejection_sampler: Number
     forward: Number
     forward_compiled: Number
     forward_eager: Number
     projected_tokens: StrictInt
+    padded_heads: StrictInt
     sparse_rows: StrictInt
     sparse_row_bytes: StrictInt
     indexer_logits_gib: Number
@@ -132,13 +149,20 @@ class ModelRunner(Entry):
 
 
 class Graphs(Entry):
-    """CUDA graphs."""
+    """CUDA graphs. `large` is the largest batch with a graph for `large_models` and `large_architectures`, `most` for all others.
+
+    The first graph takes `first_gib`, each one `gib_per_graph_and_layer` for a layer, by architecture of the GPU.
+    """
 
     counted_since: Since
     fewer_since: Since
     most: StrictInt
-    gib_per_graph_and_layer: Number
-    least_gib: Number
+    large: StrictInt
+    large_models: tuple[str, ...]
+    large_architectures: tuple[str, ...]
+    large_architectures_since: Since
+    gib_per_graph_and_layer: Mapping[str, Number]
+    first_gib: Number
     source: str
 
 
@@ -162,11 +186,15 @@ class CacheFacts(Entry):
 
 
 class ExpertPadding(Entry):
-    """Multiples of a kernel for MXFP4 experts. `scales`: the scales of the weights are padded too."""
+    """Multiples of a kernel for MXFP4 experts. `scales`: the scales of the weights are padded too.
+
+    `hidden_share` is the part of the weights whose hidden size is padded.
+    """
 
     since: Since
     architectures: tuple[str, ...] = ()
     hidden: StrictInt
+    hidden_share: Number = 1
     width: StrictInt
     scales: bool = True
 

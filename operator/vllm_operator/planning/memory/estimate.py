@@ -22,6 +22,7 @@ from vllm_operator.planning.memory.overhead import (
     activation_bytes,
     default_batch,
     graph_bytes,
+    has_shared_workspace,
     non_torch_bytes,
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
@@ -177,10 +178,12 @@ def _estimate(
             first=stage == 0,
             last=stage == parallel.pipeline - 1,
             v2=v2,
+            shared=shape.experts > 0 and has_shared_workspace(form, device.architecture, facts, release),
+            architecture=device.architecture,
         )
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
         other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
-        graphs = 0.0 if options.eager else graph_bytes(layers[stage], batch, facts, release) / GIB
+        graphs = 0.0 if options.eager else graph_bytes(shape, layers[stage], run, facts, release) / GIB
         counted = graphs if counts_graphs else 0.0
         available = utilization * total - weights[stage] - activation - other - counted
         if options.cache_bytes is not None:

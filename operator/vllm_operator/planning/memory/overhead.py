@@ -11,6 +11,7 @@ from vllm_operator.catalog.memory import Encoder, MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.layers import ModelShape
+from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
 
@@ -35,6 +36,8 @@ class Run:
         vision: The encoder for images is loaded.
         first, last: This is the first or last stage of a pipeline.
         v2: With model runner V2.
+        shared: The kernels of the experts take their buffers from vLLM's shared workspace, which stays.
+        architecture: That of the GPU.
     """
 
     batch: Batch
@@ -45,6 +48,8 @@ class Run:
     first: bool = True
     last: bool = True
     v2: bool = False
+    shared: bool = False
+    architecture: str | None = None
 
 
 def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, architecture: str | None, product: str) -> Batch:
@@ -58,30 +63,53 @@ def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, archi
 
 
 def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
-    """Return the peak of the profiling run on one GPU: the sampler, the forward pass or the encoder, and what some models add."""
+    """Return the peak of the profiling run on one GPU: what stays, and the sampler, the forward pass or the encoder."""
     known, tokens = facts.activation, run.batch.tokens
+    rows = known.sparse_rows * run.max_length / (4 if shape.compressed else 1) if shape.index_top else 0
+    gathered, logits = rows * known.sparse_row_bytes, known.indexer_logits_gib * GIB if shape.index_top else 0.0
     peak = max(_forward_bytes(shape, parallel, run, facts), known.recurrent_bytes * tokens * shape.recurrent_width / parallel.tensor)
+    if run.shared:  # one workspace for all layers and kinds of buffers
+        peak, gathered, logits = peak + logits, max(gathered, _expert_bytes(shape, parallel, run, facts, release)), 0.0
     if run.last:
         peak = max(peak, _sampler_bytes(shape, run, facts, release))
     if run.v2 and run.first and not run.eager:  # torch.compile measures the kernel of the embedding
         peak = max(peak, 2 * shape.hidden * (shape.vocabulary / parallel.tensor + tokens))
     if shape.vision and run.vision and run.first:
         peak = max(peak, _encoder_bytes(shape, parallel, tokens, facts))
-    if shape.index_top:
-        rows = known.sparse_rows * run.max_length / (4 if shape.compressed else 1)
-        peak += rows * known.sparse_row_bytes + known.indexer_logits_gib * GIB
-    return peak
+    return peak + gathered + logits + known.libraries_gib * GIB
+
+
+def has_shared_workspace(form: WeightFormat, architecture: str | None, facts: MemoryFacts, release: Release) -> bool:
+    """Whether the kernels for experts in this format take their buffers from the shared workspace."""
+    name = "MXFP4Native" if form.name == "MXFP4" and not form.experts_only else form.name
+    rules = [
+        rule
+        for rule in facts.activation.expert_workspaces
+        if rule.since <= release and name in rule.formats and (not rule.architectures or architecture in rule.architectures)
+    ]
+    return bool(rules) and rules[-1].shared
+
+
+def _expert_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
+    """Buffers of the experts' two products: as many rows as tokens times experts for each, as wide as the layer or the experts."""
+    width = shape.expert_width / (1 if parallel.expert else parallel.tensor)
+    chunk = facts.activation.expert_chunk if release < facts.activation.expert_chunk_before else run.batch.tokens
+    tokens = min(run.batch.tokens, chunk)
+    return 2 * tokens * shape.experts_per_token * (max(2 * width, shape.hidden) + max(width, shape.hidden))
 
 
 def _sampler_bytes(shape: ModelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
     """Logits and what the sampler makes of them, while the hidden states are alive."""
     known = facts.activation
     rows = min(run.batch.sequences, run.batch.tokens)
+    hidden = 2 * shape.hidden * (run.batch.tokens + 2 * rows)
     if run.v2 and release < known.sampler_v2_like_v1_since:
-        return value_at(known.sampler_v2, release) * rows * shape.vocabulary * 4 + 2 * shape.hidden * (run.batch.tokens + 2 * rows)
+        return value_at(known.sampler_v2, release) * rows * shape.vocabulary * 4 + hidden
     factor = value_at(known.sampler, release)
     factor += known.rejection_sampler if run.speculative else 0
-    return factor * rows * shape.vocabulary * 4 + 2 * shape.hidden * (run.batch.tokens + 2 * rows)
+    if release >= known.sampler_rows_since:  # a row of its own for each of the GPU's processors
+        factor += min(known.sampler_rows, rows) / max(rows, 1)
+    return factor * rows * shape.vocabulary * 4 + hidden
 
 
 def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: MemoryFacts) -> float:
@@ -89,11 +117,15 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
     if shape.experts:
         wide = max(2 * shape.expert_width / parallel.tensor, shape.hidden) + shape.expert_width / parallel.tensor
         hidden = (6 + 2 * (shape.streams if shape.streams > 1 else 0)) * shape.hidden
-        forward = known.forward * run.batch.tokens * 2 * (shape.experts_per_token * wide + hidden)
+        forward = known.forward * run.batch.tokens * 2 * ((0 if run.shared else shape.experts_per_token * wide) + hidden)
     else:
         width = 4 if run.v2 and not run.eager else 2
         copies = known.forward_eager if run.eager or run.v2 else known.forward_compiled
         forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + width * shape.hidden)
+    if shape.compressed:  # queries, and outputs for which the kernel wants at least 64 heads
+        own = shape.heads / parallel.tensor
+        padded = 2 * known.padded_heads * -(-own // known.padded_heads)
+        forward = max(forward, run.batch.tokens * 2 * ((padded + own) * shape.compressed.width + (2 + 2 * shape.streams) * shape.hidden))
     if shape.latent and not shape.index_top:  # keys and values of a long context, as MLA projects them at most at a time
         context = max(min(8 * run.max_length, known.projected_tokens), run.batch.sequences * facts.kv_cache.latent_block)
         projected = min(context, known.projected_tokens) * shape.projected / parallel.tensor
@@ -115,12 +147,17 @@ def _encoder(architecture: str, encoders: tuple[Encoder, ...]) -> Encoder:
     return next(each for each in encoders if not each.names or any(name in architecture for name in each.names))
 
 
-def graph_bytes(layers: int, batch: Batch, facts: MemoryFacts, release: Release) -> float:
+def graph_bytes(shape: ModelShape, layers: int, run: Run, facts: MemoryFacts, release: Release) -> float:
     """Return the memory of CUDA graphs on one GPU with this many layers: piecewise for all sizes, whole ones for up to the requests."""
-    known = facts.graphs
-    largest = known.most if release < known.fewer_since else min(2 * batch.sequences, known.most)
+    known, batch = facts.graphs, run.batch
+    large = release >= known.large_architectures_since and run.architecture in known.large_architectures
+    most = known.large if large else known.most
+    largest = most if release < known.fewer_since else min(2 * batch.sequences, most)
+    if release >= known.fewer_since and any(name in shape.architecture for name in known.large_models):
+        largest = min(known.large, batch.tokens)
     captured = captured_sizes(largest) + captured_sizes(min(batch.sequences, largest))
-    return max(known.least_gib, known.gib_per_graph_and_layer * captured * layers) * GIB
+    each = known.gib_per_graph_and_layer.get(run.architecture or "", known.gib_per_graph_and_layer["default"])
+    return (known.first_gib + each * captured * layers) * GIB
 
 
 def captured_sizes(largest: int) -> int:
@@ -132,6 +169,7 @@ def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, f
     """Return what is allocated outside of PyTorch: the libraries' workspaces, NCCL's buffers; with unified memory the process itself."""
     known, size = facts.non_torch, parallel.tensor
     outside = facts.context_gib if release < facts.context_counted_before else 0.0
+    outside += value_at(known.alone, release) if parallel.tensor == 1 else 0.0
     outside += facts.activation.unified_gib if unified else 0.0
     if memory_gib < known.small_memory_gib:
         return (outside + known.small_gib) * GIB

@@ -151,7 +151,8 @@ def _expert_padding(
     if not rules:
         return 1.0
     own = shape.expert_width / (1 if parallel.expert else parallel.tensor)
-    padded = _round_up(shape.hidden, rules[-1].hidden) / shape.hidden * _round_up(own, rules[-1].width) / own
+    wider = _round_up(shape.hidden, rules[-1].hidden) / shape.hidden - 1
+    padded = (1 + rules[-1].hidden_share * wider) * _round_up(own, rules[-1].width) / own
     return padded if rules[-1].scales else (VALUE_SHARE * padded + 1.0 - VALUE_SHARE)
 
 
