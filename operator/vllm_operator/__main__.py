@@ -39,7 +39,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("plan", "history", "fit", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("plan", "prime", "history", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

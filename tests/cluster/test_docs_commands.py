@@ -21,7 +21,7 @@ from testenv.binaries import find_binary
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 CORPUS = ROOT / "tests" / "corpus" / "h200"
-REFUSED = """kubectl patch vllm llama --type merge -p '{"spec":{"model":{"uri":"llama"}}}'"""
+REFUSED = """kubectl patch vllm qwen --type merge -p '{"spec":{"model":{"uri":"qwen"}}}'"""
 """The page says that it is."""
 DIFFERENCE = "vllm-operator plan", "--diff"
 OF_A_CRASH = "vllm-operator diagnose --exit-code"

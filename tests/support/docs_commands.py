@@ -58,7 +58,7 @@ NOT_RUN = {
     "python hack/testenv/__main__.py status": "belongs to a control plane of `up`",
     "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
     "kubectl get vllm --namespace models --watch": "does not end",
-    "kubectl port-forward --namespace models service/llama 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
+    "kubectl port-forward --namespace models service/qwen 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
     "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
 }
 """Commands that no test runs, and why."""

@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 import yaml
 
+from support.gpus import KINDS, real_node
+from support.plans import planned
 from vllm_operator.api.labels import API_VERSION, KIND
 from vllm_operator.api.resource import VLLMDeployment
 
-EXAMPLES = Path(__file__).parent.parent.parent / "examples"
+ROOT = Path(__file__).parent.parent.parent
+EXAMPLES = ROOT / "examples"
+NO_WHOLE_GPU = ("cpu", "nfd-only", "h100-mig-single", "h100-mig-mixed", "h100-mig-invalid", "h100-time-sliced", "h100-sxm-old-driver")
+WHOLE_GPUS = [kind for kind in KINDS if kind not in NO_WHOLE_GPU]
 FILES = [pytest.param(path, id=path.stem) for path in sorted(EXAMPLES.glob("*.yaml"))]
 
 
@@ -56,6 +61,23 @@ def test_every_example_is_in_the_list_of_examples() -> None:
 def test_no_two_examples_have_the_same_name() -> None:
     names = [manifest["metadata"]["name"] for manifest in ALL]
     assert len(names) == len(set(names))
+
+
+def test_the_first_model_is_the_same_everywhere_and_needs_no_token() -> None:
+    first = yaml.safe_load((EXAMPLES / "minimal.yaml").read_text("utf-8"))
+    assert "tokenSecretRef" not in first["spec"]["model"]
+    notes = (ROOT / "charts/vllm-operator/templates/NOTES.txt").read_text("utf-8")
+    readme = (ROOT / "README.md").read_text("utf-8")
+    for text, begin, end in ((notes, "<<EOF\n", "EOF\n"), (readme, "```yaml\n", "```\n")):
+        assert yaml.safe_load(text.split(begin)[1].split(end)[0]) == first
+
+
+@pytest.mark.parametrize("kind", WHOLE_GPUS)
+def test_the_first_model_is_planned_on_every_gpu(kind: str) -> None:
+    first = VLLMDeployment.parse(yaml.safe_load((EXAMPLES / "minimal.yaml").read_text("utf-8")))
+    outcome = planned(first, real_node(kind))
+    assert outcome.plan is not None, outcome.refusal
+    assert outcome.plan.count == 1
 
 
 def test_the_smallest_example_needs_no_more_than_ten_lines() -> None:

@@ -7,6 +7,7 @@ from support.gpus import real_node
 from support.plans import deployment, made, planned
 from vllm_operator.catalog.rules import Rule, Severity
 from vllm_operator.planning.notes import Note, order
+from vllm_operator.planning.pinning import digest_of
 
 RULE = {"id": "x", "component": "Engine", "kind": "quirk", "because": "It is so.", "source": "here"}
 
@@ -51,3 +52,11 @@ def test_a_severity_that_does_not_exist_or_belongs_to_nothing_is_refused(rule: d
 def test_a_user_sees_the_note_about_a_dense_model_with_its_name() -> None:
     notes = made(deployment(backends={"moe": "TRITON"}), real_node("h200")).notes
     assert "Llama-3.1-8B-Instruct has no experts, so spec.backends.moe has no effect. Remove it." in notes
+
+
+def test_an_engine_that_serves_with_an_unknown_flag_keeps_its_plan_after_an_upgrade() -> None:
+    resource = deployment(engine={"version": "0.20.1", "args": [{"name": "max-model-length", "value": "4096"}]})
+    pinned = made(deployment(), real_node("h200")).model_copy(update={"spec_digest": digest_of(resource.spec)})
+    outcome = planned(resource, real_node("h200"), pinned=pinned)
+    assert (outcome.plan, outcome.planned.reason) == (pinned, "ResolvedDifferently")
+    assert "Did you mean --max-model-len?" in outcome.planned.message

@@ -47,4 +47,4 @@ def test_the_kubectl_plugin_has_the_commands_for_clusters(capsys: pytest.Capture
         kubectl_plugin(["--help"])
     said = capsys.readouterr().out
     assert "usage: kubectl vllm" in said
-    assert "diagnose" in said
+    assert all(f"\n    {command} " in said for command in ("diagnose", "prime", "plan"))
