@@ -1,0 +1,214 @@
+"""Fills an empty cache directory from an artifact before the engine starts. Runs in an init container of the engine's image.
+
+    CACHE_ARTIFACT   JSON, see `Settings`
+
+A directory that already has caches is left as it is. Everything is unpacked into a staging folder inside the directory, and each folder
+that does not exist yet is renamed into place, so of two Pods one wins each rename. A file `.vllm-operator-artifact` says what was
+installed; while it says `Installing`, the next Pod completes the work. Whatever fails, the status is 0 and the engine starts without,
+unless the artifact is required.
+"""
+
+import errno
+import json
+import os
+import sys
+import tempfile
+import time
+from typing import Any
+
+from vllm_operator.caches.scripts.artifact import (
+    FORMAT,
+    LABEL,
+    LAYER_TYPES,
+    MAX_BYTES,
+    ArtifactError,
+    build_fingerprint,
+    elapsed,
+    report,
+    start_deadline,
+    stop_deadline,
+    travel_key,
+)
+from vllm_operator.caches.scripts.registry import Registry
+from vllm_operator.caches.scripts.unpack import remove_tree, unpack_layer
+
+STATE = ".vllm-operator-artifact"
+STAGING = ".vllm-operator-staging-"
+STALE_SECONDS = 3600
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+
+
+def main() -> int:
+    """Fill the directory; return the exit status."""
+    settings: dict[str, Any] = json.loads(os.environ["CACHE_ARTIFACT"])
+    since = time.monotonic()
+    result: dict[str, Any] = {}
+    try:
+        start_deadline(float(settings.get("deadline", 110)))
+        result = fetch(settings)
+    except ArtifactError as error:
+        result = {"result": error.reason, "message": str(error)}
+    except OSError as error:
+        reason = "NoSpace" if error.errno in DISK_ERRORS else "Failed"
+        result = {"result": reason, "message": f"The caches cannot be written: {error.strerror or error}."}
+    except Exception as error:  # whatever is wrong here, the engine can start without
+        result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
+    finally:
+        stop_deadline()
+    result["seconds"] = elapsed(since)
+    report(result)
+    served = result["result"] in ("Fetched", "PartlyFetched", "Present")
+    return 0 if served or not settings.get("required") else 1
+
+
+def fetch(settings: dict[str, Any]) -> dict[str, Any]:
+    """Fill the directory, and say what was done.
+
+    Raises:
+        ArtifactError: It was not filled.
+        OSError: It cannot be written.
+    """
+    root, folders = settings["root"], set(settings["folders"])
+    before = read_state(root)
+    if before.get("state") == "Installed":
+        return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
+    if not before and (found := filled(root, folders)):
+        return {"result": "Present", "message": f"The directory already has {', '.join(found[:8])}."}
+    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint())
+    reference = settings.get("reference") or ""
+    repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
+    registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))
+    content, digest, found_tag = find_manifest(registry, pinned, [tag, base])
+    if digest in (settings.get("rejected") or ()):
+        raise ArtifactError("Rejected", f"{digest} was rejected after an earlier start.")
+    layer, labels, plain_digest = read_manifest(registry, content, base)
+    exact = labels.get(f"{LABEL}tag") == tag
+    remove_stale(root)
+    check_space(root, labels)
+    staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
+    try:
+        with registry.blob(layer["digest"]) as source:
+            files, size = unpack_layer(
+                source,
+                staging,
+                folders,
+                digest=layer["digest"],
+                plain_digest=plain_digest,
+                size=layer["size"],
+                max_bytes=int(settings.get("maxBytes") or MAX_BYTES),
+            )
+        if str(size) != labels.get("cache.vllm.image/cache-size-bytes"):
+            raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
+        state = {"digest": digest, "tag": found_tag}
+        write_state(root, {"state": "Installing", **state})
+        install(staging, root)
+        write_state(root, {"state": "Installed", **state})
+    except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+        raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
+    finally:
+        remove_tree(staging)
+    return {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, "packedBytes": layer["size"], **state}
+
+
+def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[bytes, str, str]:
+    """Return the manifest with its digest, and the tag that was found: the pinned one, or that of the first tag that exists."""
+    if pinned:
+        return (*registry.manifest(pinned), "")
+    for tag in tags[:-1]:
+        try:
+            return (*registry.manifest(tag), tag)
+        except ArtifactError as error:
+            if error.reason != "NotFound":
+                raise
+    try:
+        return (*registry.manifest(tags[-1]), tags[-1])
+    except ArtifactError as error:
+        if error.reason == "NotFound":
+            raise ArtifactError("NotFound", f"{registry.host}/{registry.name} has neither the tag {tags[0]} nor {tags[-1]}.") from None
+        raise
+
+
+def read_manifest(registry: Registry, content: bytes, base: str) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU."""
+    try:
+        manifest = json.loads(content)
+        (layer,) = manifest["layers"]
+        configuration = manifest["config"]
+        config = json.loads(registry.small_blob(configuration["digest"], int(configuration["size"])))
+        labels = config["config"]["Labels"]
+        (plain_digest,) = config["rootfs"]["diff_ids"]
+        layer = {"digest": str(layer["digest"]), "size": int(layer["size"]), "type": layer["mediaType"]}
+        labels = {str(name): str(value) for name, value in labels.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
+    if layer["type"] not in LAYER_TYPES or layer["size"] < 0 or layer["size"] > MAX_BYTES:
+        raise ArtifactError("Rejected", "The layer is not one of a cache.")
+    if labels.get(f"{LABEL}format") != FORMAT:
+        raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
+    if labels.get(f"{LABEL}base") != base:
+        made = labels.get(f"{LABEL}base", "")
+        raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.")
+    return layer, labels, str(plain_digest)
+
+
+def read_state(root: str) -> dict[str, Any]:
+    """Return what the last Pod has left; empty without it."""
+    try:
+        with open(os.path.join(root, STATE)) as file:
+            found = json.loads(file.read(4096))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def write_state(root: str, state: dict[str, Any]) -> None:
+    """Replace the state at once."""
+    descriptor, path = tempfile.mkstemp(prefix=STAGING, dir=root)
+    with open(descriptor, "w") as file:
+        json.dump(state, file)
+    os.replace(path, os.path.join(root, STATE))
+
+
+def filled(root: str, folders: set[str]) -> list[str]:
+    """Return the folders with content."""
+    found = []
+    for name in sorted(folders):
+        try:
+            with os.scandir(os.path.join(root, name)) as entries:
+                if any(True for _ in entries):
+                    found.append(name)
+        except OSError:
+            continue
+    return found
+
+
+def install(staging: str, root: str) -> None:
+    """Rename each folder into place that does not exist, or is empty. Another Pod may do the same."""
+    for name in sorted(os.listdir(staging)):
+        try:
+            os.rename(os.path.join(staging, name), os.path.join(root, name))
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+
+
+def remove_stale(root: str) -> None:
+    """Remove the staging folders of Pods that were killed."""
+    for name in os.listdir(root):
+        path = os.path.join(root, name)
+        if name.startswith(STAGING) and not os.path.islink(path) and time.time() - os.lstat(path).st_mtime > STALE_SECONDS:
+            remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+
+
+def check_space(root: str, labels: dict[str, str]) -> None:
+    """Raise ArtifactError if the files do not fit on the volume, as far as the labels tell."""
+    text = labels.get("cache.vllm.image/cache-size-bytes", "")
+    size = int(text) if text.isdecimal() and len(text) < 16 else 0
+    volume = os.statvfs(root)
+    free = volume.f_bavail * volume.f_frsize
+    if size > free:
+        raise ArtifactError("NoSpace", f"The caches need {size} bytes, and the volume has {free}.")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

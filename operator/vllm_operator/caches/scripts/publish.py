@@ -1,0 +1,144 @@
+"""Publishes a filled cache directory as an artifact. Runs in a Job in the engine's image that mounts the directory read-only.
+
+    PUBLISH_ARTIFACT   JSON, see `publish`
+
+The first writer of a tag wins: if the tag exists, nothing is packed. Files may change while they are read, because an engine serves with
+them. Then everything is packed again.
+"""
+
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from typing import Any
+
+from vllm_operator.caches.scripts.artifact import (
+    LABEL,
+    MAX_BYTES,
+    ArtifactError,
+    build_fingerprint,
+    elapsed,
+    report,
+    start_deadline,
+    stop_deadline,
+    travel_key,
+)
+from vllm_operator.caches.scripts.fetch import read_manifest
+from vllm_operator.caches.scripts.pack import Entry, Packed, digest_of, pack, take_inventory
+from vllm_operator.caches.scripts.registry import Registry
+
+QUIET_SECONDS = 10
+PAUSE_SECONDS = 5
+ATTEMPTS = 20
+MIN_SECRET = 8
+"""Shorter values occur everywhere by chance."""
+
+
+def main() -> int:
+    """Publish; return the exit status."""
+    settings: dict[str, Any] = json.loads(os.environ["PUBLISH_ARTIFACT"])
+    since = time.monotonic()
+    result: dict[str, Any] = {}
+    try:
+        start_deadline(float(settings.get("deadline", 840)))
+        result = publish(settings)
+    except ArtifactError as error:
+        result = {"result": error.reason, "message": str(error)}
+    except Exception as error:  # reported like everything else
+        result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
+    finally:
+        stop_deadline()
+    result["seconds"] = elapsed(since)
+    report(result)
+    return 0 if result["result"] in ("Published", "AlreadyPublished") else 1
+
+
+def publish(settings: dict[str, Any]) -> dict[str, Any]:
+    """Pack and push.
+
+    Raises:
+        ArtifactError: It was not published.
+    """
+    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint())
+    registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
+    if (there := find_present(registry, tag, base)) is not None:
+        return {"result": "AlreadyPublished", "tag": tag, "digest": there}
+    with tempfile.TemporaryFile() as file:
+        packed = pack_unchanged(settings, file, {f"{LABEL}base": base, f"{LABEL}tag": tag})
+        if packed.size > int(settings.get("maxBytes") or MAX_BYTES):
+            raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
+        push(registry, packed, file)
+    if (there := find_present(registry, tag, base)) is not None:
+        return {"result": "AlreadyPublished", "tag": tag, "digest": there}
+    registry.push_manifest(tag, packed.manifest)
+    if not registry.has(f"manifests/{base}"):
+        registry.push_manifest(base, packed.manifest)
+    sizes = {"files": packed.files, "bytes": packed.size, "packedBytes": packed.layer_size}
+    return {"result": "Published", "tag": tag, "digest": packed.digest, **sizes}
+
+
+def find_present(registry: Registry, tag: str, base: str) -> str | None:
+    """Return the digest of the artifact that the tag already has; None without one."""
+    try:
+        content, digest = registry.manifest(tag)
+    except ArtifactError as error:
+        if error.reason == "NotFound":
+            return None
+        raise
+    try:
+        read_manifest(registry, content, base)
+    except ArtifactError as error:
+        raise ArtifactError("TagTaken", f"The tag {tag} has something else, {digest}: {error}") from None
+    return digest
+
+
+def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) -> Packed:
+    """Pack the directory while nothing in it changes."""
+    root, folders, excluded = settings["root"], settings["folders"], settings["excluded"]
+    secrets = tuple({value.encode() for name in settings["secrets"] if len(value := os.environ.get(name, "").strip()) >= MIN_SECRET})
+    for _ in range(ATTEMPTS):
+        try:
+            inventory = take_inventory(root, folders, excluded)
+            if is_quiet(inventory):
+                file.seek(0)
+                file.truncate()
+                packed = pack(
+                    root,
+                    inventory,
+                    file,
+                    labels=labels,
+                    architecture=settings["architecture"],
+                    machine=platform.machine(),
+                    mounts=settings["mounts"],
+                    secrets=secrets,
+                )
+                if take_inventory(root, folders, excluded) == inventory:
+                    return packed
+        except FileNotFoundError as error:
+            print(f"{error.filename} vanished; once more", flush=True)
+        except ArtifactError as error:
+            if error.reason != "Changing":
+                raise
+            print(f"{error}; once more", flush=True)
+        time.sleep(float(settings.get("pause", PAUSE_SECONDS)))
+    raise ArtifactError("Changing", "The engine kept changing its caches.")
+
+
+def is_quiet(inventory: list[Entry]) -> bool:
+    """Return whether nothing was written for a while. A time in the future counts as long ago."""
+    now = time.time()
+    return not any(0 <= now - entry.mtime_ns / 1e9 < QUIET_SECONDS for entry in inventory)
+
+
+def push(registry: Registry, packed: Packed, file: Any) -> None:
+    """Push the blobs."""
+    with tempfile.TemporaryFile() as config:
+        config.write(packed.config)
+        registry.push_blob(digest_of(packed.config), config, len(packed.config))
+    registry.push_blob(packed.layer_digest, file, packed.layer_size)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,230 @@
+"""A client of a container registry: the distribution API, version 2, with Basic and Bearer authentication, over TLS.
+
+Credentials are those of a mounted Secret of type kubernetes.io/dockerconfigjson. They are sent to the registry, and to the token server
+that it names, never after a redirect to another origin. A file `ca.crt` in the Secret adds a certificate authority.
+"""
+
+import base64
+import hashlib
+import http.client
+import json
+import os
+import re
+import ssl
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from typing import IO, Any
+
+from vllm_operator.caches.scripts.artifact import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE, MAX_JSON, ArtifactError
+
+SOCKET_SECONDS = 20
+ATTEMPTS = 4
+REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)")
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+DOCKER_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
+
+
+class Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects without credentials, and only to the scheme of the registry."""
+
+    def __init__(self, scheme: str) -> None:
+        self._scheme = scheme
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        """Return the request to follow."""
+        if urllib.parse.urlsplit(newurl).scheme != self._scheme:
+            raise ArtifactError("Unreachable", "The registry redirects to an address without TLS.")
+        followed = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if followed is not None:
+            followed.remove_header("Authorization")
+        return followed
+
+
+class Registry:
+    """One repository of a registry."""
+
+    def __init__(self, repository: str, secret: str = "", scheme: str = "https", *, push: bool = False) -> None:
+        """Set up a client.
+
+        Args:
+            repository: Host, optionally a port, and name: `registry.example/team/caches`.
+            secret: The folder of the mounted Secret; may be empty or absent.
+            scheme: `https`, except in tests.
+            push: Whether to ask for the permission to push, too.
+        """
+        found = REPOSITORY.fullmatch(repository)
+        if found is None:
+            raise ArtifactError("Invalid", f"{repository} is no repository with the name of a registry.")
+        self.host, self.name = found[1], found[2]
+        self.origin = f"{scheme}://{DOCKER_HUB.get(self.host, self.host)}"
+        self.secret, self._push = secret, push
+        self.account = read_account(secret, self.host, self.name)
+        self.authorization = ""
+        context = ssl.create_default_context()
+        if secret and os.path.exists(os.path.join(secret, "ca.crt")):
+            try:
+                context.load_verify_locations(os.path.join(secret, "ca.crt"))
+            except (OSError, ssl.SSLError) as error:
+                raise ArtifactError("Invalid", f"ca.crt in the Secret is no certificate: {error}") from None
+        self._opener = urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), Redirects(scheme))
+
+    def manifest(self, reference: str) -> tuple[bytes, str]:
+        """Return a manifest by tag or digest, and its digest."""
+        headers = {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}
+        with self._request("GET", f"/v2/{self.name}/manifests/{reference}", headers) as answer:
+            content = read_limited(answer, MAX_JSON)
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        if DIGEST.fullmatch(reference) and digest != reference:
+            raise ArtifactError("Rejected", f"The registry returned {digest} instead of {reference}.")
+        return content, digest
+
+    def small_blob(self, digest: str, size: int) -> bytes:
+        """Return a small blob, checked."""
+        if size > MAX_JSON:
+            raise ArtifactError("Rejected", f"{digest} has {size} bytes.")
+        with self.blob(digest) as answer:
+            content = read_limited(answer, MAX_JSON)
+        if len(content) != size or f"sha256:{hashlib.sha256(content).hexdigest()}" != digest:
+            raise ArtifactError("Rejected", f"The registry returned something else than {digest}.")
+        return content
+
+    def blob(self, digest: str) -> http.client.HTTPResponse:
+        """Open a blob. The content is not checked."""
+        if not DIGEST.fullmatch(digest):
+            raise ArtifactError("Rejected", f"{digest[:80]} is no digest.")
+        return self._request("GET", f"/v2/{self.name}/blobs/{digest}", {})
+
+    def has(self, path: str) -> bool:
+        """Return whether a blob (`blobs/DIGEST`) or manifest (`manifests/TAG`) exists."""
+        try:
+            self._request("HEAD", f"/v2/{self.name}/{path}", {"Accept": f"{MANIFEST_TYPE}, {DOCKER_MANIFEST_TYPE}"}).close()
+        except ArtifactError as error:
+            if error.reason == "NotFound":
+                return False
+            raise
+        return True
+
+    def push_blob(self, digest: str, file: IO[bytes], size: int) -> None:
+        """Upload a blob, unless it exists."""
+        if self.has(f"blobs/{digest}"):
+            return
+        with self._request("POST", f"/v2/{self.name}/blobs/uploads/", {"Content-Length": "0"}) as answer:
+            location = urllib.parse.urljoin(answer.geturl(), answer.headers.get("Location", ""))
+        target = f"{location}{'&' if urllib.parse.urlsplit(location).query else '?'}digest={urllib.parse.quote(digest)}"
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        self._request("PUT", target, headers, file).close()
+
+    def push_manifest(self, reference: str, content: bytes) -> None:
+        """Upload a manifest."""
+        headers = {"Content-Type": MANIFEST_TYPE}
+        self._request("PUT", f"/v2/{self.name}/manifests/{reference}", headers, content).close()
+
+    def _request(
+        self, method: str, target: str, headers: dict[str, str], data: bytes | IO[bytes] | None = None
+    ) -> http.client.HTTPResponse:
+        """Send a request. Answers 401 with credentials, and tries again when the registry is busy."""
+        url = urllib.parse.urljoin(self.origin, target)
+        is_registry = f"{urllib.parse.urlsplit(url).scheme}://{urllib.parse.urlsplit(url).netloc}" == self.origin
+        asked = False
+        for attempt in range(ATTEMPTS):
+            if data is not None and not isinstance(data, bytes):
+                data.seek(0)
+            request = urllib.request.Request(url, data=data, headers=headers, method=method)
+            if self.authorization and is_registry:
+                request.add_unredirected_header("Authorization", self.authorization)
+            try:
+                answer: http.client.HTTPResponse = self._opener.open(request, timeout=SOCKET_SECONDS)
+                return answer
+            except urllib.error.HTTPError as error:
+                error.close()
+                if error.code == 401 and is_registry and not asked:
+                    asked = True
+                    self.authorization = self._authorize(error.headers.get("WWW-Authenticate", ""))
+                elif error.code in (429, 500, 502, 503, 504) and attempt < ATTEMPTS - 1:
+                    time.sleep(retry_seconds(error.headers.get("Retry-After", ""), attempt))
+                else:
+                    raise self._failure(error.code, method) from None
+            except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+                if attempt == ATTEMPTS - 1 or is_final(error):
+                    raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {getattr(error, 'reason', error)}") from None
+                time.sleep(retry_seconds("", attempt))
+        raise ArtifactError("Unreachable", f"{self.host} does not answer.")
+
+    def _authorize(self, challenge: str) -> str:
+        """Return the header for a challenge."""
+        kind, _, rest = challenge.partition(" ")
+        if kind.lower() == "basic" and self.account:
+            return f"Basic {self.account}"
+        if kind.lower() != "bearer":
+            return ""
+        values = {name.lower(): value for name, value in re.findall(r'([A-Za-z]+)="([^"]*)"', rest)}
+        realm = values.get("realm", "")
+        if urllib.parse.urlsplit(realm).scheme != urllib.parse.urlsplit(self.origin).scheme:
+            raise ArtifactError("Unreachable", f"{self.host} names a token server without TLS.")
+        query = {"service": values.get("service", ""), "scope": f"repository:{self.name}:pull{',push' if self._push else ''}"}
+        request = urllib.request.Request(f"{realm}{'&' if '?' in realm else '?'}{urllib.parse.urlencode(query)}")
+        if self.account:
+            request.add_unredirected_header("Authorization", f"Basic {self.account}")
+        try:
+            with self._opener.open(request, timeout=SOCKET_SECONDS) as answer:
+                found = json.loads(read_limited(answer, MAX_JSON))
+            return f"Bearer {found.get('token') or found['access_token']}"
+        except urllib.error.HTTPError as error:
+            error.close()
+            raise self._failure(error.code, "GET") from None
+        except (OSError, ValueError, KeyError, AttributeError, http.client.HTTPException) as error:
+            raise ArtifactError("Unreachable", f"The token server of {self.host} fails: {error}") from None
+
+    def _failure(self, code: int, method: str) -> ArtifactError:
+        if code in (401, 403):
+            if self.secret and not self.account:
+                return ArtifactError("SecretMissing", f"The Secret does not exist, or has no account for {self.host}.")
+            return ArtifactError("Denied", f"{self.host} refuses access to {self.name} (HTTP {code}).")
+        if code == 404:
+            return ArtifactError("NotFound", f"{self.host} has no such artifact in {self.name}.")
+        if code == 405 or (code == 400 and method == "PUT"):
+            return ArtifactError("Denied", f"{self.host} does not accept it (HTTP {code}).")
+        return ArtifactError("Unreachable", f"{self.host} fails (HTTP {code}).")
+
+
+def read_account(secret: str, host: str, name: str) -> str:
+    """Return `user:password` in base64 for a repository, from a mounted Secret; empty without one."""
+    try:
+        with open(os.path.join(secret, ".dockerconfigjson"), "rb") as file:
+            accounts = json.load(file)["auths"].items()
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return ""
+    best, account = -1, ""
+    for place, entry in accounts:
+        server, _, path = re.sub(r"^https?://", "", str(place)).rstrip("/").partition("/")
+        path = re.sub(r"^v[12]$", "", path)
+        is_hub = server in DOCKER_HUB and host in DOCKER_HUB
+        if (server != host and not is_hub) or not f"{name}/".startswith(f"{path}/" if path else "") or len(path) <= best:
+            continue
+        given = entry.get("auth") if isinstance(entry, dict) else None
+        if not given and isinstance(entry, dict) and entry.get("username"):
+            given = base64.b64encode(f"{entry['username']}:{entry.get('password', '')}".encode()).decode()
+        if isinstance(given, str) and re.fullmatch(r"[A-Za-z0-9+/=_-]+", given):
+            best, account = len(path), given
+    return account
+
+
+def read_limited(answer: Any, limit: int) -> bytes:
+    """Read an answer of at most this many bytes."""
+    content = answer.read(limit + 1)
+    if len(content) > limit:
+        raise ArtifactError("Rejected", f"The registry sent more than {limit} bytes.")
+    return bytes(content)
+
+
+def retry_seconds(told: str, attempt: int) -> float:
+    """Return how long to wait before the next attempt."""
+    return min(float(told), 15.0) if re.fullmatch(r"[0-9]{1,4}", told) else 0.5 * 2.0**attempt
+
+
+def is_final(error: Exception) -> bool:
+    """Return whether another attempt is of no use: the certificate is not trusted, or the name is unknown."""
+    reason = getattr(error, "reason", error)
+    return isinstance(reason, (ssl.SSLCertVerificationError, ConnectionRefusedError)) or type(reason).__name__ == "gaierror"

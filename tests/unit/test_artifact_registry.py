@@ -1,0 +1,281 @@
+"""Fetching from a registry: accounts, redirects, failures, and what is left on the volume."""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.artifacts import FOLDERS, archive, fill, pack_all
+from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
+from vllm_operator.caches.scripts import artifact, fetch
+from vllm_operator.caches.scripts.artifact import LABEL
+from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
+from vllm_operator.caches.scripts.registry import read_account
+
+
+@pytest.fixture
+def registry() -> Iterator[FakeRegistry]:
+    with run_registry() as running:
+        yield running
+
+
+@pytest.fixture
+def packed(registry: FakeRegistry, tmp_path: Path) -> Packed:
+    """An artifact in the registry."""
+    layer = io.BytesIO()
+    made = pack_all(fill(tmp_path / "made"), layer, base=BASE, tag=TAG)
+    registry.add(made, layer.getvalue(), TAG, BASE)
+    return made
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / ".vllm-operator-key").touch()
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def bench(registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactBench:
+    return ArtifactBench(registry, root, tmp_path, monkeypatch)
+
+
+def test_an_empty_directory_is_filled_once_and_then_left_alone(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    status, result = bench.fetch()
+    assert (status, result["result"], result["digest"], result["tag"]) == (0, "Fetched", packed.digest, TAG)
+    assert (result["files"], result["bytes"], result["packedBytes"]) == (packed.files, packed.size, packed.layer_size)
+    assert bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
+    asked = len(registry.requests)
+    assert bench.fetch() == (0, {"result": "Present", "digest": packed.digest, "tag": TAG, "seconds": pytest.approx(0, abs=5)})
+    assert len(registry.requests) == asked
+
+
+def test_a_directory_that_starts_have_filled_is_left_alone(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    fill(bench.root, {"triton/own": b"own"})
+    status, result = bench.fetch(required=True)
+    assert (status, result["result"], result["message"]) == (0, "Present", "The directory already has triton.")
+    assert registry.requests == []
+
+
+def test_a_pod_that_was_killed_half_way_is_completed_by_the_next(bench: ArtifactBench, packed: Packed) -> None:
+    fill(bench.root, {"triton/AAAA/kernel.json": b"of the first Pod"})
+    fetch.write_state(str(bench.root), {"state": "Installing"})
+    stale = bench.root / f"{fetch.STAGING}old"
+    stale.mkdir()
+    os.utime(stale, (0, 0))
+    assert bench.fetch()[1]["result"] == "Fetched"
+    assert (bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the first Pod"
+    assert (bench.root / "vllm").is_dir()
+    assert not stale.exists()
+
+
+def test_only_the_first_half_of_the_key_matches(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    status, result = bench.fetch(settings="b" * 12)
+    assert (status, result["result"], result["tag"]) == (0, "PartlyFetched", BASE)
+
+
+def test_a_pinned_artifact_of_another_build_is_refused_with_what_differs(
+    bench: ArtifactBench, packed: Packed, registry: FakeRegistry
+) -> None:
+    reference = f"{registry.host}/{REPOSITORY}@{packed.digest}"
+    assert bench.fetch(reference=reference)[1]["result"] == "Fetched"
+    for name in bench.left() - {".vllm-operator-key"}:
+        path = bench.root / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    status, result = bench.fetch(reference=reference, parts={"product": "H100"})
+    assert (status, result["result"]) == (0, "Mismatch")
+    assert BASE in result["message"]
+    assert bench.left() == {".vllm-operator-key"}
+
+
+def test_a_rejected_digest_is_not_taken_again(bench: ArtifactBench, packed: Packed) -> None:
+    assert bench.fetch(rejected=[packed.digest])[1]["result"] == "Rejected"
+    assert bench.left() == {".vllm-operator-key"}
+
+
+def _other_layer(registry: FakeRegistry, packed: Packed) -> None:
+    registry.blobs[packed.layer_digest] = archive(("io.vllm.cache/x", b"x"))
+
+
+def _damaged_layer(registry: FakeRegistry, packed: Packed) -> None:
+    registry.blobs[packed.layer_digest] = registry.blobs[packed.layer_digest][:-20] + bytes(20)
+
+
+def _other_config(registry: FakeRegistry, packed: Packed) -> None:
+    registry.blobs[digest_of(packed.config)] = packed.config.replace(b"base", b"ease")
+
+
+def _a_cut_blob(registry: FakeRegistry, packed: Packed) -> None:
+    registry.cut = 1000
+
+
+def _no_layer(registry: FakeRegistry, packed: Packed) -> None:
+    registry.blobs.pop(packed.layer_digest, None)
+
+
+def _no_json(registry: FakeRegistry, packed: Packed) -> None:
+    registry.manifests[TAG] = b"[" * 5000
+
+
+def _a_manifest_of_mebibytes(registry: FakeRegistry, packed: Packed) -> None:
+    registry.manifests[TAG] = b" " * (2 * 2**20)
+
+
+def _a_wrong_size(registry: FakeRegistry, packed: Packed) -> None:
+    labels = json.loads(packed.config)["config"]["Labels"] | {"cache.vllm.image/cache-size-bytes": "1"}
+    plain = json.loads(packed.config)["rootfs"]["diff_ids"][0]
+    config, manifest = describe_image(labels, layer=(packed.layer_digest, packed.layer_size, plain), machine="x86_64")
+    registry.blobs[digest_of(config)] = config
+    registry.manifests[TAG] = manifest
+
+
+def _more_than_the_volume(registry: FakeRegistry, packed: Packed) -> None:
+    labels = json.loads(packed.config)["config"]["Labels"] | {"cache.vllm.image/cache-size-bytes": str(10**14)}
+    config, manifest = describe_image(labels, layer=(packed.layer_digest, packed.layer_size, "sha256:0"), machine="x86_64")
+    registry.blobs[digest_of(config)] = config
+    registry.manifests[TAG] = manifest
+
+
+def _too_busy(registry: FakeRegistry, packed: Packed) -> None:
+    registry.failing, registry.retry_after = {"/v2/": [429] * 9}, "15"
+
+
+FAILURES = {
+    "the registry refuses": (lambda registry, _: registry.failing.update({"/manifests/": [403]}), "Denied"),
+    "the registry wants an account": (lambda registry, _: setattr(registry, "account", "Basic eA=="), "SecretMissing"),
+    "the registry is down": (lambda registry, _: registry.failing.update({"/v2/": [503] * 9}), "Unreachable"),
+    "the registry is busy for longer than the deadline": (
+        _too_busy,
+        "DeadlineExceeded",
+    ),
+    "there is no such tag": (lambda registry, _: registry.manifests.clear(), "NotFound"),
+    "the layer is missing": (_no_layer, "NotFound"),
+    "the layer is another one": (_other_layer, "Rejected"),
+    "the layer is damaged": (_damaged_layer, "Rejected"),
+    "the layer is truncated": (_a_cut_blob, "Unreachable"),
+    "the configuration is another one": (_other_config, "Rejected"),
+    "the image is no cache": (put_an_image_of_somebody_else, "Rejected"),
+    "the manifest is no manifest": (_no_json, "Rejected"),
+    "the manifest is too large": (_a_manifest_of_mebibytes, "Rejected"),
+    "the label has another size": (_a_wrong_size, "Rejected"),
+    "the volume is too small": (_more_than_the_volume, "NoSpace"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), FAILURES.values(), ids=FAILURES.keys())
+def test_a_failure_leaves_nothing_behind_and_only_fails_where_the_artifact_is_required(
+    bench: ArtifactBench, packed: Packed, registry: FakeRegistry, spoil: Any, reason: str
+) -> None:
+    if reason != "SecretMissing":
+        bench.log_in()
+    spoil(registry, packed)
+    status, result = bench.fetch(deadline=1)
+    assert (status, result["result"]) == (0, reason), result
+    assert result["seconds"] < 10
+    assert bench.left() == {".vllm-operator-key"}
+    spoil(registry, packed)
+    registry.blobs.pop(packed.layer_digest, None)
+    assert bench.fetch(deadline=1, required=True)[0] == 1
+
+
+def test_nobody_listens(bench: ArtifactBench) -> None:
+    status, result = bench.fetch(repository="127.0.0.1:9/team/caches")
+    assert (status, result["result"]) == (0, "Unreachable")
+
+
+def test_a_full_volume_is_reported_as_such(bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch, "unpack_layer", full)
+    assert bench.fetch()[1]["result"] == "NoSpace"
+    assert bench.left() == {".vllm-operator-key"}
+
+
+def test_two_pods_at_once_share_what_one_of_them_installs(bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+    install = fetch.install
+
+    def late(staging: str, root: str) -> None:
+        fill(Path(root), {"triton/AAAA/kernel.json": b"of the other Pod"})
+        install(staging, root)
+
+    monkeypatch.setattr(fetch, "install", late)
+    assert bench.fetch()[1]["result"] == "Fetched"
+    assert (bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the other Pod"
+    assert bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
+
+
+@pytest.mark.parametrize("bearer", ["", "t0ken"], ids=["basic", "by a token"])
+def test_an_account_of_the_secret_is_used(bench: ArtifactBench, packed: Packed, registry: FakeRegistry, bearer: str) -> None:
+    registry.account, registry.bearer = ACCOUNT, bearer
+    bench.log_in()
+    assert bench.fetch()[1]["result"] == "Fetched"
+    assert registry.requests[0][2] == ""
+    tokens = [path for _, path, _ in registry.requests if path.startswith("/token")]
+    assert tokens == ([f"/token?service=it&scope=repository%3A{REPOSITORY.replace('/', '%2F')}%3Apull"] if bearer else [])
+
+
+def test_a_wrong_account_is_denied(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    registry.account = "Basic eDp5"
+    bench.log_in()
+    assert bench.fetch()[1]["result"] == "Denied"
+
+
+def test_credentials_do_not_follow_a_redirect(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    registry.account = ACCOUNT
+    bench.log_in()
+    with run_registry() as other:
+        other.blobs, other.account = registry.blobs, ""
+        registry.redirect = f"http://{other.host}"
+        assert bench.fetch()[1]["result"] == "Fetched"
+        assert {authorization for _, _, authorization in other.requests} == {""}
+        assert other.requests
+
+
+def test_a_redirect_to_another_scheme_is_not_followed(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    registry.redirect = "ftp://127.0.0.1:9"
+    result = bench.fetch()[1]
+    assert (result["result"], result["message"]) == ("Unreachable", "The registry redirects to an address without TLS.")
+
+
+@pytest.mark.parametrize(
+    ("auths", "expected"),
+    [
+        ({"https://registry.example": {"auth": "YTpi"}}, "YTpi"),
+        ({"registry.example": {"username": "a", "password": "b"}}, "YTpi"),
+        ({"registry.example/v2/": {"auth": "YTpi"}}, "YTpi"),
+        ({"registry.example": {"auth": "eDp5"}, "registry.example/team": {"auth": "YTpi"}}, "YTpi"),
+        ({"registry.example/teams": {"auth": "YTpi"}}, ""),
+        ({"other.example": {"auth": "YTpi"}}, ""),
+        ({"registry.example": {"auth": "x\r\nHost: other"}}, ""),
+        ({"registry.example": None}, ""),
+        (["registry.example"], ""),
+    ],
+)
+def test_the_account_for_a_repository(tmp_path: Path, auths: Any, expected: str) -> None:
+    (tmp_path / ".dockerconfigjson").write_text(json.dumps({"auths": auths}))
+    assert read_account(str(tmp_path), "registry.example", "team/caches") == expected
+
+
+def test_the_fingerprint_knows_what_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm-0.20.1.dist-info").mkdir()
+    record = tmp_path / "vllm-0.20.1.dist-info" / "RECORD"
+    source = tmp_path / "flashinfer" / "data" / "kernel.cuh"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "flashinfer" / "__init__.py").write_text("raise SystemExit")  # it is not imported
+    record.write_text("vllm/__init__.py,sha256=abc,10\n")
+    source.write_text("")
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    seen = [artifact.build_fingerprint()]
+    assert artifact.build_fingerprint() == seen[0]
+    record.write_text("vllm/__init__.py,sha256=abd,10\n")
+    seen.append(artifact.build_fingerprint())
+    os.utime(source, (2_000_000_000, 2_000_000_000))
+    seen.append(artifact.build_fingerprint())
+    assert len(set(seen)) == 3
+    assert LABEL == "vllm-operator.dev/"
