@@ -59,6 +59,15 @@ SECONDS ?= 180
 chaos: $(STAMP) testenv ## Random outages, crashes and edits for a long time; SEEDS="1 2 3" SECONDS=180
 	$(BIN)/pytest tests/cluster/test_chaos.py --chaos-seeds "$(SEEDS)" --chaos-seconds $(SECONDS)
 
+AGAINST ?= HEAD
+OBJECTS ?= 200
+ROUNDS ?= 1
+OUTPUT ?= table
+
+.PHONY: compare
+compare: $(STAMP) testenv ## Compare the speed with another commit and with a bare client; AGAINST=main OBJECTS=200 ROUNDS=1 OUTPUT=json
+	@$(BIN)/python hack/bench/compare.py --against $(AGAINST) --objects $(OBJECTS) --rounds $(ROUNDS) --output $(OUTPUT)
+
 .PHONY: test-node
 test-node: $(STAMP) ## Tests on a real kubelet with real containers; Linux, root, containerd, buildah
 	$(BIN)/pytest tests/node

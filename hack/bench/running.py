@@ -8,91 +8,25 @@ affects them, so compare only numbers of one machine.
 
 import argparse
 import asyncio
-import contextlib
-import json
 import os
 import re
-import ssl
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import yaml
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-ROOT = Path(__file__).parent.parent.parent
 
-from testenv import Environment  # noqa: E402 - the folder above was added just now
-from testenv.cri import LogWriter  # noqa: E402 - as above
-from testenv.nodes import gpu_node  # noqa: E402 - as above
+from bench.load import GROUP, NAMESPACE, Api, Seen, model, prepare, spread
+from testenv import Environment
+from testenv.cri import LogWriter
+from testenv.nodes import gpu_node
 
-GROUP = "/apis/vllm-operator.dev/v1alpha1"
-NAMESPACE = "bench"
 ANNOTATION = "sim.vllm-operator.dev/"
-
-
-class Api:
-    """A client for the API server."""
-
-    def __init__(self, environment: Environment, session: aiohttp.ClientSession) -> None:
-        self._plane = environment.control_plane
-        self._session = session
-        self._ssl = ssl.create_default_context(cafile=str(self._plane.authority))
-
-    async def call(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
-        async with self._open(method, path, body, kind, **query) as response:
-            answer = await response.json()
-            if response.status >= 400 and response.status not in (404, 409):
-                raise RuntimeError(f"{method} {path}: {answer.get('message')}")
-            return answer
-
-    @contextlib.asynccontextmanager
-    async def _open(self, method: str, path: str, body: Any = None, kind: str = "application/json", **query: str) -> Any:
-        headers = {"Authorization": f"Bearer {self._plane.token}", "Content-Type": kind}
-        data = None if body is None else json.dumps(body)
-        url = self._plane.server + path
-        timeout = aiohttp.ClientTimeout(total=None)
-        async with self._session.request(method, url, data=data, headers=headers, params=query, ssl=self._ssl, timeout=timeout) as response:
-            yield response
-
-    async def watch(self, path: str) -> AsyncIterator[tuple[float, Any]]:
-        version = (await self.call("GET", path))["metadata"]["resourceVersion"]
-        async with self._open("GET", path, watch="1", resourceVersion=version) as response:
-            buffer = b""
-            async for data in response.content.iter_any():
-                *lines, buffer = (buffer + data).split(b"\n")
-                for line in lines:
-                    yield time.monotonic(), json.loads(line)
-
-
-class Seen:
-    """When a watch first showed each object as wanted, by name."""
-
-    def __init__(self, api: Api, path: str, wanted: Any) -> None:
-        self.at: dict[str, float] = {}
-        self._task = asyncio.create_task(self._watch(api, path, wanted))
-        self._news = asyncio.Event()
-
-    async def _watch(self, api: Api, path: str, wanted: Any) -> None:
-        async for moment, event in api.watch(path):
-            name = event["object"]["metadata"]["name"]
-            if name not in self.at and wanted(event["object"]):
-                self.at[name] = moment
-                self._news.set()
-
-    async def until(self, names: Sequence[str], seconds: float = 180) -> None:
-        async with asyncio.timeout(seconds):
-            while not set(names) <= set(self.at):
-                self._news.clear()
-                await self._news.wait()
-
-    def stop(self) -> None:
-        self._task.cancel()
 
 
 class Operator:
@@ -146,21 +80,6 @@ class Operator:
         async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
             text = await response.text()
         return int(sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith("vllm_operator_writes_total")))
-
-
-def model(name: str) -> Any:
-    spec = {"model": {"uri": "hf://meta-llama/Llama-3.1-8B-Instruct"}, "engine": {"version": "0.20.1"}}
-    metadata = {"name": name, "namespace": NAMESPACE}
-    return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": spec}
-
-
-def quantile(values: Sequence[float], part: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
-
-
-def spread(values: Sequence[float]) -> str:
-    return f"p50 {quantile(values, 0.5):.2f} s, p95 {quantile(values, 0.95):.2f} s, max {max(values):.2f} s"
 
 
 def flood_log(log: LogWriter, stop: threading.Event) -> None:
@@ -347,19 +266,6 @@ async def measure(bench: Bench, options: argparse.Namespace, ready: float) -> No
     await bench.restart()
     if options.outage:
         await bench.outage(options.outage)
-
-
-async def prepare(api: Api) -> None:
-    for text in (ROOT / "crds").glob("*.yaml"):
-        crd = yaml.safe_load(text.read_text())
-        path = f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{crd['metadata']['name']}"
-        await api.call("PATCH", path, crd, "application/apply-patch+yaml", fieldManager="bench")
-    namespace = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}
-    await api.call("POST", "/api/v1/namespaces", namespace)
-    async with asyncio.timeout(20):
-        account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
-        while (await api.call("GET", account)).get("kind") != "ServiceAccount":  # noqa: ASYNC110 - good enough here
-            await asyncio.sleep(0.1)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,150 @@
+"""Compare the operator of this checkout with that of another commit, and with the floor.
+
+    python hack/bench/compare.py [--against main] [--objects 200] [--rounds 1] [--phases burst,update] [--profile FOLDER] [-o json]
+
+The floor is a client that only applies the same Deployments and Services. The contenders take turns on control planes of their own, all
+equal and empty at first, on one machine in one run. What counts are the ratios. Elapsed times depend on the machine and on what else it
+does, which is in the rows "foreign CPUs". Writes and CPU time are almost the same on a busy machine.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.contenders import Contender, floor, other_commit, remove_checkout, this_checkout
+from bench.figures import Figure, Row, summarize, table
+from bench.load import Api, prepare
+from bench.phases import Turn, held_pods
+from testenv import Environment
+from testenv.nodes import gpu_node
+
+PHASES = ("burst", "ready", "steady", "update", "restart", "changes", "outage", "churn", "drift")
+
+
+async def take_turn(contender: Contender, options: argparse.Namespace) -> list[Figure]:
+    """Measure one contender on a fresh control plane."""
+    nodes = [gpu_node("h100-sxm", f"gpu-{number}") for number in range(options.objects // 4 + 10)]
+    with Environment(audit_level="Metadata") as environment:
+        environment.create_nodes(nodes)
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=50)) as session:
+            api = Api(environment, session)
+            await prepare(api, contender.checkout, **held_pods())
+            await contender.start(environment.kubeconfig)
+            turn = Turn(environment, api, contender, options.objects, spec_of(options))
+            try:
+                await run_phases(turn, options)
+            finally:
+                await contender.stop()
+    return turn.figures
+
+
+async def run_phases(turn: Turn, options: argparse.Namespace) -> None:
+    actions = {
+        "burst": turn.burst,
+        "ready": turn.ready,
+        "steady": lambda: turn.steady(options.idle),
+        "update": turn.update,
+        "restart": turn.restart,
+        "changes": turn.restart_with_changes,
+        "outage": lambda: turn.outage(options.outage),
+        "churn": turn.churn,
+        "drift": turn.drift,
+    }
+    for name in options.phases:
+        began = time.monotonic()
+        await actions[name]()
+        print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+
+
+def spec_of(options: argparse.Namespace) -> dict[str, Any]:
+    """Fields of all objects."""
+    return {} if options.volumes else {"cache": {"hostPath": "/var/cache/vllm"}}
+
+
+async def compare(contenders: Sequence[Contender], options: argparse.Namespace) -> list[tuple[str, list[Figure]]]:
+    """Let the contenders take turns. Each round begins with another one."""
+    turns = []
+    for number in range(options.rounds):
+        first = number % len(contenders)
+        for contender in (*contenders[first:], *contenders[:first]):
+            print(f"round {number + 1}: {contender.name}", file=sys.stderr, flush=True)
+            turns.append((contender.name, await take_turn(contender, options)))
+    return turns
+
+
+def as_json(rows: Sequence[Row], turns: Sequence[tuple[str, Sequence[Figure]]], options: argparse.Namespace) -> str:
+    first = next(iter(rows[0].values)) if rows else ""
+    machine = {"cpus": os.cpu_count(), "python": platform.python_version(), "system": platform.platform()}
+    content: dict[str, Any] = {
+        "machine": machine,
+        "objects": options.objects,
+        "rounds": options.rounds,
+        "measurements": [
+            {
+                "phase": row.phase,
+                "name": row.name,
+                "unit": row.unit,
+                "values": row.values,
+                "ratios": {other: row.ratio(first, other) for other in row.values if other != first},
+            }
+            for row in rows
+        ],
+        "turns": [{"contender": name, "figures": [asdict(figure) for figure in figures]} for name, figures in turns],
+    }
+    return json.dumps(content, indent=1)
+
+
+def parse_options(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--against", metavar="COMMIT", help="also measure the operator of this commit")
+    parser.add_argument("--no-floor", action="store_true", help="leave out the floor")
+    parser.add_argument("--objects", type=int, default=200, help="VLLMDeployments (default: 200)")
+    parser.add_argument("--rounds", type=int, default=1, help="turns of each contender; the table has the medians (default: 1)")
+    parser.add_argument("--phases", default=",".join(PHASES), help=f"some of {','.join(PHASES)}; burst is always the first")
+    parser.add_argument("--volumes", action="store_true", help="objects with PersistentVolumeClaims; without, with caches on the node")
+    parser.add_argument("--idle", type=float, default=15, help="seconds of the phase steady (default: 15)")
+    parser.add_argument("--outage", type=float, default=40, help="seconds of the phase outage (default: 40)")
+    parser.add_argument(
+        "--profile", type=Path, metavar="FOLDER", help="write profiles of the operators (cProfile), which doubles their CPU time"
+    )
+    parser.add_argument("-o", "--output", choices=("table", "json"), default="table")
+    options = parser.parse_args(arguments)
+    wanted = set(options.phases.split(",")) | {"burst"}
+    if unknown := wanted - set(PHASES):
+        parser.error(f"there is no phase {', '.join(sorted(unknown))}; there are {', '.join(PHASES)}")
+    options.phases = [phase for phase in PHASES if phase in wanted]
+    return options
+
+
+def main() -> None:
+    options = parse_options()
+    with tempfile.TemporaryDirectory(prefix="vllm-operator-bench-") as temporary:
+        folder = Path(temporary)
+        contenders = [this_checkout(options.profile)]
+        other = other_commit(options.against, folder, options.profile) if options.against else None
+        try:
+            contenders += [other] if other is not None else []
+            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")], spec_of(options))]
+            turns = asyncio.run(compare(contenders, options))
+        finally:
+            if other is not None:
+                remove_checkout(other)
+    rows = summarize(turns)
+    print(as_json(rows, turns, options) if options.output == "json" else table(rows, [contender.name for contender in contenders]))
+
+
+if __name__ == "__main__":
+    main()

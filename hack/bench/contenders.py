@@ -1,0 +1,197 @@
+"""What is compared: the operator of this checkout, the operator of another commit, and the floor; each as a process."""
+
+import asyncio
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import yaml
+
+from bench.load import ROOT, model
+
+TICKS = os.sysconf("SC_CLK_TCK")
+VERSIONS = ("0.20.1", "0.26.0")
+"""The version of the engine that objects are created with, and the one that they are updated to."""
+
+
+@dataclass(slots=True)
+class Contender:
+    """A program that serves VLLMDeployments. `agent` is how the API server names it."""
+
+    name: str
+    command: Sequence[str]
+    checkout: Path
+    agent: str
+    says_ready: bytes = b"serving"
+    environment: dict[str, str] = field(default_factory=dict)
+    process: asyncio.subprocess.Process | None = None
+    port: int = 0
+    profile: Path | None = None
+    _starts: int = 0
+    _reader: asyncio.Task[None] | None = None
+
+    @property
+    def is_floor(self) -> bool:
+        return self.agent == "bench-floor"
+
+    async def start(self, kubeconfig: Path) -> None:
+        """Start, and wait until it serves."""
+        self._starts += 1
+        command = [part.replace("KUBECONFIG", str(kubeconfig)) for part in self.command]
+        if self.profile is not None and not self.is_floor:
+            self.profile.mkdir(parents=True, exist_ok=True)
+            command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
+        environment = os.environ | {"KUBECONFIG": str(kubeconfig)} | self.environment
+        self.process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
+        ready = asyncio.Event()
+        self._reader = asyncio.create_task(self._read(self.process, ready))
+        async with asyncio.timeout(120):
+            await ready.wait()
+        if self.process.returncode is not None:
+            raise RuntimeError(f"{self.name} ended at its start")
+
+    async def _read(self, process: asyncio.subprocess.Process, ready: asyncio.Event) -> None:
+        assert process.stderr is not None
+        async for line in process.stderr:
+            if found := re.search(rb"metrics on port (\d+)", line):
+                self.port = int(found[1])
+            if self.says_ready in line:
+                ready.set()
+            if b"Request attempt" not in line and (self.is_floor or b"ERROR" in line or b"Traceback" in line):
+                print(f"{self.name}: {line.decode(errors='replace').rstrip()}", file=sys.stderr)
+        await process.wait()
+        ready.set()
+
+    async def stop(self) -> None:
+        """End it, if it runs."""
+        if self.process is not None and self.process.returncode is None:
+            self.process.send_signal(signal.SIGTERM)
+            await self.process.wait()
+
+    async def reconciliations(self) -> float:
+        """How many it has completed since it started; 0 for the floor."""
+        if not self.port:
+            return 0.0
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{self.port}/metrics") as response:
+            return sum(
+                float(value) for value in re.findall(r"^vllm_operator_reconcile_total\S* (\S+)$", await response.text(), re.MULTILINE)
+            )
+
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def memory(self) -> float:
+        """The peak of the resident memory in MiB."""
+        found = re.search(r"VmHWM:\s+(\d+)", Path(f"/proc/{self.pid()}/status").read_text())
+        return int(found[1]) / 1024 if found else 0.0
+
+
+def cpu_seconds(pids: Iterable[int]) -> float:
+    """The CPU time of processes that run, and of the children that they have waited for."""
+    return sum(sum(map(int, _stat(pid)[11:15])) for pid in pids) / TICKS
+
+
+def cpu_of(pid: int) -> float:
+    """The CPU time of one process."""
+    return sum(map(int, _stat(pid)[11:13])) / TICKS
+
+
+def busy_seconds() -> float:
+    """The CPU time of the whole machine that was not idle."""
+    user, nice, system, idle, wait, *others = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    del idle, wait
+    return (user + nice + system + sum(others)) / TICKS
+
+
+def descendants(pid: int) -> list[int]:
+    """A process and all its descendants."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (stat := _stat(int(entry.name))):
+            parents.setdefault(int(stat[1]), []).append(int(entry.name))
+    found, waiting = [], [pid]
+    while waiting:
+        current = waiting.pop()
+        found.append(current)
+        waiting += parents.get(current, [])
+    return found
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+OPERATOR_ENVIRONMENT = {
+    "VLLM_OPERATOR_HTTP_PORT": "0",
+    "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
+    "VLLM_OPERATOR_HUB_ENDPOINT": "",
+    "VLLM_OPERATOR_IDENTITY": "bench",
+}
+
+
+def this_checkout(profile: Path | None) -> Contender:
+    """The operator as it is here, with changes that are not committed."""
+    command = [sys.executable, "-m", "vllm_operator", "run"]
+    return Contender("here", command, ROOT, "vllm-operator/", environment=OPERATOR_ENVIRONMENT, profile=profile)
+
+
+def other_commit(commit: str, folder: Path, profile: Path | None) -> Contender:
+    """The operator of another commit, in a git worktree below the folder.
+
+    It runs in a virtual environment of its own if that commit has locked other dependencies.
+    """
+    git = ["git", "-C", str(ROOT)]
+    sha = subprocess.run([*git, "rev-parse", "--short", commit], check=True, capture_output=True, text=True).stdout.strip()
+    checkout = folder / sha
+    subprocess.run([*git, "worktree", "add", "--quiet", "--detach", "--force", str(checkout), sha], check=True)
+    locked = Path("requirements/runtime.txt")
+    python = sys.executable
+    if (checkout / locked).read_bytes() != (ROOT / locked).read_bytes():
+        subprocess.run([sys.executable, "-m", "venv", str(checkout / ".venv")], check=True)
+        python = str(checkout / ".venv/bin/python")
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "--require-hashes", "-r", str(checkout / locked)], check=True)
+    environment = {**OPERATOR_ENVIRONMENT, "PYTHONPATH": str(checkout / "operator")}
+    return Contender(sha, [python, "-m", "vllm_operator", "run"], checkout, "vllm-operator/", environment=environment, profile=profile)
+
+
+def remove_checkout(contender: Contender) -> None:
+    """Remove the worktree of another commit."""
+    subprocess.run(["git", "-C", str(ROOT), "worktree", "remove", "--force", str(contender.checkout)], check=True)
+
+
+def floor(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> Contender:
+    """The floor, with the manifests that the operator of this checkout renders for objects with these fields."""
+    templates = folder / "templates.json"
+    templates.write_text(json.dumps(floor_templates(folder, nodes, spec)))
+    command = [sys.executable, str(Path(__file__).parent / "floor.py"), "--kubeconfig", "KUBECONFIG", "--templates", str(templates)]
+    return Contender("floor", command, ROOT, "bench-floor")
+
+
+def floor_templates(folder: Path, nodes: Sequence[Any], spec: Mapping[str, Any]) -> list[Any]:
+    """The Deployment and the Service of an object, as templates."""
+    resource, items = folder / "object.yaml", folder / "nodes.yaml"
+    resource.write_text(json.dumps(model("name-to-replace", VERSIONS[0], **spec)))
+    items.write_text(json.dumps({"apiVersion": "v1", "kind": "List", "items": list(nodes)}))
+    command = [sys.executable, "-m", "vllm_operator", "plan", "-f", str(resource), "--nodes", str(items), "-o", "json"]
+    rendered = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    wanted = [manifest for manifest in rendered["manifests"] if manifest["kind"] in ("Deployment", "Service")]
+    for manifest in wanted:
+        # as the operator's: they go with the object
+        owner = {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "name": "NAME", "uid": "UID", "controller": True}
+        manifest["metadata"]["ownerReferences"] = [owner]
+    text = json.dumps(wanted).replace("name-to-replace", "NAME").replace(VERSIONS[0], "VERSION")
+    found: list[Any] = yaml.safe_load(text)
+    return found

@@ -1,0 +1,295 @@
+"""The phases of the comparison. Each measures from the audit log, so that measuring costs the machine almost nothing.
+
+A delay is the time between two answers of the API server, by its own clock: the one to the cause (an object was created), and the one to
+its effect (the Deployment was applied). A phase ends when the contender has written nothing for some seconds.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
+from bench.figures import Figure, Request, delays, foreign_share, of, parse_request, quantile, writes_each, writes_of
+from bench.load import AGENT, GROUP, NAMESPACE, Api, model
+from testenv import Environment
+
+QUIET_SECONDS = 3.0
+LIMIT_SECONDS = 300.0
+OBJECTS = f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments"
+DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
+PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
+MERGE = "application/merge-patch+json"
+CONTROLLERS = "kube-controller-manager"
+
+
+@dataclass(slots=True)
+class Meter:
+    """What a phase has used so far."""
+
+    began: float
+    contender: float
+    server: float
+    busy: float
+    own: float
+
+
+class Turn:
+    """The phases of one contender, on a control plane of its own."""
+
+    def __init__(self, environment: Environment, api: Api, contender: Contender, objects: int, spec: Mapping[str, Any]) -> None:
+        """`spec` has fields of all objects beside the model and the version of the engine."""
+        self._spec = spec
+        self.figures: list[Figure] = []
+        self.names = [f"object-{number:04}" for number in range(objects)]
+        self._environment, self._api, self._contender = environment, api, contender
+        self._position = 0
+        self._reconciled = 0.0
+        self._requests: list[Request] = []
+
+    # ---- phases
+
+    async def burst(self) -> None:
+        """All objects at once. The controllers stand still, so no Pod changes anything meanwhile."""
+        self._pause(CONTROLLERS)
+        async with self._phase("burst", self.names) as phase:
+            await asyncio.gather(*map(self._create, self.names))
+            await self._until_applied("create", self.names)
+        created = self._own("create", "vllmdeployments")
+        self._add_delays(phase, "object to Deployment", delays(created, self._theirs("deployments")))
+        self._add_delays(phase, "object to last write of its status", delays(created, self._statuses(), last=True))
+        self._resume(CONTROLLERS)
+
+    async def ready(self) -> None:
+        """The Pods of all objects become Ready at once."""
+        async with self._phase("starting", self.names):
+            pods = await self._running_pods()
+        async with self._phase("ready", self.names) as phase:
+            await asyncio.gather(*(self._make_ready(pod) for pod in pods))
+        cause = [_renamed(request, request.name.rsplit("-", 2)[0]) for request in self._own("patch", "pods/status")]
+        self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._statuses(), last=True))
+
+    async def steady(self, seconds: float) -> None:
+        """Nothing happens."""
+        async with self._phase("steady", self.names):
+            await asyncio.sleep(seconds)
+
+    async def update(self) -> None:
+        """Another version of the engine for all objects at once. New Pods become Ready at once."""
+        await self._api.call("PATCH", f"/api/v1/namespaces/{NAMESPACE}", {"metadata": {"annotations": _pods_are("ok", "0")}}, MERGE)
+        async with self._phase("update", self.names) as phase:
+            await asyncio.gather(*(self._update(name, VERSIONS[1]) for name in self.names))
+            await self._until_applied("patch", self.names)
+        updated = self._own("patch", "vllmdeployments")
+        self._add_delays(phase, "object to Deployment", delays(updated, self._theirs("deployments")))
+
+    async def restart(self) -> None:
+        """The program ends and starts again, and nothing has changed."""
+        await self._contender.stop()
+        async with self._phase("restart", self.names, fresh=True) as phase:
+            began = time.monotonic()
+            await self._contender.start(self._environment.kubeconfig)
+            self._add(phase, "until it serves", "s", time.monotonic() - began)
+
+    async def restart_with_changes(self) -> None:
+        """The same, and a fifth of the objects was changed meanwhile."""
+        await self._contender.stop()
+        changed = self.names[: max(1, len(self.names) // 5)]
+        self._read()
+        await asyncio.gather(*(self._update(name, VERSIONS[0]) for name in changed))
+        async with self._phase("restart with changes", changed, fresh=True) as phase:
+            began = time.time()
+            await self._contender.start(self._environment.kubeconfig)
+            await self._until_applied("patch", changed, began=began)
+        applied = [request.answered - began for request in self._theirs("deployments")]
+        self._add(phase, "start of the process to last Deployment", "s", max(applied, default=None))
+
+    async def outage(self, seconds: float) -> None:
+        """The API server is killed, and comes back after a while. An object is created then."""
+        plane = self._environment.control_plane
+        await asyncio.to_thread(plane.stop_component, "kube-apiserver", kill=True)
+        await asyncio.sleep(seconds)
+        await asyncio.to_thread(plane.start_component, "kube-apiserver")
+        name = "after-outage"
+        async with self._phase("outage", [name]) as phase:
+            await self._create(name)
+            await self._until_applied("create", [name])
+        found = delays(self._own("create", "vllmdeployments"), self._theirs("deployments"))
+        self._add(phase, "object to Deployment", "s", found.get(name))
+
+    async def churn(self, seconds: float = 10.0, each_second: int = 5) -> None:
+        """Objects are created and deleted again, at a steady rate."""
+        names = [f"churn-{number:03}" for number in range(int(seconds * each_second))]
+        async with self._phase("churn", names) as phase:
+            for name in names:
+                await self._create(name)
+                await asyncio.sleep(1 / each_second)
+            await self._until_applied("create", names)
+            await asyncio.gather(*(self._api.call("DELETE", f"{OBJECTS}/{name}") for name in names))
+        self._add_delays(phase, "object to Deployment", delays(self._own("create", "vllmdeployments"), self._theirs("deployments")))
+
+    async def drift(self) -> None:
+        """Somebody changes the image in a fifth of the Deployments."""
+        if self._contender.is_floor:
+            return
+        self._pause(CONTROLLERS)
+        drifted = self.names[: max(1, len(self.names) // 5)]
+        async with self._phase("drift", drifted) as phase:
+            await asyncio.gather(*map(self._drift, drifted))
+            await self._until(lambda: self._repaired() >= set(drifted), "not all changes were repaired")
+        changed = self._own("patch", "deployments")
+        self._add_delays(phase, "change to repair", delays(changed, self._theirs("deployments")))
+        self._resume(CONTROLLERS)
+
+    def _repaired(self) -> set[str]:
+        return set(delays(self._own("patch", "deployments"), self._theirs("deployments")))
+
+    # ---- parts
+
+    @asynccontextmanager
+    async def _phase(self, name: str, objects: Sequence[str], *, fresh: bool = False) -> AsyncIterator[str]:
+        """Measure until the contender writes nothing any more. `fresh`: its process starts in this phase."""
+        self._read()
+        self._requests.clear()
+        before = self._meter(fresh=fresh)
+        yield name
+        began, reconciled = before.began, 0.0 if fresh else self._reconciled
+        worked = max(0.0, await self._until_quiet() - began)
+        after = self._meter()
+        elapsed = after.began - began
+        count = len(objects)
+        self._add(name, "CPU of the operator for each object", "ms", 1000 * (after.contender - before.contender) / count)
+        self._add(name, "CPU of the API server for each object", "ms", 1000 * (after.server - before.server) / count)
+        self._reconciled = await self._contender.reconciliations()
+        if not self._contender.is_floor:
+            self._add(name, "reconciliations of each object", "", (self._reconciled - reconciled) / count)
+        writes = writes_each(self._requests, self._contender.agent, count)
+        for target, number in writes.items():
+            self._add(name, f"writes of {target} for each object", "", number)
+        self._add(name, "writes for each object", "", sum(writes.values()))
+        self._add(name, "peak memory of the operator", "MiB", self._contender.memory())
+        self._add(name, "until the last write", "s", worked)
+        self._add(name, "foreign CPUs", "", foreign_share(elapsed, after.busy - before.busy, after.own - before.own))
+
+    def _meter(self, *, fresh: bool = False) -> Meter:
+        processes = self._environment.control_plane.processes
+        own = descendants(os.getpid())
+        return Meter(
+            began=time.monotonic(),
+            contender=0.0 if fresh else cpu_of(self._contender.pid()),
+            server=cpu_of(processes.pid("kube-apiserver")),
+            busy=busy_seconds(),
+            own=cpu_seconds(own),
+        )
+
+    def _read(self) -> None:
+        """Read what the API server has logged since."""
+        with self._environment.control_plane.audit_log.open("rb") as file:
+            file.seek(self._position)
+            data = file.read().rpartition(b"\n")
+        agents = (self._contender.agent.encode(), AGENT.encode())
+        lines = [line for line in data[0].splitlines() if any(agent in line for agent in agents)]
+        self._position += len(data[0]) + len(data[1])
+        self._requests += map(parse_request, lines)
+
+    async def _until(self, done: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+        deadline = time.monotonic() + LIMIT_SECONDS
+        while True:
+            self._read()
+            answer = done()
+            if answer if isinstance(answer, bool) else await answer:
+                return
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._contender.name}: {what} within {LIMIT_SECONDS:.0f} s")
+            await asyncio.sleep(0.5)
+
+    async def _until_applied(self, verb: str, names: Iterable[str], *, began: float = 0.0) -> None:
+        """Wait until the Deployments of these objects were applied after their objects."""
+        wanted = set(names)
+
+        def done() -> bool:
+            theirs = [request for request in self._theirs("deployments") if request.answered >= began]
+            if began:
+                return wanted <= {request.name for request in theirs}
+            return wanted <= delays(self._own(verb, "vllmdeployments"), theirs).keys()
+
+        await self._until(done, f"not all of {len(wanted)} Deployments were applied")
+
+    async def _until_quiet(self) -> float:
+        """Wait until the contender has written nothing for a while; return when it wrote last, as of the monotonic clock."""
+        began, skew = time.time(), time.time() - time.monotonic()
+
+        def last() -> float:
+            return max((request.answered for request in writes_of(self._requests, self._contender.agent)), default=0.0)
+
+        await self._until(lambda: time.time() - max(began, last()) >= QUIET_SECONDS, "it does not stop to write")
+        return last() - skew
+
+    async def _running_pods(self) -> list[Any]:
+        """Wait until each object has a Pod that runs; return the Pods."""
+        found: list[Any] = []
+
+        async def run() -> bool:
+            pods = (await self._api.call("GET", PODS, resourceVersion="0"))["items"]
+            found[:] = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+            return len(found) >= len(self.names)
+
+        await self._until(run, "not all Pods run")
+        return found
+
+    async def _make_ready(self, pod: Any) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = [{"type": name, "status": "True", "lastTransitionTime": now} for name in ("Ready", "ContainersReady")]
+        containers = [{**container, "ready": True, "started": True} for container in pod["status"]["containerStatuses"]]
+        path, kind = f"{PODS}/{pod['metadata']['name']}/status", "application/strategic-merge-patch+json"
+        await self._api.call("PATCH", path, {"status": {"conditions": ready, "containerStatuses": containers}}, kind)
+
+    async def _create(self, name: str) -> None:
+        await self._api.call("POST", OBJECTS, model(name, VERSIONS[0], **self._spec))
+
+    async def _update(self, name: str, version: str) -> None:
+        await self._api.call("PATCH", f"{OBJECTS}/{name}", {"spec": {"engine": {"version": version}}}, MERGE)
+
+    async def _drift(self, name: str) -> None:
+        containers = {"containers": [{"name": "vllm", "image": "example.org/somebody/else:1"}]}
+        body = {"spec": {"template": {"spec": containers}}}
+        await self._api.call("PATCH", f"{DEPLOYMENTS}/{name}", body, "application/strategic-merge-patch+json")
+
+    def _own(self, verb: str, target: str) -> list[Request]:
+        return of(self._requests, AGENT, target, verbs=(verb,))
+
+    def _theirs(self, target: str) -> list[Request]:
+        return of(self._requests, self._contender.agent, target, verbs=("patch", "create", "update"))
+
+    def _statuses(self) -> list[Request]:
+        return self._theirs("vllmdeployments/status")
+
+    def _add(self, phase: str, name: str, unit: str, value: float | None) -> None:
+        self.figures.append(Figure(phase, name, unit, value))
+
+    def _add_delays(self, phase: str, name: str, found: dict[str, float]) -> None:
+        for part in (0.5, 0.99):
+            self._add(phase, f"{name}, p{part * 100:.0f}", "s", quantile(found.values(), part))
+
+    def _pause(self, component: str) -> None:
+        self._environment.control_plane.pause_component(component)
+
+    def _resume(self, component: str) -> None:
+        self._environment.control_plane.resume_component(component)
+
+
+def held_pods() -> dict[str, str]:
+    """Annotations of a namespace whose Pods run, and become Ready only when they are told."""
+    return _pods_are("ok", "hold")
+
+
+def _pods_are(path: str, load: str) -> dict[str, str]:
+    prefix = "sim.vllm-operator.dev/"
+    return {f"{prefix}path": path, f"{prefix}pull": "0", f"{prefix}load": load}
+
+
+def _renamed(request: Request, name: str) -> Request:
+    return Request(request.verb, request.target, name, request.agent, request.code, request.received, request.answered)
