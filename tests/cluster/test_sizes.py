@@ -4,11 +4,12 @@ import json
 import re
 import shlex
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 
-from support.cluster import Cluster, Manifest
+from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
 
 pytestmark = pytest.mark.cluster
@@ -66,3 +67,38 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
         await served.patch("VLLMDeployment", name, patch_of(resource))
         await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
     assert (await plan_of("spark"))["product"] == "NVIDIA-B200"
+
+
+async def test_the_memory_that_a_start_measured_is_in_the_status_and_in_the_next_plan(
+    served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    pod = await the_pod(served)
+    await served.wait_until_runs(pod)
+    first = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
+    predicted = (await pinned_plan(served, first))["memory"]
+    assert "memory" not in first["status"]["pinnedPlan"]
+    measured = {"weightsMebibytes": predicted["weightsMebibytes"] + 512, "kvCacheMebibytes": predicted["kvCacheMebibytes"] - 1024}
+    log = sim.log(pod)
+    for line in (
+        f"gpu_model_runner.py:4879] Model loading took {measured['weightsMebibytes'] / 1024:.3f} GiB memory and 4.10 seconds",
+        f"gpu_worker.py:436] Available KV cache memory: {measured['kvCacheMebibytes'] / 1024:.3f} GiB",
+    ):
+        log.write(f"(EngineCore pid=7) INFO {datetime.now(UTC):%m-%d %H:%M:%S} [{line}\n".encode())
+    told = await served.wait_for("VLLMDeployment", "llama", lambda it: "memory" in it["status"]["pinnedPlan"])
+    assert told["status"]["pinnedPlan"]["measured"] == measured
+    assert told["status"]["pinnedPlan"]["memory"] == (
+        f"weights: predicted {predicted['weightsMebibytes'] / 1024:.1f} GiB, measured {measured['weightsMebibytes'] / 1024:.1f}; "
+        f"KV cache: predicted {predicted['kvCacheMebibytes'] / 1024:.1f} GiB, measured {measured['kvCacheMebibytes'] / 1024:.1f}"
+    )
+    assert told["status"]["pinnedPlan"]["revision"] == first["status"]["pinnedPlan"]["revision"]
+    # nothing restarts because of it; the plan of a changed spec has it
+    assert [pod] == await served.wait_for_pods()
+    await served.patch("VLLMDeployment", "llama", {"spec": {"startup": {"stallSeconds": 901}}})
+    before = first["status"]["pinnedPlan"]["revision"]
+    second = await served.wait_for("VLLMDeployment", "llama", lambda it: it["status"]["pinnedPlan"]["revision"] != before)
+    plan = await pinned_plan(served, second)
+    assert plan["memory"]["weightsMebibytes"] == measured["weightsMebibytes"]
+    assert abs(plan["memory"]["kvCacheMebibytes"] - measured["kvCacheMebibytes"]) <= 1
+    assert any("as measured at the last start" in note for note in plan["notes"])

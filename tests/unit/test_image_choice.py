@@ -75,10 +75,22 @@ def test_an_image_without_kernels_for_the_gpu_is_refused() -> None:
     assert "CUDA 12.8, which does not support sm_121" in message
 
 
-def test_without_any_word_on_the_driver_the_default_image_is_taken_and_noted() -> None:
-    plan = made(deployment(), real_node("gke-h100"))
-    assert plan.image == "vllm/vllm-openai:v0.20.1"
-    assert any("needs a driver that supports CUDA 13.0" in note for note in plan.notes)
+@pytest.mark.parametrize(
+    ("version", "image", "needed"),
+    [
+        ("0.20.1", "vllm/vllm-openai:v0.20.1-cu129", "CUDA 12.9"),
+        ("0.18.0", "vllm/vllm-openai:v0.18.0", "CUDA 12.9"),
+    ],
+)
+def test_without_any_word_on_the_driver_the_image_with_cuda_12_is_taken_and_noted(version: str, image: str, needed: str) -> None:
+    plan = made(deployment(engine={"version": version}), real_node("gke-h100"))
+    assert plan.image == image
+    assert any(f"needs a driver that supports {needed}" in note for note in plan.notes)
+
+
+def test_without_any_word_on_the_driver_a_gpu_that_needs_cuda_13_gets_it() -> None:
+    thor = real_node("gb10", labels={**labels(None), "nvidia.com/gpu.compute.major": "11", "nvidia.com/gpu.compute.minor": "0"})
+    assert made(deployment(), thor).image == "vllm/vllm-openai:v0.20.1"
 
 
 def test_the_branch_of_the_driver_tells_enough() -> None:

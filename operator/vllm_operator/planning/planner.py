@@ -195,7 +195,7 @@ class _FreshPlan:
         release = parse_release(version.version)
         if release is None or overrides.replaces_arguments:
             return None
-        return resolve_sizing(self.resource.spec, overrides, release, facts, self.files, self.catalog)
+        return resolve_sizing(self.resource, self.pinned, overrides, release, facts, self.files, self.catalog)
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""
@@ -364,7 +364,7 @@ class _FreshPlan:
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
-            memory=predicted_memory(candidate),
+            memory=predicted_memory(candidate, premises.sizing),
             model_facts=keep_facts(facts),
             backends=list(decision.choices),
             env=env[:ENV_LIMIT],

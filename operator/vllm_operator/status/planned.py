@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.plan import BackendChoice, ChosenBy, ObservedBackend, Plan, PlanSummary
+from vllm_operator.api.plan import BackendChoice, ChosenBy, MeasuredMemory, ObservedBackend, Plan, PlanSummary
 from vllm_operator.api.resource import selector_of
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.backends import LoggedNames
+from vllm_operator.observation import rollout
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.outcome import Verdict
@@ -81,7 +82,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         return observation.previous.pinned_plan if observation.deployment is not None else None
     if observation.revision is None:
         return None
-    names = observed.knowledge.logged_names
+    names, measured = observed.knowledge.logged_names, _measured(observed, plan)
     return PlanSummary(
         revision=observation.revision,
         replan_token=plan.replan_token,
@@ -89,7 +90,8 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
         candidates=_compared(plan),
-        memory=_memory(observed, plan),
+        memory=_memory(observed, plan, measured),
+        measured=measured,
         observed_backends=[
             ObservedBackend(component=choice.component, backend=choice.observed)
             for choice in plan.backends
@@ -105,19 +107,30 @@ def _compared(plan: Plan) -> list[str] | None:
     return [f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]] if len(allowed) > 1 else None
 
 
-def _memory(observed: ObservedState, plan: Plan) -> str | None:
-    """The memory of a GPU as predicted and as measured, from the first Pod by name whose log has both; else what was known before."""
-    if plan.memory is None:
-        return None
+def _measured(observed: ObservedState, plan: Plan) -> MeasuredMemory | None:
+    """The memory of a GPU from the first Pod by name that runs the plan and whose log has all of it; else what was known before."""
     for view in sorted(observed.pods, key=lambda view: view.name):
         state = observed.state(view)
-        if state is not None and state.memory.weights_gib is not None and state.memory.kv_cache_gib is not None:
-            return (
-                f"weights: predicted {plan.memory.weights_mebibytes / 1024:.1f} GiB, measured {state.memory.weights_gib:.1f}; "
-                f"KV cache: predicted {plan.memory.kv_cache_mebibytes / 1024:.1f} GiB, measured {state.memory.kv_cache_gib:.1f}"
-            )
+        if state is None or state.memory.weights_gib is None or state.memory.kv_cache_gib is None:
+            continue
+        if rollout.is_current(observed, view) and observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key:
+            sizes = (round(gib * 1024) for gib in (state.memory.weights_gib, state.memory.kv_cache_gib))
+            return MeasuredMemory(weights_mebibytes=next(sizes), kv_cache_mebibytes=next(sizes))
     before = observed.observation.previous.pinned_plan
-    return before.memory if before is not None and before.revision == observed.observation.revision else None
+    return before.measured if before is not None and before.revision == observed.observation.revision else None
+
+
+def _memory(observed: ObservedState, plan: Plan, measured: MeasuredMemory | None) -> str | None:
+    """The memory of a GPU as predicted and as measured, in words."""
+    if plan.memory is None:
+        return None
+    if measured is None:  # an earlier version of the operator wrote the words alone
+        before = observed.observation.previous.pinned_plan
+        return before.memory if before is not None and before.revision == observed.observation.revision else None
+    return (
+        f"weights: predicted {plan.memory.weights_mebibytes / 1024:.1f} GiB, measured {measured.weights_mebibytes / 1024:.1f}; "
+        f"KV cache: predicted {plan.memory.kv_cache_mebibytes / 1024:.1f} GiB, measured {measured.kv_cache_mebibytes / 1024:.1f}"
+    )
 
 
 def deprecated_plan(observed: ObservedState, written: PlanSummary | None) -> dict[str, Any] | None:

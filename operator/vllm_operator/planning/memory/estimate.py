@@ -59,7 +59,7 @@ class Options:
 
     `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured. `partition` are the
     layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is what
-    VLLM_USE_V2_MODEL_RUNNER asks for.
+    VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than estimated.
     """
 
     utilization: float | None = None
@@ -83,6 +83,7 @@ class Options:
     partition: tuple[int, ...] = ()
     stage_gib: tuple[float, ...] = ()
     runner_v2: bool | None = None
+    more_gib: float = 0.0
 
     @property
     def drafts_without_model(self) -> bool:
@@ -102,6 +103,7 @@ class Estimate:
         comfortable: The same with the margin left free.
         concurrency: Requests of the maximum length at a time.
         limit: What decides, as a sentence.
+        measured: It contains what an earlier start measured.
     """
 
     prediction: Prediction
@@ -118,6 +120,7 @@ class Estimate:
     max_length: int | None = None
     concurrency: float | None = None
     comfortable: int | None = None
+    measured: bool = False
 
 
 def estimate(
@@ -185,6 +188,7 @@ def _estimate(
         other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
         graphs = 0.0 if options.eager else graph_bytes(shape, layers[stage], run, facts, release) / GIB
         counted = graphs if counts_graphs else 0.0
+        other += options.more_gib
         available = utilization * total - weights[stage] - activation - other - counted
         if options.cache_bytes is not None:
             available = options.cache_bytes / GIB

@@ -1,7 +1,7 @@
 """The choice of image, and whether it suits the GPU driver of the nodes.
 
 Without an image in the spec, the operator takes the image of the vLLM project with a CUDA version that the driver supports: an
-older driver gets the variant with CUDA 12 instead of 13. An image in the spec is taken or refused.
+older driver gets the variant with CUDA 12 instead of 13, and so does an unknown one. An image in the spec is taken or refused.
 """
 
 from collections.abc import Sequence
@@ -72,6 +72,8 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
             annotation may be there for another reason.
         compatible: This vLLM version can load the forward compatibility package.
     """
+    if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; of equal ones, the image of the release
+        options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
     fits = [_fit(option, pool, gpus, images, forced=False, compatible=compatible) for option in options]
     if forced:
         fits.append(_fit(options[0], pool, gpus, images, forced=True, compatible=compatible))

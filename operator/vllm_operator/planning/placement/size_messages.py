@@ -6,6 +6,7 @@ from vllm_operator.api.plan import PlannedMemory
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
+from vllm_operator.planning.memory.learned import predict_memory
 from vllm_operator.planning.model.facts import model_name
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.placement.sizing import Candidate, Judgement, Room, Sizing
@@ -43,6 +44,12 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             "KV cache."
         )
         notes.append(Note(Severity.INFO, text))
+    if made.measured:
+        text = (
+            f"The memory of {name} on {devices(chosen)} is as measured at the last start: {_gib(made.weights)} of weights on each, "
+            f"{_gib(made.kv_cache)} left for the KV cache."
+        )
+        notes.append(Note(Severity.INFO, text))
     if judgement.length is not None:
         own = sizing.model.shape.max_length if sizing.model else None
         text = (
@@ -77,12 +84,12 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
     return notes
 
 
-def predicted_memory(chosen: Candidate | None) -> PlannedMemory | None:
+def predicted_memory(chosen: Candidate | None, sizing: Sizing | None) -> PlannedMemory | None:
     """The prediction to keep in the plan, to compare with what the engine measures; None if there is none."""
-    made = chosen.judgement.made if chosen is not None else None
-    if made is None or made.weights is None or made.kv_cache is None:
+    if chosen is None or sizing is None:
         return None
-    return PlannedMemory(weights_mebibytes=round(made.weights * 1024), kv_cache_mebibytes=round(made.kv_cache * 1024))
+    made = chosen.judgement.made
+    return predict_memory(made, sizing.options, sizing.learned if made.measured else None)
 
 
 def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizing, others: Iterable[Candidate], shapes: KnownShapes) -> str:

@@ -8,11 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+from vllm_operator.api.plan import LearnedMemory, Plan
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import MigSpec, Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.images import Images
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
+from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
@@ -21,6 +24,7 @@ from vllm_operator.planning.memory.cases import predict_model
 from vllm_operator.planning.memory.devices import device_of
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.flags import read_flags
+from vllm_operator.planning.memory.learned import correct, learn
 from vllm_operator.planning.memory.quantization import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.runner import read_runner
@@ -93,6 +97,7 @@ class Sizing:
         gpus: The table of GPUs.
         images: The images of the catalog.
         concurrency: Requests that the KV cache should hold at a time.
+        learned: What an earlier start measured.
     """
 
     model: SizedModel | None
@@ -102,6 +107,7 @@ class Sizing:
     gpus: GPUs
     images: Images
     concurrency: int = 1
+    learned: LearnedMemory | None = None
     _weighed: dict[tuple[ParallelShape, str | None], float | None] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -173,7 +179,10 @@ class Sizing:
         key = (parallel, pool.architecture)
         made = predict_model(self.model, parallel, device, replace(options, weights_gib=self._weighed.get(key)), self.facts, self.release)
         self._weighed[key] = (made.weights or 0.0) + options.offload_gib  # the same on every GPU of an architecture
-        return made
+        corrected = correct(options, made, self.learned, pool, parallel, self.release)
+        if corrected is None:
+            return made
+        return replace(predict_model(self.model, parallel, device, corrected, self.facts, self.release), measured=True)
 
     def is_native(self, pool: Pool) -> bool:
         """Whether a GPU computes in the format of the weights."""
@@ -184,7 +193,8 @@ class Sizing:
 
 
 def resolve_sizing(
-    spec: VLLMDeploymentSpec,
+    resource: VLLMDeployment,
+    pinned: Plan | None,
     overrides: Overrides,
     release: Release,
     facts: ResolvedFacts,
@@ -194,13 +204,15 @@ def resolve_sizing(
     """Collect what the estimates for a spec need.
 
     Args:
-        spec: The spec.
+        resource: The VLLMDeployment, with its status.
+        pinned: The plan in the status.
         overrides: The flags and variables of the user.
         release: The vLLM version.
         facts: What is known about the model.
         files: What was read from its files.
         catalog: The catalog.
     """
+    spec, summary = resource.spec, resource.status.pinned_plan
     arguments, read = overrides.arguments, read_flags(overrides.arguments)
     asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
     config, label = files.config, arguments.get("--quantization") or ""
@@ -210,7 +222,8 @@ def resolve_sizing(
     size = None if "--quantization" in arguments else given
     model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
-    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency)
+    learned = learn(pinned, summary.measured if summary is not None else None, model_argument(spec.model.uri))
+    sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency, learned)
     length = wanted_length(spec, sizing)
     if sizing.options is None or length is None or "--max-model-len" in arguments:
         return sizing
