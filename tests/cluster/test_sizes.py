@@ -44,14 +44,18 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
     async def plan_of(name: str) -> Manifest:
         return await pinned_plan(served, await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60))
 
-    # a small model in a mixed fleet does not take the largest GPU; a 70B model gets as many as it needs
+    # a small model in a mixed fleet does not take the largest GPU, and a MIG slice where it may; a 70B model gets as many as it needs
     await create("small", QWEN)
+    await create("whole", QWEN, accelerator={"mig": {"mode": "Disabled"}})
     await create("large", LLAMA_70B, H100)
-    assert (await plan_of("small"))["product"] == "NVIDIA-L40S"
+    assert (await plan_of("small"))["resource"] == "nvidia.com/mig-1g.10gb"
+    assert (await plan_of("whole"))["product"] == "NVIDIA-L40S"
     assert (await plan_of("large"))["count"] == 4
     deployment = await served.wait_for("Deployment", "large", lambda it: it["spec"]["replicas"] == 1)
     engine = deployment["spec"]["template"]["spec"]["containers"][0]
     assert engine["resources"]["limits"]["nvidia.com/gpu"] == "4"
+    deployment = await served.wait_for("Deployment", "small", lambda it: it["spec"]["replicas"] == 1)
+    assert deployment["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/mig-1g.10gb"] == "1"
     # what does not fit is refused before anything is downloaded
     gpu_nodes("t4")
     await create("spark", DEEPSEEK, GB10)

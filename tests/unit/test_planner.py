@@ -166,7 +166,7 @@ def test_only_nodes_with_the_labels_of_the_pod_template_count() -> None:
     assert made(request("b"), *nodes).product == "NVIDIA-H200"
     assert made(request("a"), *nodes).product == "NVIDIA-B200"
     message = refusal(request("c"), *nodes)[1]
-    assert "Each replica needs 1 whole GPU on nodes with labels team=c, and no node has one." in message
+    assert "Each replica needs 1 GPU on nodes with labels team=c, and no node has one." in message
     assert "do not have the labels in spec.podTemplate.spec.nodeSelector" in message
 
 

@@ -191,10 +191,9 @@ async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
     await bench.settle(("default", "other"))
     assert after == bench.cluster.calls["find"] - calls
     resource = bench.resource()
-    assert resource["status"]["pinnedPlan"]["candidates"] == [
-        "1 x NVIDIA H200 141GB (sm_90): chosen; room for 8 replicas",
-        "1 x NVIDIA H100 80GB (sm_90): fits; room for 2 replicas",
-    ]
+    assert resource["status"]["pinnedPlan"]["compared"] == (
+        "1 x NVIDIA H200 141GB (sm_90): chosen; room for 8 replicas | 1 x NVIDIA H100 80GB (sm_90): fits; room for 2 replicas"
+    )
 
 
 async def test_an_operator_that_may_not_list_the_pods_knows_nothing_of_free_gpus() -> None:
@@ -212,5 +211,5 @@ async def test_the_status_compares_only_gpus_that_the_spec_allows() -> None:
     bench.cluster.put(llama(accelerator={"products": ["NVIDIA-H200"]}))
     await bench.settle()
     assert bench.status().pinned_plan is not None
-    assert "candidates" not in bench.resource()["status"]["pinnedPlan"]
+    assert "compared" not in bench.resource()["status"]["pinnedPlan"]
     assert [each.verdict for each in bench.plan().candidates or ()] == ["chosen", "not in spec.accelerator.products"]

@@ -126,12 +126,12 @@ def test_cache_warm_says_what_stands_against_it_or_what_the_last_start_did(case:
 PRIMED = {**o.claim(), "metadata": {"name": "vllm-a-cache", "annotations": {PRIMED_ANNOTATION_PREFIX + o.KEY: o.stamp(-9000)}}}
 FORMER = VLLMDeploymentStatus(cache=CacheStatus(key="other-key", state=CacheState.WARM, cold_start_seconds=400))
 STATES = {
-    "nothing has started": (o.observe(), CacheState.COLD),
+    "nothing has started": (o.observe(), None),
     "the first start is under way": (o.observe(o.starting_pod()), CacheState.PRIMING),
     "the first start serves": (o.observe(o.ready_pod()), CacheState.WARM),
     "another deployment has filled the shared claim": (o.observe(claim=PRIMED), CacheState.WARM),
-    "a warm cache of another key tells nothing": (o.observe(resource=o.resource(status=FORMER)), CacheState.COLD),
-    "the former spec serves, with another key": (o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), CacheState.COLD),
+    "a warm cache of another key tells nothing": (o.observe(resource=o.resource(status=FORMER)), None),
+    "the former spec serves, with another key": (o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)), None),
     "without a claim nothing is kept": (o.observe(o.ready_pod(), claim=None, claim_name=None), None),
 }
 

@@ -8,6 +8,7 @@ import pytest
 from support.gpus import device, real_node, resource_slice
 from support.plans import deployment, made, planned, refusal
 from vllm_operator.api.plan import ChosenBy
+from vllm_operator.rendering.resource_claim import render_resource_claim_template
 
 SMALL = "hf://Qwen/Qwen3-0.6B"
 MIG_UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
@@ -120,11 +121,72 @@ def test_a_slice_by_profile_under_both_strategies() -> None:
     assert (mixed.resource, mixed.product) == ("nvidia.com/mig-1g.10gb", "NVIDIA-H100-80GB-HBM3")
 
 
-def test_a_whole_gpu_is_never_a_slice() -> None:
-    reason, message = refusal(deployment(), real_node("h100-mig-single"), real_node("h100-mig-mixed"))
+def test_the_smallest_slice_on_which_the_model_fits_needs_no_request() -> None:
+    mixed, single, whole = (real_node(kind) for kind in ("h100-mig-mixed", "h100-mig-single", "h100-sxm"))
+    plan = made(deployment(SMALL), mixed, single, whole)
+    assert (plan.resource, plan.mig_profile, plan.count) == ("nvidia.com/mig-1g.10gb", "1g.10gb", 1)
+    alone = made(deployment(SMALL), single, whole)
+    assert (alone.resource, alone.mig_profile, alone.resource_per_node) == ("nvidia.com/gpu", "1g.10gb", 56)
+    assert requirements(deployment(SMALL), single, whole)["nvidia.com/gpu.product"] == ("In", ["NVIDIA-H100-80GB-HBM3-MIG-1g.10gb"])
+    assert made(deployment(), mixed, whole).resource == "nvidia.com/mig-3g.40gb"  # one of 20 GB holds the model, but no useful context
+    assert made(deployment("hf://Qwen/Qwen3-32B"), mixed, whole).resource == "nvidia.com/gpu"
+
+
+@pytest.mark.parametrize(
+    ("spec", "resource"),
+    [
+        ({"accelerator": {"mig": {"mode": "Disabled"}}}, "nvidia.com/gpu"),
+        ({"accelerator": {"mig": {"mode": "Enabled"}}}, "nvidia.com/mig-1g.10gb"),
+        ({"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3"]}}, "nvidia.com/gpu"),
+        ({"accelerator": {"products": ["NVIDIA-H100-80GB-HBM3-MIG-2g.20gb"]}}, "nvidia.com/mig-2g.20gb"),
+        ({"accelerator": {"policy": "MostCapable"}}, "nvidia.com/gpu"),
+        ({"accelerator": {"count": 2}}, "nvidia.com/gpu"),
+        ({"parallelism": {"tensor": 2}}, "nvidia.com/gpu"),
+        ({"parallelism": {"data": 2}}, "nvidia.com/gpu"),
+    ],
+)
+def test_what_keeps_a_model_on_whole_gpus_or_on_slices(spec: dict[str, Any], resource: str) -> None:
+    plan = made(deployment(SMALL, **spec), real_node("h100-mig-mixed"), real_node("h100-sxm"))
+    assert plan.resource == resource
+    assert (plan.mig_profile is None) is (resource == "nvidia.com/gpu")
+
+
+def test_a_model_of_unknown_size_gets_a_slice_only_where_there_is_no_whole_gpu() -> None:
+    request = deployment("hf://acme/new-model")
+    assert made(request, real_node("h100-mig-mixed"), real_node("l4")).product == "NVIDIA-L4"
+    assert made(request, real_node("h100-mig-mixed")).mig_profile == "3g.40gb"
+
+
+def test_a_plan_on_a_whole_gpu_stays_there_when_slices_appear() -> None:
+    whole, mixed = real_node("h100-sxm"), real_node("h100-mig-mixed")
+    before = planned(deployment(SMALL), whole).plan
+    assert before is not None
+    kept = planned(deployment(SMALL), whole, mixed, pinned=before)
+    assert (kept.plan, kept.drift) == (before, ())
+    changed = planned(deployment(SMALL, generation=2, replicas=2, service={"port": 81}), whole, mixed, pinned=before).plan
+    assert changed is not None
+    assert changed.mig_profile is None
+
+
+def test_a_claim_for_slices_that_nobody_asked_for_names_their_profile() -> None:
+    request = deployment(SMALL, accelerator={"allocation": "DRA"})
+    plan = made(request, real_node("h100-mig-mixed"), slices=slices())
+    assert (plan.resource, plan.mig_profile) == ("mig.nvidia.com", "1g.10gb")
+    template = render_resource_claim_template(request, plan)
+    assert "profile == '1g.10gb'" in str(template)
+
+
+def test_where_only_whole_gpus_are_allowed_slices_are_named() -> None:
+    request = deployment(accelerator={"mig": {"mode": "Disabled"}})
+    reason, message = refusal(request, real_node("h100-mig-single"), real_node("h100-mig-mixed"))
     assert reason == "NoMatchingGPU"
+    assert "Each replica needs 1 whole GPU, and no node has one." in message
     assert "56x 1g.10gb MIG slices of NVIDIA H100 80GB (sm_90)" in message
+    assert "Remove spec.accelerator.mig to use MIG slices too, or disable MIG on a node." in message
+    _, message = refusal(deployment(accelerator={"products": ["NVIDIA-H100-80GB-HBM3"]}), real_node("h100-mig-mixed"))
     assert "(spec.accelerator.mig.profile: 2g.20gb)" in message  # the smallest on which the model fits
+    _, message = refusal(deployment(parallelism={"tensor": 2}), real_node("h100-mig-mixed"))
+    assert "A replica on 2 GPUs cannot use MIG slices. Disable MIG on a node, or add nodes with whole GPUs." in message
 
 
 def test_a_profile_that_there_is_not_names_one_that_there_is() -> None:
@@ -175,7 +237,7 @@ def test_weights_too_large_for_a_slice_call_for_a_larger_one() -> None:
 
 def test_claims_without_the_driver_for_them() -> None:
     _, message = refusal(deployment(accelerator={"allocation": "DRA"}), real_node("h200"))
-    assert "Each replica needs 1 whole GPU for dynamic resource allocation, and no node has one." in message
+    assert "Each replica needs 1 GPU for dynamic resource allocation, and no node has one." in message
     assert "DRA driver" in message
 
 
@@ -200,7 +262,7 @@ def test_what_would_serve_is_named_the_most_capable_first() -> None:
 
 
 def test_where_nothing_would_serve_only_new_nodes_help() -> None:
-    _, message = refusal(deployment(accelerator={"architectures": ["sm_103"]}), real_node("h100-mig-single"))
+    _, message = refusal(deployment(accelerator={"architectures": ["sm_103"]}, parallelism={"tensor": 2}), real_node("h100-mig-single"))
     assert message.endswith("Add nodes with such GPUs.")
 
 

@@ -63,6 +63,7 @@ CASES: list[tuple[str, str, tuple[str, ...], dict[str, Any], int]] = [
     ("another GPU", "Qwen/Qwen3-32B", ("l4", "h200"), {"accelerator": {"products": ["NVIDIA-L4"]}, "parallelism": {"tensor": 1}}, 2),
     ("another architecture", "Qwen/Qwen3-32B", ("t4", "h200"), {"accelerator": {"architectures": ["sm_75"]}}, 1),
     ("a larger slice", LLAMA_8B, ("h100-mig-mixed",), {"accelerator": {"mig": {"profile": "1g.10gb"}}}, 1),
+    ("whole GPUs in place of small slices", LLAMA_70B, ("h100-mig-mixed", "b200"), {"accelerator": {"mig": {"mode": "Enabled"}}}, 1),
     ("whole GPUs", LLAMA_70B, ("h100-mig-mixed", "b200"), {"accelerator": {"mig": {"profile": "3g.40gb"}}}, 1),
     ("a shorter context by flag", LLAMA_8B, ("l4",), {"parallelism": {"tensor": 1}, "engine": {"version": "0.20.1", "args": LONG}}, 1),
     (
@@ -98,7 +99,7 @@ def test_the_message_fits_into_a_condition() -> None:
 
 @pytest.mark.parametrize("profile", ["7g.80gb", None])
 def test_a_hint_names_only_slices_on_which_the_model_fits(profile: str | None) -> None:
-    spec: dict[str, Any] = {"accelerator": {"mig": {"profile": profile}}} if profile else {}
+    spec: dict[str, Any] = {"accelerator": {"mig": {"profile": profile}} if profile else {"products": ["NVIDIA-H100-80GB-HBM3"]}}
     reason, message = refusal(deployment(**spec), real_node("h100-mig-mixed"))
     assert reason == "NoMatchingGPU"
     named = re.search(r"([0-9]g\.[0-9]+gb)[,)]", message.partition("The cluster has")[2].partition(". ")[2])
@@ -107,5 +108,6 @@ def test_a_hint_names_only_slices_on_which_the_model_fits(profile: str | None) -
 
 
 def test_a_hint_names_no_slice_if_all_are_too_small() -> None:
-    _, message = refusal(deployment(f"hf://{LLAMA_70B}"), real_node("h100-mig-mixed"))
+    whole = {"products": ["NVIDIA-H100-80GB-HBM3"]}
+    _, message = refusal(deployment(f"hf://{LLAMA_70B}", accelerator=whole), real_node("h100-mig-mixed"))
     assert message.endswith("None of the MIG slices is large enough for the model. Change the MIG layout of a node, or disable MIG on it.")

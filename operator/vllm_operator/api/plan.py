@@ -232,6 +232,12 @@ class Plan(Model):
         json_schema_extra=list_atomic(),
     )
 
+    @property
+    def mig_profile(self) -> str | None:
+        """Profile of the MIG slices, such as `1g.10gb`; None for whole GPUs."""
+        profile = next((part.value for part in self.cache_key_parts if part.name == "migProfile"), None)
+        return None if profile == "none" else profile
+
 
 class ObservedBackend(Model):
     """A kernel backend that the log of the engine reports."""
@@ -252,12 +258,11 @@ class PlanSummary(Model):
         description="Resource that each Pod requests. Absent if it is nvidia.com/gpu.",
     )
     image: str = Field(max_length=1024, description="Container image.")
-    candidates: list[Annotated[str, Field(max_length=512)]] | None = Field(
+    compared: str | None = Field(
         default=None,
-        max_length=3,
-        description="If the spec allows several kinds of GPUs: the first of them, each with the reason why it was chosen or not. "
+        max_length=2048,
+        description="If the spec allows several kinds of GPUs: the first three, each with the reason why it was chosen or not. "
         "`vllm-operator plan` shows all.",
-        json_schema_extra=list_atomic(),
     )
     memory: str | None = Field(
         default=None, max_length=256, description="Memory of one GPU, as predicted and as the engine measured it at its start."

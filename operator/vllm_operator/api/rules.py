@@ -97,7 +97,16 @@ REVISION_ON_HUB = {
     "fieldPath": ".revision",
 }
 
-MIG_SELECTED = {"rule": "has(self.profile) || has(self.uuids)", "message": "give profile, uuids, or both"}
+MIG_SELECTED = {
+    "rule": "has(self.mode) || has(self.profile) || has(self.uuids)",
+    "message": "give mode, profile or uuids; without mig, the operator compares MIG slices and whole GPUs",
+}
+
+MIG_MODE = {
+    "rule": "!has(self.mode) || self.mode != 'Disabled' || !(has(self.profile) || has(self.uuids))",
+    "message": "profile and uuids select MIG slices; remove them, or set mode to Enabled",
+    "fieldPath": ".mode",
+}
 
 MIG_UUID_NEEDS_DRA = {
     "rule": "!has(self.mig) || !has(self.mig.uuids) || (has(self.allocation) && self.allocation == 'DRA')",
@@ -170,7 +179,7 @@ GPUS_FOR_PARALLELISM = {
 }
 
 MIG_WITHOUT_PEERS = {
-    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || "
+    "rule": "!has(self.accelerator) || !has(self.accelerator.mig) || self.accelerator.mig.?mode.orValue('Enabled') == 'Disabled' || "
     "self.?parallelism.?tensor.orValue(1) * self.?parallelism.?pipeline.orValue(1) == 1",
     "message": "tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory; "
     "use parallelism.tensor 1 and pipeline 1 with more replicas, a larger slice, or whole GPUs",

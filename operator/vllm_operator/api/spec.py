@@ -201,10 +201,21 @@ class Allocation(StrEnum):
     DRA = "DRA"
 
 
-class MigSpec(Model):
-    """A MIG slice of a GPU."""
+class Toggle(StrEnum):
+    """An enum instead of a boolean, because more values may follow."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED))
+    ENABLED = "Enabled"
+    DISABLED = "Disabled"
+
+
+class MigSpec(Model):
+    """MIG slices of GPUs."""
+
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.MIG_SELECTED, rules.MIG_MODE))
+    mode: Toggle | None = Field(
+        default=None,
+        description="Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.",
+    )
     profile: MigProfile | None = Field(
         default=None,
         description="MIG profile, for example 1g.10gb.",
@@ -257,7 +268,11 @@ class AcceleratorSpec(Model):
     count: int | None = Field(
         default=None, ge=1, le=64, description="Number of GPUs per replica. Default: the product of the parallelism sizes."
     )
-    mig: MigSpec | None = Field(default=None, description="Use MIG slices instead of whole GPUs.")
+    mig: MigSpec | None = Field(
+        default=None,
+        description="Whether to use MIG slices, and which. Default: whole GPUs, and for replicas with one GPU also MIG slices on which "
+        "the model fits. An entry in `products` without the suffix of a slice is the whole GPU.",
+    )
     uuids: list[GpuUUID] | None = Field(
         default=None,
         min_length=1,
@@ -272,12 +287,12 @@ class AcceleratorSpec(Model):
         default=None, description="RuntimeClass of the Pods. Required if the NVIDIA runtime is not the default runtime of the nodes."
     )
 
-
-class Toggle(StrEnum):
-    """An enum instead of a boolean, because more values may follow."""
-
-    ENABLED = "Enabled"
-    DISABLED = "Disabled"
+    @property
+    def sliced(self) -> bool | None:
+        """Whether the devices are MIG slices; None if both slices and whole GPUs are allowed."""
+        if self.uuids:
+            return False
+        return None if self.mig is None else self.mig.mode is not Toggle.DISABLED
 
 
 class ParallelismSpec(Model):

@@ -65,7 +65,9 @@ class CacheStatus(Model):
     """Observed state of the caches."""
 
     key: str | None = Field(default=None, max_length=63, description="Cache key, the name of the directory on the volume.")
-    state: CacheState | None = Field(default=None, description="State of the caches: Cold, Priming, Warm or Quarantined.")
+    state: CacheState | None = Field(
+        default=None, description="State of the caches: Priming, Warm or Quarantined. Absent if they are cold."
+    )
     claim_name: str | None = Field(default=None, max_length=253, description="PersistentVolumeClaim of the caches.")
     generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")

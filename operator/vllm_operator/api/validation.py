@@ -233,7 +233,8 @@ _CHECKS: Mapping[str, Check] = {
     rules.VALUE_OR_VALUES["rule"]: lambda a: _of(a, "value") is None or _of(a, "values") is None,
     rules.VALUE_OR_SOURCE["rule"]: lambda v: _of(v, "value") is None or _of(v, "valueFrom") is None,
     rules.REVISION_ON_HUB["rule"]: lambda m: _of(m, "revision") is None or str(_of(m, "uri", default="hf://")).startswith("hf://"),
-    rules.MIG_SELECTED["rule"]: lambda m: _of(m, "profile") is not None or _of(m, "uuids") is not None,
+    rules.MIG_SELECTED["rule"]: lambda m: any(_of(m, name) is not None for name in ("mode", "profile", "uuids")),
+    rules.MIG_MODE["rule"]: lambda m: _of(m, "mode") != "Disabled" or (_of(m, "profile") is None and _of(m, "uuids") is None),
     rules.UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "allocation") == "DRA",
     rules.UUID_OR_MIG["rule"]: lambda a: _of(a, "uuids") is None or _of(a, "mig") is None,
     rules.UUID_PER_REPLICA["rule"]: lambda s: (
@@ -253,7 +254,9 @@ _CHECKS: Mapping[str, Check] = {
     rules.GPUS_FOR_PARALLELISM["rule"]: lambda s: (
         _of(s, "accelerator", "count") is None or _number(s, "accelerator", "count") >= _size(s, "tensor", "pipeline", "data")
     ),
-    rules.MIG_WITHOUT_PEERS["rule"]: lambda s: _of(s, "accelerator", "mig") is None or _size(s, "tensor", "pipeline") == 1,
+    rules.MIG_WITHOUT_PEERS["rule"]: lambda s: (
+        _of(s, "accelerator", "mig") is None or _of(s, "accelerator", "mig", "mode") == "Disabled" or _size(s, "tensor", "pipeline") == 1
+    ),
     rules.MIG_UUID_PER_REPLICA["rule"]: lambda s: (
         _of(s, "accelerator", "mig", "uuids") is None or len(_of(s, "accelerator", "mig", "uuids")) >= _needed_uuids(s)
     ),

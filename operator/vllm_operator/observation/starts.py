@@ -78,7 +78,7 @@ def _shows_caches(view: PodView, state: StartupState) -> bool:
 
 
 def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
-    """Return what the next start with this plan finds; None without a PVC. The result does not change when it is written."""
+    """Return what the next start with this plan finds; None if nothing, or without a PVC. The result does not change when it is written."""
     observation = observed.observation
     previous = observation.previous.cache
     was_warm = previous is not None and previous.key == plan.cache_key and previous.state is CacheState.WARM
@@ -90,7 +90,7 @@ def next_start_finds(observed: ObservedState, plan: Plan) -> CacheState | None:
     served = observed.serving > 0 and is_rolled_out(observed) and observation.outcome.plan is not None
     if primed or served or was_warm:
         return CacheState.WARM
-    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else CacheState.COLD
+    return CacheState.PRIMING if any(view.phase is Phase.STARTING for view in observed.pods) else None
 
 
 LONGEST_STAGE_SECONDS = 7 * 86_400

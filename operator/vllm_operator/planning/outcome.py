@@ -51,9 +51,8 @@ class Outcome:
 
 def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     """Return GPU and engine as a sentence."""
-    parts = {part.name: part.value for part in made.cache_key_parts}
-    profile = parts.get("migProfile", "none")
-    devices = count(made.count, "GPU") if profile == "none" else f"{count(made.count, 'MIG slice')} {profile}"
+    profile = made.mig_profile
+    devices = count(made.count, "GPU") if profile is None else f"{count(made.count, 'MIG slice')} {profile}"
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
     return f"Planned for {gpus.title(made.product, made.architecture)}, {devices} per replica, {engine}."
 

@@ -22,6 +22,7 @@ from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
+from vllm_operator.planning.placement.target import InUse
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.reading import read_integer
 from vllm_operator.pods.view import waits_for_node
@@ -119,7 +120,7 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         image=pinned.image,
         architecture=pinned.architecture,
         product=pinned.product,
-        mig_profile=None if parts.get("migProfile") in (None, "none") else parts["migProfile"],
+        mig_profile=pinned.mig_profile,
         parallel=parts.get("parallelism") or str(shape.parallel),  # the operator may have chosen the size
         user=run_as_user(resource.spec.pod_template),
         arguments=parts.get("arguments"),
@@ -128,6 +129,11 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
     cache = plan_cache(origin, caches)
     changed = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
     return pinned.model_copy(update=changed)
+
+
+def gpu_in_use(pinned: Plan) -> InUse:
+    """What identifies the GPU of a plan."""
+    return pinned.architecture, pinned.product, pinned.mig_profile
 
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:

@@ -46,7 +46,7 @@ from vllm_operator.planning.model.facts import (
 )
 from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
-from vllm_operator.planning.pinning import digest_of, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
+from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.image import compatibility_variables, image_options
 from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates
 from vllm_operator.planning.placement.size_messages import (
@@ -204,7 +204,7 @@ class _FreshPlan:
         free, count = False, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
         if sizing is not None and sizing.model is not None:
             accelerator = request.accelerator
-            free = spec.parallelism is None and accelerator.count is None and accelerator.mig is None and not accelerator.uuids
+            free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
             shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
             least = None if self._ranking.compares_sizes else count or 1
             found = find_candidates(request, shapes, sizing, self.inventory, at_least=least)
@@ -263,7 +263,7 @@ class _FreshPlan:
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
             forced=self._allows_known_bad() or premises.overrides.variables.get(variable) == "1",
             compatible=version.table is not None and version.table.knows_variable(variable),
-            preferred=(self.pinned.architecture, self.pinned.product) if self._keeps_gpu() and self.pinned else None,
+            preferred=gpu_in_use(self.pinned) if self._keeps_gpu() and self.pinned else None,
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
             large_enough=premises.sizing.holds if premises.sizing is not None else None,
@@ -279,11 +279,11 @@ class _FreshPlan:
     def _best(self, premises: _Premises, targets: Sequence[Target]) -> tuple[Target, BackendDecision]:
         """The first target without a refusal of the backends; the first of all if there is none."""
         first = self._decide(premises, targets[0])
-        seen = {targets[0].architecture, None}
+        seen = {(targets[0].architecture, targets[0].pool.mig_profile)}
         for target in targets[1:] if first.refusal else ():
-            if target.architecture in seen:
+            if target.architecture is None or (kind := (target.architecture, target.pool.mig_profile)) in seen:
                 continue
-            seen.add(target.architecture)
+            seen.add(kind)
             decision = self._decide(premises, target)
             if decision.refusal is None:
                 why = f"cannot be used: {first.refusal.message if first.refusal else ''}"

@@ -13,6 +13,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, metadata_of
 from vllm_operator.api.spec import AcceleratorSpec, Allocation, MigSpec
 from vllm_operator.catalog.gpus import capability_of
+from vllm_operator.planning.inventory.resource_slices import UNKNOWN_PROFILE
 
 DRIVER = "gpu.nvidia.com"
 REQUEST = "gpu"
@@ -62,8 +63,9 @@ def _expressions(resource: VLLMDeployment, plan: Plan) -> list[str]:
         expressions.append(_where("cudaComputeCapability", f".compareTo(semver('{major}.{minor}.0')) == 0"))
     if plan.product:
         expressions.append(_where("productName", f".replace(' ', '-') == {_text(_device_product(plan.product))}"))
-    if mig.profile:
-        expressions.append(_where("profile", f" == {_text(mig.profile)}"))
+    # a claim for UUIDs needs no profile
+    if profile := mig.profile or (None if mig.uuids or plan.mig_profile == UNKNOWN_PROFILE else plan.mig_profile):
+        expressions.append(_where("profile", f" == {_text(profile)}"))
     if uuids := accelerator.uuids or mig.uuids:
         expressions.append(_where("uuid", f" in [{', '.join(_text(uuid) for uuid in uuids)}]"))
     return expressions

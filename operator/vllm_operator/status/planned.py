@@ -89,7 +89,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         architecture=plan.architecture,
         resource=plan.resource if plan.resource != GPU_RESOURCE else None,
         image=plan.image,
-        candidates=_compared(plan),
+        compared=_compared(plan),
         memory=_memory(observed, plan, measured),
         measured=measured,
         observed_backends=[
@@ -101,10 +101,10 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
     )
 
 
-def _compared(plan: Plan) -> list[str] | None:
-    """The first GPUs that the spec allows, if there was a choice."""
+def _compared(plan: Plan) -> str | None:
+    """The first GPUs that the spec allows, if there was a choice: in one line, so that a status fits on a screen."""
     allowed = [each for each in plan.candidates or () if each.count is not None]
-    return [f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]] if len(allowed) > 1 else None
+    return " | ".join(f"{each.gpu}: {each.verdict}" for each in allowed[:CANDIDATES_SHOWN]) if len(allowed) > 1 else None
 
 
 def _measured(observed: ObservedState, plan: Plan) -> MeasuredMemory | None:

@@ -63,7 +63,7 @@ def describe_rule_input(
         optimize_for=(spec.backends and spec.backends.optimize_for) or OptimizeFor.THROUGHPUT,
         distribution=version.distribution,
         allocation=(accelerator and accelerator.allocation) or Allocation.DEVICE_PLUGIN,
-        mig=bool(profile or (accelerator and accelerator.mig)),
+        mig=bool(profile or (accelerator and accelerator.sliced)),
         tensor=tensor,
         pipeline=_size(parallelism.pipeline, arguments, "--pipeline-parallel-size", "-pp"),
         data=data,

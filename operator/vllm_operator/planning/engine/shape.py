@@ -59,12 +59,12 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
     if tensor is None:
         tensor = 1
         spare = (accelerator.count or 0) // (pipeline * data)
-        if spare > 1 and accelerator.mig is None and spare * pipeline * data == accelerator.count:
+        if spare > 1 and not accelerator.sliced and spare * pipeline * data == accelerator.count:
             tensor = spare
             text = f"spec.parallelism.tensor is not set. The operator uses {tensor}, so that no GPU of spec.accelerator.count stays idle."
             notes.append(Note(Severity.INFO, text))
     needed = tensor * pipeline * data
-    if accelerator.mig is not None and tensor * pipeline > 1:
+    if accelerator.sliced and tensor * pipeline > 1:
         return _contradiction(
             "Tensor and pipeline parallelism do not work with MIG slices, which cannot access each other's memory. Set "
             "spec.parallelism.tensor and spec.parallelism.pipeline to 1 and raise spec.replicas, request a larger slice, or use whole GPUs."
@@ -81,7 +81,7 @@ def resolve_shape(spec: VLLMDeploymentSpec) -> Shape | Verdict:
             f"with at most {COUNT_LIMIT} GPUs. Lower spec.parallelism. For more throughput, raise spec.replicas."
         )
     if count > needed:
-        devices, more = ("GPUs", "parallelism") if accelerator.mig is None else ("MIG slices", "replicas")
+        devices, more = ("GPUs", "parallelism") if not accelerator.sliced else ("MIG slices", "replicas")
         text = (
             f"spec.accelerator.count requests {count} {devices}, but each replica uses {needed}. {count - needed} "
             f"{'stays' if count - needed == 1 else 'stay'} idle. Remove count, or raise spec.{more}."

@@ -97,5 +97,8 @@ class Inventory:
 
     def most_per_node(self, like: Pool) -> int | None:
         """The largest number of such devices on a node; None if unknown."""
-        kind = (like.architecture, like.product, like.resource)
-        return max((pool.count for pool in self.pools if (pool.architecture, pool.product, pool.resource) == kind), default=0) or None
+
+        def kind(pool: Pool) -> tuple[str | None, ...]:
+            return pool.architecture, pool.product, pool.mig_profile, pool.resource
+
+        return max((pool.count for pool in self.pools if kind(pool) == kind(like)), default=0) or None

@@ -12,7 +12,7 @@ from vllm_operator.planning.inventory.pools import Inventory, Pool
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
 from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, in_use, size_of
-from vllm_operator.planning.placement.target import Target
+from vllm_operator.planning.placement.target import InUse, Target, in_use_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
@@ -66,12 +66,12 @@ class Ranking:
             case _:
                 return ()
 
-    def order(self, targets: Iterable[Target], preferred: tuple[str | None, str | None] | None) -> tuple[Target, ...]:
-        """Order GPUs for a model of unknown size: the one in use first."""
+    def order(self, targets: Iterable[Target], preferred: InUse | None) -> tuple[Target, ...]:
+        """Order GPUs for a model of unknown size: the one in use first, and MIG slices last."""
 
         def place(target: Target) -> tuple[object, ...]:
-            other = preferred is not None and preferred != (target.architecture, target.pool.product)
-            return (other, self.key(target, target.count))
+            other = preferred is not None and preferred != in_use_of(target.pool)
+            return (other, target.pool.mig_profile is not None, self.key(target, target.count))
 
         return tuple(sorted(targets, key=place))
 
@@ -131,7 +131,7 @@ def choose_candidates(
     sizing: Sizing,
     ranking: Ranking,
     accelerator: AcceleratorSpec,
-    preferred: tuple[str | None, str | None] | None,
+    preferred: InUse | None,
     count: int | None,
 ) -> list[Candidate]:
     """Return the candidates of the size to use, the best GPU first.
@@ -141,7 +141,7 @@ def choose_candidates(
         sizing: How they were judged.
         ranking: The order of the policy.
         accelerator: The GPUs in the spec.
-        preferred: Architecture and product of the GPU in use, which stays if the model fits on it.
+        preferred: The GPU in use, which stays if the model fits on it.
         count: The number of GPUs in use, which stays too.
     """
     if ranking.compares_sizes:
@@ -171,7 +171,8 @@ def describe_candidates(
         (each for kind, each in by_kind.items() if kind != kind_of(chosen)),
         key=lambda each: (_group(each.judgement.room), ranking.key(each.target, each.shape.count), each.shape.count),
     )
-    listed = [_entry(each.target, each.shape.count, _why(each, mine, ranking)) for each in ([mine] if mine is not None else []) + others]
+    entries = (_entry(each.target, each.shape.count, _why(each, mine, ranking)) for each in ([mine] if mine is not None else []) + others)
+    listed = list({(entry.gpu, entry.verdict): entry for entry in entries}.values())
     names = {_name(each.target.title, each.target.pool) for each in by_kind.values()}
     for rejection in sorted(rejections, key=lambda each: (-each.obstacle, each.pool.nodes, each.pool.resource)):
         gpu = _name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)

@@ -58,9 +58,8 @@ def explain(
     large_enough: Callable[[Pool], bool | None] | None = None,
 ) -> str:
     """Return the message. Of several MIG slices it names the smallest that is large enough."""
-    asked = _asked(wanted, count, gpus) + _with_labels(selector)
     if not rejections:
-        return _no_gpu_at_all(asked)
+        return _no_gpu_at_all(_asked(wanted, count, gpus) + _with_labels(selector))
 
     def nearness(rejection: Rejection) -> tuple[object, ...]:
         pool = rejection.pool
@@ -68,6 +67,7 @@ def explain(
         return (rejection.obstacle, enough, -(pool.memory_mebibytes or 0) if enough else 0, pool.count, pool.nodes)
 
     nearest = max(rejections, key=nearness)
+    asked = _asked(wanted, count, gpus, whole=nearest.obstacle is Obstacle.SLICED) + _with_labels(selector)
     there = describe([rejection.pool for rejection in rejections], gpus, nearest.pool)
     if nearest.obstacle is Obstacle.IMAGE:
         return f"No node can run the image: {nearest.detail}. {nearest.remedy} The cluster has {there}."
@@ -152,12 +152,12 @@ def _remarks(pool: Pool) -> str:
     return text + (f", unavailable ({' and '.join(pool.problems)})" if pool.problems else "")
 
 
-def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs) -> str:
-    if wanted.mig is not None:
-        profile = f" {wanted.mig.profile}" if wanted.mig.profile else ""
+def _asked(wanted: AcceleratorSpec, count: int, gpus: GPUs, *, whole: bool = False) -> str:
+    if wanted.sliced:
+        profile = f" {wanted.mig.profile}" if wanted.mig and wanted.mig.profile else ""
         what = f"{count} MIG slice{'s' if count > 1 else ''}{profile}"
     else:
-        what = f"{count} whole GPU{'s' if count > 1 else ''}"
+        what = f"{count} {'whole ' if whole or wanted.sliced is False or count > 1 else ''}GPU{'s' if count > 1 else ''}"
     if wanted.architectures:
         names = [f"{name} ({known.family})" if (known := gpus.architectures.get(name)) else name for name in wanted.architectures]
         what += f" of architecture {' or '.join(names)}"
@@ -191,9 +191,16 @@ def _alternatives(rejections: Sequence[Rejection], wanted: AcceleratorSpec, coun
         and rejection.obstacle is Obstacle.ARCHITECTURE
         and pool.count >= count
         and not (pool.problems or pool.shared)
-        and (pool.mig_profile is not None) is (wanted.mig is not None)
+        and _may_serve(pool, wanted, count)
     }
     return sorted(found, key=lambda name: (gpus.rank(name), name))
+
+
+def _may_serve(pool: Pool, wanted: AcceleratorSpec, count: int) -> bool:
+    """Whether the request allows whole GPUs, or MIG slices, whichever the pool has."""
+    if pool.mig_profile is None:
+        return not wanted.sliced
+    return count == 1 if wanted.sliced is None else wanted.sliced
 
 
 def _products(rejections: Sequence[Rejection], wanted: AcceleratorSpec) -> str:
@@ -230,6 +237,10 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
             return "Install the NVIDIA DRA driver with GPU support, or set spec.accelerator.allocation to DevicePlugin."
         case Obstacle.ALLOCATION:
             return "Set spec.accelerator.allocation to DRA, or install the NVIDIA device plugin."
+        case Obstacle.SLICED if count > 1:
+            return f"A replica on {count} GPUs cannot use MIG slices. Disable MIG on a node, or add nodes with whole GPUs."
+        case Obstacle.SLICED if wanted.mig is not None:
+            return "Remove spec.accelerator.mig to use MIG slices too, or disable MIG on a node."
         case Obstacle.SLICED:
             return f"Request a MIG slice (spec.accelerator.mig.profile: {pool.mig_profile}), or disable MIG on a node."
         case Obstacle.NOT_SLICED if not _could_be_sliced(rejections, gpus):
@@ -250,7 +261,7 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
         case Obstacle.HOST:
             return f"The image is not built for the CPU architecture {pool.host}. Use an image that is."
         case Obstacle.COUNT:
-            devices = "GPUs" if wanted.mig is None else "MIG slices"
+            devices = "MIG slices" if wanted.sliced else "GPUs"
             return f"Lower spec.parallelism or spec.accelerator.count to {pool.count} {devices}, or add nodes with {count} {devices}."
         case _:
             return "Make a node available again, or add nodes. The operator tries again automatically."

@@ -105,7 +105,8 @@ def explain_shortage(resource: VLLMDeployment, refused: Candidate, sizing: Sizin
     name = short_name(resource)
     ways = find_ways(resource, refused, sizing, others, shapes, WAYS_LIMIT)
     if not ways:
-        ways = [Way(f"add nodes with more or larger GPUs: `vllm-operator fit {name}` lists those that are large enough")]
+        whole = "disable MIG on a node, or " if refused.target.pool.mig_profile is not None else ""
+        ways = [Way(f"{whole}add nodes with more or larger GPUs: `vllm-operator fit {name}` lists those that are large enough")]
     first, *more = (f"{way.text}: `{way.command}`" if way.command else way.text for way in ways)
     listed = f"{first[0].upper()}{first[1:]}" + "".join(f"; or {way}" for way in more)
     return f"{name} does not fit on {devices(refused)}. {refused.judgement.made.limit} {listed}."

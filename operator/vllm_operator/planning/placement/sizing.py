@@ -10,7 +10,7 @@ from enum import IntEnum
 
 from vllm_operator.api.plan import LearnedMemory, Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import MigSpec, Quantization, VLLMDeploymentSpec
+from vllm_operator.api.spec import Quantization, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.images import Images
 from vllm_operator.catalog.loader import Catalog
@@ -31,7 +31,7 @@ from vllm_operator.planning.memory.runner import read_runner
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.placement.target import Request, Target, find_targets
+from vllm_operator.planning.placement.target import InUse, Request, Target, find_targets, in_use_of
 
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """A context that is shortened to fit has at least so many tokens; the smaller number only if no number of GPUs allows the larger."""
@@ -268,7 +268,8 @@ def find_candidates(
         if isinstance(targets, Verdict):
             break
         for each in targets:
-            if each.pool.count < shape.count or each.pool in done:
+            alone = each.pool.mig_profile is not None and not request.accelerator.sliced
+            if each.pool.count < shape.count or each.pool in done or (alone and shape.count > 1):
                 continue
             target = each if each.count == shape.count else replace(each, count=shape.count)
             judgement = sizing.judge(target.pool, shape.parallel)
@@ -285,23 +286,18 @@ def find_others(request: Request, sizing: Sizing, inventory: Inventory) -> list[
     unlimited = {"architectures": None, "products": None, "count": None, "mig": None, "uuids": None}
     accelerator = request.accelerator.model_copy(update=unlimited)
     whole = replace(request, accelerator=accelerator, preferred=None)
-    found = find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory)
-    for profile in sorted({pool.mig_profile for pool in inventory.pools if pool.mig_profile is not None}):
-        # a profile in a label is spelled differently from one in a spec, so it is not validated
-        sliced = accelerator.model_copy(update={"mig": MigSpec.model_construct(profile=profile)})
-        found += find_candidates(replace(whole, accelerator=sliced), [Shape(ParallelShape(), 1)], sizing, inventory)
-    return found
+    return find_candidates(whole, sizing.shapes(most_gpus(inventory)), sizing, inventory)
 
 
 def most_gpus(inventory: Inventory) -> int:
-    """The most GPUs of a node."""
-    return max((pool.count for pool in inventory.pools), default=1)
+    """The most whole GPUs of a node."""
+    return max((pool.count for pool in inventory.pools if pool.mig_profile is None), default=1)
 
 
 def choose(
     candidates: Sequence[Candidate],
     sizing: Sizing,
-    preferred: tuple[str | None, str | None] | None,
+    preferred: InUse | None,
     preferred_count: int | None,
     *,
     ordered: bool,
@@ -311,7 +307,7 @@ def choose(
     Args:
         candidates: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
         sizing: How they were judged.
-        preferred: Architecture and product of the GPU in use, which is kept if the model fits on it.
+        preferred: The GPU in use, which is kept if the model fits on it.
         preferred_count: The number of GPUs in use, which is kept too.
         ordered: The user gives an order of GPUs, or nothing is known about the sizes: the order stays.
     """
@@ -333,11 +329,9 @@ def choose(
     return [each for each in candidates if each.shape == largest]
 
 
-def in_use(
-    candidates: Iterable[Candidate], preferred: tuple[str | None, str | None] | None, preferred_count: int | None
-) -> list[Candidate]:
+def in_use(candidates: Iterable[Candidate], preferred: InUse | None, preferred_count: int | None) -> list[Candidate]:
     """The GPUs in use, in the number in use."""
-    own = (each for each in candidates if preferred == (each.target.architecture, each.target.pool.product))
+    own = (each for each in candidates if preferred == in_use_of(each.target.pool))
     return [each for each in own if each.shape.count == preferred_count]
 
 

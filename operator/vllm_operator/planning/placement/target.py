@@ -6,10 +6,11 @@ same request in the same cluster always gets the same GPU:
 1. GPUs that are known to be too small for the weights come last
 2. the user's order of architectures, then of products
 3. the GPU in use, if there is one and it still fits
-4. known GPUs before unknown ones
-5. the order of architectures in the catalog, with the most capable first
-6. a driver that runs the image without restrictions
-7. more memory, then more nodes, then the names
+4. whole GPUs before MIG slices
+5. known GPUs before unknown ones
+6. the order of architectures in the catalog, with the most capable first
+7. a driver that runs the image without restrictions
+8. more memory, then more nodes, then the names
 
 The node affinity uses labels of the chosen nodes.
 """
@@ -33,6 +34,8 @@ from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, 
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 from vllm_operator.pods.reading import MEBIBYTE
 
+InUse = tuple[str | None, str | None, str | None]
+"""Architecture, product and MIG profile of the GPU in use."""
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
 
@@ -48,8 +51,7 @@ class Request:
         host_architectures: CPU architectures of the image; empty if unknown.
         forced: The user allows an image that is known not to suit the driver.
         compatible: This vLLM version can load the forward compatibility package.
-        preferred: Architecture and product of the GPU in use. It is kept if it fits, so that an unrelated change of the spec
-            does not move the replicas.
+        preferred: The GPU in use. It is kept if it fits, so that an unrelated change of the spec does not move the replicas.
         weight_bytes: Size of the weights on each device; None if unknown.
         selector: Labels that the user requires on the nodes.
         large_enough: Says whether one device of a pool is large enough for the model, or None if it does not know.
@@ -61,7 +63,7 @@ class Request:
     host_architectures: tuple[str, ...]
     forced: bool = False
     compatible: bool = False
-    preferred: tuple[str | None, str | None] | None = None
+    preferred: InUse | None = None
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
     large_enough: Callable[[Pool], bool | None] | None = None
@@ -71,10 +73,12 @@ class Request:
         """Whether devices are requested with a ResourceClaim."""
         return self.accelerator.allocation is Allocation.DRA
 
-    @property
-    def mig(self) -> bool:
-        """Whether MIG slices are requested."""
-        return self.accelerator.mig is not None
+    def allows_slice(self, pool: Pool) -> bool:
+        """Whether a replica may run on the MIG slices of a pool. They cannot access each other's memory."""
+        sliced, products = self.accelerator.sliced, self.accelerator.products
+        if sliced is not None:
+            return sliced
+        return self.count == 1 and (not products or any(split_product(name)[1] == pool.mig_profile for name in products))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +166,10 @@ def _reject(pool: Pool, request: Request) -> Rejection | None:
         return Rejection(pool, Obstacle.PRODUCT)
     if pool.claims != request.claims:
         return Rejection(pool, Obstacle.ALLOCATION)
-    if request.mig != (pool.mig_profile is not None):
-        return Rejection(pool, Obstacle.SLICED if pool.mig_profile else Obstacle.NOT_SLICED)
+    if pool.mig_profile is not None and not request.allows_slice(pool):
+        return Rejection(pool, Obstacle.SLICED)
+    if pool.mig_profile is None and wanted.sliced:
+        return Rejection(pool, Obstacle.NOT_SLICED)
     if wanted.mig is not None and wanted.mig.profile and _profile_key(wanted.mig.profile) != _profile_key(pool.mig_profile or ""):
         return Rejection(pool, Obstacle.PROFILE)
     if not set(wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()) <= set(pool.uuids):
@@ -186,7 +192,8 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
         _is_too_small(pool, request),
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
-        request.preferred is not None and request.preferred != (pool.architecture, pool.product),
+        request.preferred is not None and request.preferred != in_use_of(pool),
+        pool.mig_profile is not None,
         pool.source is Source.UNKNOWN,
         gpus.rank(pool.architecture),
         not fit.clean,
@@ -196,6 +203,11 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
         pool.resource,
         repr(pool),
     )
+
+
+def in_use_of(pool: Pool) -> InUse:
+    """What identifies the GPU in use."""
+    return pool.architecture, pool.product, pool.mig_profile
 
 
 def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
@@ -217,7 +229,7 @@ def _requirements(pool: Pool, request: Request, inventory: Inventory, fit: Fit) 
     """The node affinity for the pool, from labels that its nodes have."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
-    if not request.mig and not pool.claims:
+    if pool.mig_profile is None and not pool.claims:
         # with the MIG strategy `single`, a slice has the resource name of a whole GPU
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
     if pool.upgrade_label and pool.cuda and _has_older_siblings(pool, inventory, fit):

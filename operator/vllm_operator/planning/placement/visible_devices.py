@@ -29,10 +29,10 @@ def translate(resource: VLLMDeployment) -> tuple[VLLMDeployment, tuple[str, ...]
         return resource, ()
     given = next((variable.value for variable in engine.env or () if variable.name == VARIABLE), None)
     named = [part.strip() for part in (given or "").split(",")]
-    form = MIG_UUID if accelerator.mig else GPU_UUID
+    form = MIG_UUID if accelerator.sliced else GPU_UUID
     if len(set(named)) != len(named) or len(named) > UUIDS_LIMIT or not all(form.fullmatch(name) for name in named):
         return resource, ()
-    pinned = accelerator.mig.uuids if accelerator.mig else accelerator.uuids
+    pinned = accelerator.mig.uuids if accelerator.mig and accelerator.sliced else accelerator.uuids
     if (pinned is not None and set(pinned) != set(named)) or len(named) < _needed(spec, accelerator):
         return resource, ()
     kept = [variable for variable in engine.env or () if variable.name != VARIABLE]
@@ -42,7 +42,7 @@ def translate(resource: VLLMDeployment) -> tuple[VLLMDeployment, tuple[str, ...]
             "engine": engine.model_copy(update={"env": kept or None}),
         }
     )
-    what, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.mig else ("GPUs", "accelerator.uuids")
+    what, field = ("MIG devices", "accelerator.mig.uuids") if accelerator.sliced else ("GPUs", "accelerator.uuids")
     note = (
         f"{VARIABLE} in spec.engine.env has UUIDs of {what}. The operator requests exactly these in the ResourceClaim, as with "
         f"spec.{field}, and does not set the variable. To remove this note, use spec.{field}."
@@ -51,7 +51,9 @@ def translate(resource: VLLMDeployment) -> tuple[VLLMDeployment, tuple[str, ...]
 
 
 def _pinned(accelerator: AcceleratorSpec, uuids: list[str]) -> dict[str, object]:
-    return {"mig": accelerator.mig.model_copy(update={"uuids": uuids})} if accelerator.mig else {"uuids": uuids}
+    if accelerator.mig is not None and accelerator.sliced:
+        return {"mig": accelerator.mig.model_copy(update={"uuids": uuids})}
+    return {"uuids": uuids, "mig": None}
 
 
 def _needed(spec: VLLMDeploymentSpec, accelerator: AcceleratorSpec) -> int:

@@ -107,8 +107,9 @@ def _accelerator(spec: VLLMDeploymentSpec, candidate: Candidate, refused: Candid
     if given.uuids:
         change["uuids"] = None
     if pool.mig_profile is not None and (given.mig is None or given.mig.profile != profile_in_spec(pool.mig_profile)):
-        change["mig"] = {"profile": profile_in_spec(pool.mig_profile), **({"uuids": None} if given.mig and given.mig.uuids else {})}
-    elif pool.mig_profile is None and given.mig is not None:
+        others = {name: None for name in ("mode", "uuids") if given.mig is not None and getattr(given.mig, name) is not None}
+        change["mig"] = {"profile": profile_in_spec(pool.mig_profile), **others}
+    elif pool.mig_profile is None and given.mig is not None and given.sliced:
         change["mig"] = None
     return change
 
