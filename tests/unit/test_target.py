@@ -157,6 +157,12 @@ def test_a_model_of_unknown_size_gets_a_slice_only_where_there_is_no_whole_gpu()
     assert made(request, real_node("h100-mig-mixed")).mig_profile == "3g.40gb"
 
 
+def test_a_slice_of_unknown_memory_never_counts_as_large_enough() -> None:
+    slices = real_node("gke-h100", labels={"cloud.google.com/gke-gpu-partition-size": "1g.10gb"})
+    assert made(deployment(SMALL), slices, real_node("b200")).product == "NVIDIA-B200"
+    assert made(deployment(SMALL), slices).mig_profile == "1g.10gb"
+
+
 def test_a_plan_on_a_whole_gpu_stays_there_when_slices_appear() -> None:
     whole, mixed = real_node("h100-sxm"), real_node("h100-mig-mixed")
     before = planned(deployment(SMALL), whole).plan

@@ -119,7 +119,7 @@ class Sizing:
 
     def judge(self, pool: Pool, parallel: ParallelShape) -> Judgement:
         """Estimate the model on one GPU of a pool."""
-        if self.model is None or self.options is None or pool.shared:
+        if self.model is None or self.options is None or pool.shared or (pool.mig_profile is not None and pool.memory_mebibytes is None):
             return UNKNOWN
         made = self._estimate(pool, parallel, self.options)
         if made.prediction is Prediction.STARTED:
