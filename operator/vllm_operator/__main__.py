@@ -28,6 +28,7 @@ class Command(Protocol):
 COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
+    "status": ("vllm_operator.cli.status", "show a VLLMDeployment on one screen: state, GPU, start, caches, crash, events"),
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
@@ -39,7 +40,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("plan", "prime", "history", "fit", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("status", "plan", "prime", "history", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

@@ -58,6 +58,7 @@ NOT_RUN = {
     "python hack/testenv/__main__.py status": "belongs to a control plane of `up`",
     "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
     "kubectl get vllm --namespace models --watch": "does not end",
+    "kubectl vllm status deepseek -n models --watch": "does not end; test_status_command.py tests its parts",
     "kubectl port-forward --namespace models service/qwen 8000 &": "a simulated Pod answers nothing; tests/node asks real ones",
     "curl --silent http://localhost:8000/v1/models": "a simulated Pod answers nothing; tests/node asks real ones",
 }
@@ -70,6 +71,7 @@ WALK = (
     "charts/vllm-operator/README.md",
     "docs/quickstart-gpu.md",
     "docs/operations.md",
+    "docs/command-line.md",
     "docs/troubleshooting.md",
     "docs/plans.md",
     "docs/reading-the-status.md",

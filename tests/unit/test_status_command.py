@@ -1,0 +1,116 @@
+"""`kubectl vllm status`: what is read, what is drawn again, what a terminal and a pipe get."""
+
+import asyncio
+import io
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from support.fake_cluster import FakeCluster
+from support.operators import llama
+from vllm_operator.cli import terminal
+from vllm_operator.cli.screen import RED, Line, Span, age, bar, grid, line, plain
+from vllm_operator.cli.status import read_object, screens
+from vllm_operator.cli.status_page import newest, stage_bar
+from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, Forbidden, NotFound, Unavailable
+
+NOW = datetime(2026, 11, 23, 5, 0, tzinfo=UTC)
+
+
+def reason(text: str) -> dict[str, Any]:
+    return {"conditions": [{"type": "Ready", "status": "False", "reason": text, "message": "m"}]}
+
+
+def watched(cluster: FakeCluster) -> AsyncIterator[list[Line]]:
+    return screens(cluster, "llama", "default", now=lambda: NOW, width=lambda: 80, redraw_seconds=0.01)
+
+
+async def test_the_screen_follows_the_object() -> None:
+    cluster = FakeCluster()
+    cluster.put({**llama(), "status": reason("Progressing")})
+    seen = watched(cluster)
+    assert "Progressing" in plain(await anext(seen))
+    cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
+    while "Serving" not in plain(await anext(seen)):
+        pass
+    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_an_outage_keeps_the_last_screen() -> None:
+    cluster = FakeCluster()
+    cluster.put({**llama(), "status": reason("Progressing")})
+    seen = watched(cluster)
+    await anext(seen)
+    cluster.fail("*", None, Unavailable("no answer"), times=2)
+    for _ in range(4):
+        assert "Progressing" in plain(await anext(seen))
+    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_an_object_that_does_not_exist_is_an_error_and_events_are_optional() -> None:
+    cluster = FakeCluster()
+    with pytest.raises(NotFound):
+        await read_object(cluster, "llama", "default")
+    cluster.put(llama())
+    cluster.fail("list", EVENT, Forbidden("no"))
+    assert (await read_object(cluster, "llama", "default"))[1] == []
+
+
+def test_an_estimate_goes_down_with_the_time() -> None:
+    startup = {"completed": 1, "total": 4, "etaSeconds": 60, "updateTime": "2026-11-23T04:59:40Z"}
+    assert plain([tuple(stage_bar(startup, NOW))]) == "██████░░░░░░░░░░░░░░░░░░ 1/4  about 40 s left"
+    assert "left" not in plain([tuple(stage_bar({**startup, "etaSeconds": 10}, NOW))])
+    by_time = {"etaSeconds": 30, "updateTime": "2026-11-23T05:00:00Z", "stageSince": "2026-11-23T04:59:30Z"}
+    assert plain([tuple(stage_bar(by_time, NOW))]).startswith("████████████░")
+    assert stage_bar({}, NOW) == []
+
+
+def test_events_are_in_the_order_of_their_last_occurrence() -> None:
+    times = ("2026-11-23T04:00:00Z", "2026-11-23T04:30:00Z", "nonsense")
+    events = [{"reason": str(number), "lastTimestamp": each} for number, each in enumerate(times)]
+    assert [event["reason"] for _, event in newest(events)] == ["1", "0", "2"]
+
+
+def test_a_table_has_aligned_columns_and_no_empty_cell() -> None:
+    rows = [(Span("a"), Span("long", RED)), (Span(""), Span("x"))]
+    assert plain(grid(("NAME", "B"), rows)) == "NAME  B\na     long\n-     x"
+    assert plain([bar(7, 0)]) == "░" * 24
+    assert [age(datetime.fromtimestamp(NOW.timestamp() - s, UTC), NOW) for s in (5, 61, 7300, 200_000)] == ["5 s", "1 min", "2 h", "2 d"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "no_colour", "escapes"),
+    [(io.StringIO(), "", False), (Terminal(), "", True), (Terminal(), "1", False)],
+    ids=["pipe", "terminal", "NO_COLOR"],
+)
+def test_only_a_terminal_gets_colours(stream: io.StringIO, no_colour: str, escapes: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("NO_COLOR", no_colour), ("TERM", "xterm-256color")):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "stdout", stream)
+    terminal.show([line(Span("bad", RED)), line("plain [red]not markup[/red]")])
+    said = stream.getvalue()
+    assert ("\x1b[31m" in said) is escapes
+    assert "[red]not markup[/red]" in said
+
+
+def test_a_pipe_gets_only_screens_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
+    async def three() -> AsyncIterator[list[Line]]:
+        for text in ("a", "a", "b"):
+            yield [line(text)]
+
+    asyncio.run(terminal.show_each(three()))
+    assert capsys.readouterr().out == "a\n\nb\n\n"
+
+
+def test_the_operator_does_not_import_what_draws_screens() -> None:
+    code = "import sys, vllm_operator.app; print([name for name in sys.modules if name.split('.')[0] == 'rich' or '.cli.' in name])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
