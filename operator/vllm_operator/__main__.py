@@ -29,6 +29,8 @@ COMMANDS = {
     "run": ("vllm_operator.app", "run the operator"),
     "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
     "status": ("vllm_operator.cli.status", "show a VLLMDeployment on one screen: state, GPU, start, caches, crash, events"),
+    "top": ("vllm_operator.cli.top", "show all VLLMDeployments, with the progress of their starts"),
+    "gpus": ("vllm_operator.cli.gpus", "list the GPUs and MIG slices of the cluster: how many are free, and who uses the others"),
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
     "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
@@ -40,7 +42,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("status", "plan", "prime", "history", "fit", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("status", "top", "gpus", "plan", "prime", "history", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

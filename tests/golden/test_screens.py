@@ -3,7 +3,7 @@
 import io
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from demo.cluster import NODES, gpu_nodes
+from support.gpus import bare_node, device, real_node, resource_slice
+from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.cli.gpus_page import gpus_page
 from vllm_operator.cli.screen import Line, plain
 from vllm_operator.cli.status_page import status_page
 from vllm_operator.cli.terminal import as_rich_text
+from vllm_operator.cli.top_page import top_page
+from vllm_operator.planning.inventory.nodes import read_inventory
 
 Golden = Callable[[Path, str], None]
 
@@ -68,6 +74,53 @@ def picture(lines: list[Line], title: str, *, width: int) -> str:
 )
 def test_the_pictures_in_the_docs_are_these_screens(moment: str, name: str, file: str, golden: Golden) -> None:
     golden(IMAGES / f"{file}.svg", picture(status_of(moment, name), f"kubectl vllm status {name}", width=100))
+
+
+def nodes_of_the_demo() -> list[dict[str, Any]]:
+    nodes = gpu_nodes()
+    for kind, node in zip(NODES, nodes, strict=True):
+        node["metadata"]["name"] = f"gpu-{kind}-0"
+    return nodes
+
+
+def gpus_of(pods: list[dict[str, Any]] | None, *nodes: dict[str, Any], slices: Sequence[dict[str, Any]] = ()) -> list[Line]:
+    return gpus_page(read_inventory(nodes, slices, load_gpus()), pods, load_gpus(), width=100)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_all_deployments_of_the_demo(moment: str, golden: Golden) -> None:
+    lines = top_page(recorded(moment)["objects"], MOMENTS[moment], width=100)
+    golden(FOLDER / f"top-{moment}.txt", plain(lines) + "\n")
+    if moment == "starting":
+        golden(IMAGES / "top.svg", picture(lines, "kubectl vllm top", width=110))
+
+
+def test_the_gpus_of_the_demo(golden: Golden) -> None:
+    lines = gpus_of(recorded("settled")["pods"], *nodes_of_the_demo())
+    golden(FOLDER / "gpus.txt", plain(lines) + "\n")
+    golden(IMAGES / "gpus.svg", picture(lines, "kubectl vllm gpus", width=140))
+
+
+def test_gpus_of_others_of_broken_nodes_and_of_claims(golden: Golden) -> None:
+    asks = {"resources": {"limits": {"nvidia.com/gpu": "6"}}}
+    theirs = {"metadata": {"namespace": "lab", "name": "train-0"}, "spec": {"nodeName": "h200-0", "containers": [asks]}}
+    waiting = {"metadata": {"namespace": "lab", "name": "train-1"}, "spec": {"containers": [asks]}}
+    ended = {**theirs, "status": {"phase": "Succeeded"}}
+    nodes = [real_node("h200"), real_node("l40s", cordoned=True), real_node("gb10"), real_node("h100-time-sliced"), bare_node("dra")]
+    page = gpus_of([theirs, waiting, ended], *nodes, slices=[resource_slice("dra", device(), device())])
+    golden(FOLDER / "gpus-of-others.txt", plain(page) + "\n")
+
+
+def test_without_permission_for_pods_it_is_unknown_what_is_free() -> None:
+    text = plain(gpus_of(None, real_node("h200")))
+    assert "8      ?     ?     -" in text
+    assert "may not list the Pods" in text
+    assert "free: " not in text
+    assert "knows of no NVIDIA GPU" in plain(gpus_of([]))
+
+
+def test_a_cluster_without_deployments_says_so() -> None:
+    assert plain(top_page([], MOMENTS["starting"], width=80)) == "There are no VLLMDeployments."
 
 
 JSON = st.recursive(

@@ -12,7 +12,7 @@ import pytest
 
 from support.fake_cluster import FakeCluster
 from support.operators import llama
-from vllm_operator.cli import terminal
+from vllm_operator.cli import terminal, top
 from vllm_operator.cli.screen import RED, Line, Span, age, bar, grid, line, plain
 from vllm_operator.cli.status import read_object, screens
 from vllm_operator.cli.status_page import newest, stage_bar
@@ -48,6 +48,18 @@ async def test_an_outage_keeps_the_last_screen() -> None:
     cluster.fail("*", None, Unavailable("no answer"), times=2)
     for _ in range(4):
         assert "Progressing" in plain(await anext(seen))
+    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+
+
+async def test_the_table_of_all_is_drawn_again_and_outlasts_an_outage() -> None:
+    cluster = FakeCluster()
+    cluster.put({**llama(), "status": reason("Progressing")})
+    seen = top.screens(cluster, "default", now=lambda: NOW, width=lambda: 80, redraw_seconds=0)
+    assert "Progressing" in plain(await anext(seen))
+    cluster.fail("list", VLLM_DEPLOYMENT, Unavailable("no answer"))
+    assert "Progressing" in plain(await anext(seen))
+    cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
+    assert "Serving" in plain(await anext(seen))
     await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
 
 

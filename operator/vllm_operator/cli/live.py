@@ -85,7 +85,7 @@ async def _nodes(client: KubeClient, resource: Mapping[str, Any]) -> Objects:
     nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
     return [
         *nodes,
-        *await _slices(client),
+        *await resource_slices(client),
         *(await _pods(client) if mapping(resource, "spec", "accelerator").get("policy") == AcceleratorPolicy.MOST_FREE else ()),
     ]
 
@@ -98,8 +98,9 @@ async def _pods(client: KubeClient) -> Objects:
         return []
 
 
-async def _slices(client: KubeClient) -> Objects:
+async def resource_slices(client: KubeClient) -> Objects:
+    """The ResourceSlices; none without dynamic resource allocation, or without permission."""
     try:
         return list(await client.find(RESOURCE_SLICE, cached=True))
     except (NotFound, Forbidden):
-        return []  # no dynamic resource allocation, or no permission
+        return []

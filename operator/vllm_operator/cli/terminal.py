@@ -23,6 +23,11 @@ def screen_width() -> int:
     return max(NARROWEST, min(WIDTH, console.width)) if console is not None else WIDTH
 
 
+def is_terminal() -> bool:
+    """Whether screens can be redrawn in place."""
+    return _console() is not None
+
+
 def show(lines: Iterable[Line]) -> None:
     """Print a screen once."""
     console = _console()

@@ -1,4 +1,4 @@
-"""Devices in use: what the Pods on each node request. Only the policy MostFree needs it."""
+"""Devices in use: what the Pods on each node request. The policy MostFree and `kubectl vllm gpus` need it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -23,15 +23,20 @@ def read_usage(pods: Iterable[Mapping[str, Any]], *, except_for: tuple[str, str]
     used: dict[tuple[str, str], int] = {}
     for pod in pods:
         node = text(pod, "spec", "nodeName")
-        if not node or text(pod, "status", "phase") in ENDED or (except_for is not None and _owner(pod) == except_for):
+        if not node or has_ended(pod) or (except_for is not None and deployment_of(pod) == except_for):
             continue
-        for name, amount in _requests(pod).items():
+        for name, amount in requested_devices(pod).items():
             used[node, name] = used.get((node, name), 0) + amount
     return used
 
 
-def _requests(pod: Mapping[str, Any]) -> Mapping[str, int]:
-    """Devices of a Pod: those of all containers, or of one init container if that needs more."""
+def has_ended(pod: Mapping[str, Any]) -> bool:
+    """Whether a Pod has ended, and so holds no device."""
+    return text(pod, "status", "phase") in ENDED
+
+
+def requested_devices(pod: Mapping[str, Any]) -> Mapping[str, int]:
+    """Devices of a Pod by extended resource: those of all containers, or of one init container if that needs more."""
     found: dict[str, int] = {}
     for container in objects(pod, "spec", "containers"):
         for name, amount in _devices(container).items():
@@ -47,7 +52,8 @@ def _devices(container: Mapping[str, Any]) -> Mapping[str, int]:
     return {name: amount for name, value in asked.items() if str(name).startswith(PREFIX) and (amount := read_count(value))}
 
 
-def _owner(pod: Mapping[str, Any]) -> tuple[str, str] | None:
+def deployment_of(pod: Mapping[str, Any]) -> tuple[str, str] | None:
+    """Namespace and name of the VLLMDeployment that a Pod belongs to by its labels; None if it is of somebody else."""
     labels = mapping(pod, "metadata", "labels")
     if labels.get(MANAGED_BY_LABEL) != MANAGED_BY:
         return None
