@@ -53,7 +53,7 @@ class Product(Entry):
     """A GPU product. `name` is the value of the label nvidia.com/gpu.product, and `title` the name for people.
 
     `memory_mebibytes` is None if the driver does not report it. `host` is the CPU architecture of machines with this GPU; None if there are
-    several. `mig` overrides the value of the architecture.
+    several. `mig` overrides the value of the architecture. `links` join the GPUs of a machine; None if that is unknown.
     """
 
     name: str
@@ -63,6 +63,7 @@ class Product(Entry):
     data_center: StrictBool = False
     host: str | None = None
     mig: StrictBool | None = None
+    links: Literal["NVLink", "PCIe"] | None = None
 
 
 class LabelTable(Entry):

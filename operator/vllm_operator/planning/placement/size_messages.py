@@ -44,6 +44,14 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             "KV cache."
         )
         notes.append(Note(Severity.INFO, text))
+    product = sizing.gpus.product(chosen.target.pool.product)
+    if sized and chosen.shape.parallel.tensor > 1 and product is not None and product.links == "PCIe":
+        text = (
+            f"{title} has no NVLink, so {chosen.shape.count} GPUs exchange the results of each layer over PCIe. Where throughput counts "
+            "more than the time for a single request, vLLM's documentation recommends pipeline parallelism for such GPUs: set "
+            f"spec.parallelism.pipeline to {chosen.shape.count}."
+        )
+        notes.append(Note(Severity.INFO, text))
     if made.measured:
         text = (
             f"The memory of {name} on {devices(chosen)} is as measured at the last start: {_gib(made.weights)} of weights on each, "

@@ -340,4 +340,11 @@ def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
     pool = candidate.target.pool
     family = sizing.gpus.architectures.get(pool.architecture or "")
     unified = family is None or family.unified_memory
-    return (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not candidate.target.fit.clean)
+    linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # one GPU needs none and leaves it to others
+    return (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
+
+
+def has_nvlink(pool: Pool, gpus: GPUs) -> bool:
+    """Whether NVLink joins the GPUs of a machine, as far as their product says. Slices of MIG have no links."""
+    product = gpus.product(pool.product)
+    return product is not None and product.links == "NVLink" and pool.mig_profile is None
