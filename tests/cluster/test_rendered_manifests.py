@@ -60,6 +60,8 @@ CHANGES: list[dict[str, Any]] = [
     {"rollout": {"strategy": "RollingUpdate", "maxSurge": 1}},
     {"service": {"type": "NodePort", "port": 80}},
     {"service": {"type": "LoadBalancer"}},
+    {"service": {"type": "LoadBalancer", "loadBalancerClass": "lb.example/internal", "annotations": {"lb.example/scheme": "internal"}}},
+    {"auth": {"apiKeySecretRef": {"name": "key"}}},
     {"cache": {"claimName": "another"}},
     {"cache": {"storage": "ClaimPerReplica"}},
     {"cache": {"hostPath": "/mnt/nvme"}},

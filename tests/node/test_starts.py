@@ -75,7 +75,7 @@ async def test_it_shows_the_stages_of_a_first_start_and_the_second_is_warm(clust
 async def test_it_serves_through_the_service_as_the_condition_says(cluster: Cluster) -> None:
     await cluster.create(model(cluster, speed="200"))
     ready = await until_ready(cluster)
-    assert f"http://llama.{cluster.namespace}:8000/v1" in condition(ready, "Ready")["message"]
+    assert f"http://llama.{cluster.namespace}.svc:8000/v1" in condition(ready, "Ready")["message"]
     pod = await the_engine(cluster)
     assert "Llama-3.1-8B-Instruct" in await fetch(cluster, pod, "/v1/models")
     assert "vllm:num_requests_running" in await fetch(cluster, pod, "/metrics")

@@ -72,6 +72,7 @@ WALK = (
     "docs/quickstart-gpu.md",
     "docs/operations.md",
     "docs/command-line.md",
+    "docs/exposing.md",
     "docs/troubleshooting.md",
     "docs/plans.md",
     "docs/reading-the-status.md",

@@ -196,6 +196,19 @@ REFUSALS = (
     Refusal("surge for a rollout that recreates", {"rollout": {"strategy": "Recreate", "maxSurge": 1}}, ("set strategy to RollingUpdate",)),
     Refusal("a rollout that cannot move", {"rollout": {"maxSurge": 0, "maxUnavailable": 0}}, ("cannot both be 0", "maxUnavailable 1")),
     Refusal("a port that does not exist", {"service": {"port": 70000}}, ("less than or equal to 65535",)),
+    Refusal(
+        "an annotation of the operator on the Service",
+        {"service": {"annotations": {"vllm-operator.dev/applied-digest": "1"}}},
+        ("use another prefix",),
+    ),
+    Refusal("a class without a load balancer", {"service": {"loadBalancerClass": "a.example/b"}}, ("needs type LoadBalancer",)),
+    Refusal(
+        "another class of a load balancer",
+        {"service": {"type": "LoadBalancer", "loadBalancerClass": "a.example/c"}},
+        ("set type to ClusterIP first",),
+        before={"service": {"type": "LoadBalancer", "loadBalancerClass": "a.example/b"}},
+    ),
+    Refusal("a key without a Secret", {"auth": {}}, ("apiKeySecretRef: Required value",)),
     Refusal("a name that is too long for a Service", {}, ("at most 52",), metadata={"name": "a" * 53}),
     Refusal("a name that no Service can have", {}, ("name of a Service",), metadata={"name": "4x.llama"}),
 )

@@ -57,8 +57,12 @@ def _object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> I
     for name in schema.get("required", []):
         if name not in value:
             yield f"{path}.{name}: is missing"
+    if len(value) > schema.get("maxProperties", len(value)):
+        yield f"{path}: {len(value)} entries are too many"
     for name, child in value.items():
-        if name not in schema["properties"]:
+        if "additionalProperties" in schema:
+            yield from violations(child, schema["additionalProperties"], f"{path}.{name}")
+        elif name not in schema["properties"]:
             yield f"{path}.{name}: there is no such field"
         elif child is None:
             yield f"{path}.{name}: is null"

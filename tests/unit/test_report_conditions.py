@@ -177,7 +177,7 @@ SITUATIONS = {
         "ReplicasNotReady",
         ("2 of 4 replicas are ready.", "Pod vllm-a-x2: loading weights", "1 other Pod is not ready either."),
     ),
-    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models:8000/v1", "DeepSeek-V3")),
+    "serving": Situation(o.observe(o.ready_pod()), "Ready", "True", "Serving", ("http://vllm-a.models.svc:8000/v1", "DeepSeek-V3")),
     "serving the former spec": Situation(
         o.observe(o.ready_pod(), deployment=o.deployment(1, updated=0)),
         "Starting",

@@ -33,6 +33,7 @@ KEYWORDS = (
     "maxItems",
     "items",
     "additionalProperties",
+    "maxProperties",
     "required",
     "properties",
 )

@@ -4,6 +4,7 @@ Model, engine and GPUs are in `vllm_operator.api.spec`.
 """
 
 from enum import StrEnum
+from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
@@ -138,11 +139,43 @@ class ServiceType(StrEnum):
     LOAD_BALANCER = "LoadBalancer"
 
 
+AnnotationValue = Annotated[str, Field(max_length=4096)]
+
+
 class ServiceSpec(Model):
     """The Service in front of the replicas."""
 
+    model_config = ConfigDict(json_schema_extra=checked_by(rules.CLASS_OF_LOAD_BALANCER, rules.LOAD_BALANCER_CLASS_STAYS))
     port: int | None = Field(default=None, ge=1, le=65535, description="Port of the Service. Default: 8000.")
     type: ServiceType | None = Field(default=None, description="Type of the Service. Default: ClusterIP.")
+    annotations: dict[str, AnnotationValue] | None = Field(
+        default=None,
+        max_length=32,
+        description="Annotations of the Service, for example for the load balancer of a cloud provider.",
+        json_schema_extra=checked_by(rules.OWN_ANNOTATIONS),
+    )
+    load_balancer_class: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Implementation of the load balancer, for a Service of the type LoadBalancer. Default: that of the cluster.",
+    )
+
+
+class ApiKeyReference(Model):
+    """A key of a Secret in the same namespace."""
+
+    name: Name = Field(description="Name of the Secret.")
+    key: str = Field(default="api-key", min_length=1, max_length=253, description="Key in the Secret. Default: api-key.")
+
+
+class AuthSpec(Model):
+    """Key that clients must send."""
+
+    api_key_secret_ref: ApiKeyReference = Field(
+        description="Secret with the key that clients send as a bearer token. The engine gets it as the variable VLLM_API_KEY. It guards "
+        "only some paths of the engine, such as /v1; a note of the plan names them. Pods get a changed key when they start."
+    )
 
 
 class OnStall(StrEnum):

@@ -165,6 +165,24 @@ ROLLING_UPDATE_MOVES = {
     "without a spare GPU, use maxSurge 0 and maxUnavailable 1",
 }
 
+OWN_ANNOTATIONS = {
+    "rule": "self.all(name, !name.startsWith('vllm-operator.dev/'))",
+    "message": "annotations with the prefix vllm-operator.dev/ are the operator's; use another prefix",
+}
+
+CLASS_OF_LOAD_BALANCER = {
+    "rule": "!has(self.loadBalancerClass) || (has(self.type) && self.type == 'LoadBalancer')",
+    "message": "loadBalancerClass needs type LoadBalancer",
+    "fieldPath": ".loadBalancerClass",
+}
+
+LOAD_BALANCER_CLASS_STAYS = {
+    "rule": "!has(self.type) || self.type != 'LoadBalancer' || !has(oldSelf.type) || oldSelf.type != 'LoadBalancer' || "
+    "(has(self.loadBalancerClass) ? self.loadBalancerClass : '') == (has(oldSelf.loadBalancerClass) ? oldSelf.loadBalancerClass : '')",
+    "message": "the class of a load balancer cannot change; set type to ClusterIP first, then to LoadBalancer with the new class",
+    "fieldPath": ".loadBalancerClass",
+}
+
 STALL_WITHIN_DEADLINE = {
     "rule": "!has(self.stallSeconds) || !has(self.deadlineSeconds) || self.stallSeconds <= self.deadlineSeconds",
     "message": "stallSeconds cannot be more than deadlineSeconds; raise deadlineSeconds or lower stallSeconds",

@@ -33,7 +33,7 @@ from vllm_operator.api.base import (
     list_set,
     open_objects,
 )
-from vllm_operator.api.operation import CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
+from vllm_operator.api.operation import AuthSpec, CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
 
 
 class Distribution(StrEnum):
@@ -386,6 +386,7 @@ class VLLMDeploymentSpec(Model):
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
     rollout: RolloutSpec | None = Field(default=None, description="Replacement of Pods when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
+    auth: AuthSpec | None = Field(default=None, description="Key that clients must send.")
     startup: StartupSpec | None = Field(default=None, description="Time limits of a start, and what to do about a stalled one.")
     remediation: RemediationSpec | None = Field(default=None, description="What the operator does about crashes.")
     pod_template: Annotated[dict[str, Any] | None, BeforeValidator(cut_depth)] = Field(

@@ -70,6 +70,8 @@ def _check(value: Any, schema: Mapping[str, Any], path: str) -> Iterator[str]:
 
 def _check_object(value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Iterator[str]:
     fields: Mapping[str, Any] = schema.get("properties", {})
+    if (entries := schema.get("additionalProperties")) is not None:
+        fields = dict.fromkeys(value, entries)
     for name in schema.get("required", ()):
         if value.get(name) is None:
             yield f"{path}.{name}: Required value"
@@ -248,6 +250,8 @@ _CHECKS: Mapping[str, Check] = {
         (_of(r, "maxSurge") is None and _of(r, "maxUnavailable") is None) or _of(r, "strategy") != "Recreate"
     ),
     rules.ROLLING_UPDATE_MOVES["rule"]: lambda r: (_of(r, "maxSurge"), _of(r, "maxUnavailable")) != (0, 0),
+    rules.OWN_ANNOTATIONS["rule"]: lambda names: not any(str(name).startswith("vllm-operator.dev/") for name in names),
+    rules.CLASS_OF_LOAD_BALANCER["rule"]: lambda s: _of(s, "loadBalancerClass") is None or _of(s, "type") == "LoadBalancer",
     rules.STALL_WITHIN_DEADLINE["rule"]: lambda s: (
         _number(s, "stallSeconds", default=0) <= _number(s, "deadlineSeconds", default=_number(s, "stallSeconds", default=0))
     ),

@@ -188,6 +188,33 @@ def load_replacements() -> Mapping[str, str]:
     return load_file(Replacements, "replacements.yaml").replacements
 
 
+class Guarded(Entry):
+    """Prefixes of the paths for which vLLM asks for a key, since a version."""
+
+    since: Annotated[str, AfterValidator(_check_version)]
+    paths: tuple[str, ...]
+
+
+class GuardedPaths(Entry):
+    """The content of `guarded_paths.yaml`, the oldest version first."""
+
+    source: str
+    guarded: tuple[Guarded, ...]
+
+
+@cache
+def _load_guarded_paths() -> tuple[Guarded, ...]:
+    return load_file(GuardedPaths, "guarded_paths.yaml").guarded
+
+
+def guarded_paths(version: str | None) -> tuple[str, ...]:
+    """Return the prefixes of the paths that a key guards in this version; those of the oldest one if it is unknown."""
+    entries = _load_guarded_paths()
+    release = parse_release(version) if version is not None else None
+    held = [each.paths for each in entries if release is not None and (parse_release(each.since) or release) <= release]
+    return held[-1] if held else entries[0].paths
+
+
 @cache
 def load_versions() -> Versions:
     """Read the tables that ship with the operator."""

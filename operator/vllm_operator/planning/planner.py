@@ -22,6 +22,7 @@ from vllm_operator.catalog.models import Facts
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
+from vllm_operator.planning.engine.access import access_notes
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.command_line import ArgumentError, check_arguments
@@ -199,8 +200,7 @@ class _FreshPlan:
 
     def _sized(self, premises: _Premises) -> _Chosen | Verdict:
         """Choose the number of GPUs, and the GPUs that are large enough."""
-        spec, sizing, request = self.resource.spec, premises.sizing, self._request(premises)
-        found: list[Candidate] = []
+        spec, sizing, request, found = self.resource.spec, premises.sizing, self._request(premises), list[Candidate]()
         free, count = False, self.pinned.count if self.pinned is not None and self._keeps_gpu() else None
         if sizing is not None and sizing.model is not None:
             accelerator = request.accelerator
@@ -308,7 +308,6 @@ class _FreshPlan:
         resource, version, facts = self.resource, premises.version, premises.facts
         candidate = next((each for each in chosen.candidates if each.target == target), None)
         length = (candidate.judgement.length if candidate else None) or chosen.length
-        about_size = notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized)
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
@@ -327,8 +326,9 @@ class _FreshPlan:
             *decision.notes,
             *about_names,
             *drain_notes(resource.spec, drain),
+            *access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
-            *about_size,
+            *notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized),
             *(() if self.in_force else self._ranking.notes(target)),
             *premises.shape.notes,
             *version.notes,

@@ -14,6 +14,7 @@ from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import EngineArgument, EnvironmentVariable
 from vllm_operator.catalog.paths import TOKEN_FILE, TOKEN_ROOT
+from vllm_operator.planning.engine.access import API_KEY_VARIABLE
 from vllm_operator.planning.engine.deadline import deadline_seconds
 from vllm_operator.planning.engine.drain import ENDPOINT_SECONDS
 from vllm_operator.planning.engine.overrides import passed_arguments, subject_of, subjects_of
@@ -47,7 +48,7 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "image": plan.image,
         "command": ["vllm", "serve", plan.model],
         **({"args": arguments} if arguments else {}),
-        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource)], (engine and engine.env) or ()),
+        "env": render_environment([*plan.env, *LOG_ENVIRONMENT, *_token(resource), *_api_key(resource)], (engine and engine.env) or ()),
         "ports": [{"name": PORT_NAME, "containerPort": PORT, "protocol": "TCP"}],
         "resources": _resources(resource, plan),
         **render_probes(deadline_seconds(resource.spec, plan.deadline_seconds), PORT_NAME),
@@ -97,6 +98,15 @@ def _token(resource: VLLMDeployment) -> list[EnvironmentVariable]:
     if resource.spec.model.token_secret_ref is None:
         return []
     return [EnvironmentVariable(name=TOKEN_VARIABLE, value=f"{TOKEN_ROOT}/{TOKEN_FILE}")]
+
+
+def _api_key(resource: VLLMDeployment) -> list[EnvironmentVariable]:
+    """The key that clients send. A variable, because other users of the node can read the flags of a process."""
+    if resource.spec.auth is None:
+        return []
+    reference = resource.spec.auth.api_key_secret_ref
+    source = {"secretKeyRef": {"name": reference.name, "key": reference.key}}
+    return [EnvironmentVariable(name=API_KEY_VARIABLE, value_from=source)]
 
 
 def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]:

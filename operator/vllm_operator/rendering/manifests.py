@@ -41,12 +41,14 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
 def render_service(resource: VLLMDeployment) -> dict[str, Any]:
     """Render the Service in front of the replicas. It has the name of the VLLMDeployment."""
     service = resource.spec.service or ServiceSpec()
+    metadata = metadata_of(resource, resource.metadata.name)
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata_of(resource, resource.metadata.name),
+        "metadata": {**metadata, "annotations": dict(service.annotations)} if service.annotations else metadata,
         "spec": {
             "type": (service.type or ServiceType.CLUSTER_IP).value,
+            **({"loadBalancerClass": service.load_balancer_class} if service.load_balancer_class else {}),
             "selector": selector_of(resource),
             "ports": [{"name": PORT_NAME, "port": service.port or PORT, "targetPort": PORT_NAME, "protocol": "TCP"}],
         },

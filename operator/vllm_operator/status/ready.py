@@ -77,8 +77,13 @@ def _served_name(observed: ObservedState) -> str:
 
 
 def _address(observed: ObservedState) -> str:
-    """The URL of the Service inside the cluster; empty without one."""
+    found = service_url(observed)
+    return f"{found}/v1" if found else ""
+
+
+def service_url(observed: ObservedState) -> str | None:
+    """The URL of the Service inside the cluster; None without one. The domain of the cluster is unknown, so it ends with `svc`."""
     service = observed.observation.service
     name = reading.text(service, "metadata", "name")
     port = next((p for item in reading.objects(service, "spec", "ports") if (p := reading.integer(item, "port"))), None)
-    return f"http://{name}.{observed.observation.resource.metadata.namespace}:{port}/v1" if name and port else ""
+    return f"http://{name}.{observed.observation.resource.metadata.namespace}.svc:{port}" if name and port else None

@@ -91,6 +91,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         replicas=rollout.replicas(observed),
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
+        url=ready.service_url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, now=now),
         pinned_plan=summary_of_plan,
         plan=planned.deprecated_plan(observed, summary_of_plan),
