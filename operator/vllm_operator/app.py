@@ -292,12 +292,14 @@ class Operator:
         return Watches(
             self._client.configuration,
             notice=self._notice,
+            outdated=self.mirroring.recheck,
             kinds=kinds,
+            versions=self.mirroring.versions(),
             namespaces=self._settings.namespaces,
             request_timeout_seconds=self._settings.request_timeout_seconds,
         )
 
-    def _notice(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
+    def _notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
         self.metrics.watched(kind.kind)
         self.mirroring.notice(kind, type, manifest)
 

@@ -23,6 +23,7 @@ from vllm_operator.cluster.client import (
     LogRequest,
     Manifest,
     NotFound,
+    Page,
     kind_of,
 )
 
@@ -58,6 +59,8 @@ class FakeCluster:
     """Kinds that this API server does not serve."""
     documents: dict[str, Manifest] = field(default_factory=dict)
     """What it says beside objects, by path."""
+    page: int = 100
+    """Objects in a page of a list."""
     _objects: dict[Identity, Manifest] = field(default_factory=dict)
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
@@ -146,6 +149,14 @@ class FakeCluster:
             items = [item for item in items if fake_fields.read(item, tuple(f"f:{step}" for step in path.split("."))) == (True, value)]
         return _copied(items)
 
+    async def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """List objects in pages of `page` objects."""
+        version, items = str(self._version), await self.find(kind, namespace, labels=labels)
+        for begin in range(0, len(items) or 1, self.page):
+            if begin:
+                await self._enter("page", kind)
+            yield Page(items[begin : begin + self.page], version)
+
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
         kind = kind_of(manifest)
@@ -214,7 +225,9 @@ class FakeCluster:
         steps = streams.pop(0) if streams else ()
         if steps and isinstance(steps[0], ClusterError):
             raise steps[0]
-        yield _play(steps)
+        yield _play(
+            steps if request.follow else steps[: next((at for at, step in enumerate(steps) if isinstance(step, float)), len(steps))]
+        )
 
     @asynccontextmanager
     async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:

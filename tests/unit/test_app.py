@@ -3,10 +3,10 @@
 import asyncio
 
 import pytest
-from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.app import Operator
 from vllm_operator.cluster.kube import KubeClient
+from vllm_operator.cluster.library import Configuration
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.settings import Settings
 

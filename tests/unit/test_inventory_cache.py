@@ -66,6 +66,19 @@ async def test_they_share_its_error_and_do_not_wait_for_one_time_out_each(world:
     assert await world.cache.read() == 1, "the next one asks again"
 
 
+async def test_where_reading_takes_long_it_is_done_less_often(world: World) -> None:
+    [first] = await world.waiting(1)
+    world.now += 0.5
+    world.cluster.answers.set()
+    assert await first == 1
+    world.now += 4
+    await world.cache.read(max_age=1.0)
+    assert world.cluster.asked == 1
+    world.now += 1
+    await world.cache.read(max_age=1.0)
+    assert world.cluster.asked == 2
+
+
 async def test_that_one_is_cancelled_does_not_concern_the_others(world: World) -> None:
     first, second = await world.waiting(2)
     first.cancel()

@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import aiohttp
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
-from kubernetes.aio.config.config_exception import ConfigException
 
 from vllm_operator.cluster import kube
 from vllm_operator.cluster.client import (
@@ -25,6 +23,7 @@ from vllm_operator.cluster.client import (
 from vllm_operator.cluster.connection import MissingConnectionError
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.lease import Fence
+from vllm_operator.cluster.library import ConfigException, Configuration
 
 GOOD, OLD = "bearer good", "bearer old"
 REFUSED = {"kind": "Status", "message": "Unauthorized"}
@@ -228,7 +227,7 @@ WRITES: dict[str, Callable[[KubeClient], Awaitable[object]]] = {
 
 
 def test_every_verb_that_writes_is_tried_at_the_fence() -> None:
-    reads = {"get", "get_path", "find", "stream_log", "watch", "close"}
+    reads = {"get", "get_path", "find", "pages", "stream_log", "watch", "close"}
     verbs = {name for name, member in vars(KubeClient).items() if callable(member) and not name.startswith("_")}
     assert verbs == {*WRITES, *reads}
 

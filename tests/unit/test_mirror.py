@@ -9,7 +9,7 @@ import pytest
 from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Kind, NotFound, Unavailable
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Gone, Kind, NotFound, Unavailable
 from vllm_operator.cluster.mirror import Mirror
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
@@ -140,6 +140,44 @@ async def test_listing_anew_finds_what_the_watches_have_missed(world: World) -> 
     assert await world.names() == []
     assert await world.load() == set()
     assert sorted(await world.mirror.list_keys()) == [("default", "llama"), ("default", "third")]
+
+
+async def test_a_list_of_several_pages_is_kept_whole_and_read_from_memory_only_afterwards() -> None:
+    world = World()
+    world.cluster.page = 2
+    world.cluster.put(llama())
+    for name in "abcde":
+        world.cluster.put(child(name=name))
+    world.cluster.fail("page", DEPLOYMENT, Unavailable("away"))
+    with pytest.raises(Unavailable):
+        await world.load()
+    assert len(await world.names()) == 5
+    assert world.cluster.calls["find"] == 3, "after half of a list, reads go to the API server"
+    world.cluster.remove(DEPLOYMENT, "default", "a")
+    await world.load()
+    world.cluster.calls.clear()
+    assert await world.names() == ["b", "c", "d", "e"]
+    assert world.calls() == 0
+
+
+async def test_a_list_whose_version_is_forgotten_in_the_middle_is_begun_again() -> None:
+    world = World()
+    world.cluster.page = 2
+    for name in "abcde":
+        world.cluster.put(child(name=name))
+    world.cluster.fail("page", DEPLOYMENT, Gone("the provided continue parameter is too old"), times=2)
+    await world.load()
+    assert await world.names() == ["a", "b", "c", "d", "e"]
+    world.cluster.fail("page", DEPLOYMENT, Gone("the provided continue parameter is too old"), times=3)
+    with pytest.raises(Gone):
+        await world.load()
+
+
+async def test_watches_are_told_where_the_lists_end(world: World) -> None:
+    world.cluster.put(child(name="new"))
+    version = max(int(item["metadata"]["resourceVersion"]) for item in world.cluster.all(DEPLOYMENT))
+    await world.load((DEPLOYMENT,))
+    assert world.mirror.versions() == {(DEPLOYMENT, None): str(version)}
 
 
 async def test_a_list_that_fails_leaves_what_was_known(world: World) -> None:

@@ -72,16 +72,26 @@ async def test_watches_that_begin_again_may_have_missed_a_deletion(world: World)
     world.mirroring.notice(DEPLOYMENT, "ADDED", made)
     world.cluster.remove(DEPLOYMENT, "default", "llama")
     world.keys.clear()
-    world.mirroring.notice(VLLM_DEPLOYMENT, None, world.cluster.all(VLLM_DEPLOYMENT)[0])
+    world.mirroring.recheck(DEPLOYMENT)
     await world.until(lambda: world.keys)
     assert world.keys == [KEY]
+
+
+async def test_only_the_kind_whose_watch_has_lost_its_place_is_listed_anew(world: World) -> None:
+    world.cluster.put(deployment())
+    world.cluster.calls.clear()
+    world.keys.clear()
+    world.mirroring.recheck(DEPLOYMENT)
+    await world.until(lambda: world.keys)
+    assert world.cluster.calls["find"] == 1
 
 
 async def test_listing_anew_is_tried_again_after_an_outage(world: World) -> None:
     world.cluster.fail("find", DEPLOYMENT, Unavailable("away"), times=3)
     world.cluster.put(llama("other"))
     world.keys.clear()
-    world.mirroring.notice(VLLM_DEPLOYMENT, None, world.cluster.all(VLLM_DEPLOYMENT)[0])
+    world.mirroring.recheck(VLLM_DEPLOYMENT)
+    world.mirroring.recheck(DEPLOYMENT)
     made = world.cluster.put(deployment())
     await world.until(lambda: KEY in world.keys)
     assert ("default", "other") in world.keys

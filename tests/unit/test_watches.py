@@ -12,10 +12,10 @@ from typing import Any
 import kopf
 import pytest
 from aiohttp import web
-from kubernetes.aio.client.configuration import Configuration
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
-from vllm_operator.runtime.watches import Watches, connection_info
+from vllm_operator.cluster.library import Configuration
+from vllm_operator.runtime.watches import NOTHING, Watches, connection_info
 
 CORE = {
     "kind": "APIResourceList",
@@ -38,23 +38,34 @@ def pod(name: str, version: int) -> Manifest:
 
 
 class Server:
-    """Lists one Pod, and then tells of those in `events`."""
+    """Has one Pod, and tells of `events`. It has forgotten the version 7."""
 
     def __init__(self) -> None:
         self.events: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.hosts: set[str] = set()
+        self.lists: list[dict[str, str]] = []
+        self.watched: list[str] = []
+        self.prefix = ""
         self.url = ""
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.hosts.add(request.host)
-        if request.path != "/api/v1/pods":
-            return web.json_response(ANSWERS[request.path])
+        path = request.path.removeprefix(self.prefix)
+        if path != "/api/v1/pods":
+            return web.json_response(ANSWERS[path])
         if "watch" not in request.query:
-            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": "10"}, "items": [pod("listed", 5)]})
+            self.lists.append({name: value for name, value in request.query.items() if name != "labelSelector"})
+            if request.query.get("resourceVersion") == "7":
+                return web.json_response({"kind": "Status", "code": 410, "reason": "Expired"}, status=410)
+            version = request.query.get("resourceVersion", "10")
+            items = [] if request.query.get("fieldSelector") == NOTHING else [pod("listed", 5)]
+            return web.json_response({"kind": "PodList", "metadata": {"resourceVersion": version}, "items": items})
+        self.watched.append(request.query["resourceVersion"])
         response = web.StreamResponse()
         await response.prepare(request)
-        while True:
-            await response.write(json.dumps(await self.events.get()).encode() + b"\n")
+        while (event := await self.events.get())["type"] != "END":
+            await response.write(json.dumps(event).encode() + b"\n")
+        return response
 
 
 @pytest.fixture
@@ -71,12 +82,16 @@ async def server() -> AsyncIterator[Server]:
 
 class Seen:
     def __init__(self) -> None:
-        self.events: list[tuple[str, str | None, str]] = []
+        self.events: list[tuple[str, str, str]] = []
+        self.outdated: list[Kind] = []
         self.changed = asyncio.Event()
 
-    def __call__(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
+    def __call__(self, kind: Kind, type: str, manifest: Manifest) -> None:
         self.events.append((kind.kind, type, manifest["metadata"]["name"]))
         self.changed.set()
+
+    def watches(self, configuration: Configuration, version: str = "9", of: "type[Watches] | None" = None) -> Watches:
+        return (of or Watches)(configuration, notice=self, outdated=self.outdated.append, kinds=[POD], versions={(POD, None): version})
 
     async def until(self, number: int) -> None:
         async with asyncio.timeout(20):
@@ -97,20 +112,49 @@ def threads() -> list[str]:
 
 
 @pytest.mark.parametrize("by_proxy", [False, True])
-async def test_listed_objects_and_events_arrive_over_the_clients_connection(server: Server, by_proxy: bool) -> None:
+async def test_events_arrive_over_the_clients_connection(server: Server, by_proxy: bool) -> None:
     configuration = configuration_for("http://api.invalid", proxy=server.url) if by_proxy else configuration_for(server.url)
     seen = Seen()
-    task = asyncio.create_task(Watches(configuration, notice=seen, kinds=[POD]).run())
-    await seen.until(1)
+    task = asyncio.create_task(seen.watches(configuration).run())
     server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
-    await seen.until(2)
+    await seen.until(1)
     server.events.put_nowait({"type": "DELETED", "object": pod("new", 12)})
-    await seen.until(3)
-    assert seen.events == [("Pod", None, "listed"), ("Pod", "ADDED", "new"), ("Pod", "DELETED", "new")]
+    await seen.until(2)
+    assert seen.events == [("Pod", "ADDED", "new"), ("Pod", "DELETED", "new")]
     assert server.hosts == ({"api.invalid"} if by_proxy else {server.url.removeprefix("http://")})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert threads() == []
+
+
+@pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
+async def test_watches_begin_where_the_mirror_has_listed_and_list_nothing_themselves(server: Server, prefix: str) -> None:
+    server.prefix = prefix
+    seen = Seen()
+    task = asyncio.create_task(seen.watches(configuration_for(server.url + prefix)).run())
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+    await seen.until(1)
+    assert server.lists == [{"fieldSelector": NOTHING, "resourceVersion": "9", "resourceVersionMatch": "Exact"}]
+    assert (server.watched, seen.outdated) == (["9"], [])
+    server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410}})
+    server.events.put_nowait({"type": "END"})
+    server.events.put_nowait({"type": "ADDED", "object": pod("newer", 13)})
+    await seen.until(2)
+    assert server.lists[1:] == [{"fieldSelector": NOTHING}]
+    assert (server.watched, seen.outdated) == (["9", "10"], [POD])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_where_the_version_of_the_list_is_forgotten_already_the_mirror_lists_again(server: Server) -> None:
+    seen = Seen()
+    task = asyncio.create_task(seen.watches(configuration_for(server.url), version="7").run())
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+    await seen.until(1)
+    assert [query.get("resourceVersion") for query in server.lists] == ["7", None]
+    assert (server.watched, seen.outdated) == (["10"], [POD])
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +186,8 @@ class Stubborn(Watches):
 
 async def test_the_end_of_watches_is_awaited_and_what_comes_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
     seen = Seen()
-    watches = Stubborn(configuration_for("http://api.invalid"), notice=seen, kinds=[POD])
+    watches = seen.watches(configuration_for("http://api.invalid"), of=Stubborn)
+    assert isinstance(watches, Stubborn)
     task = asyncio.create_task(watches.run())
     await asyncio.sleep(0)
     with caplog.at_level(logging.DEBUG):
@@ -157,7 +202,7 @@ async def test_the_end_of_watches_is_awaited_and_what_comes_late_is_dropped(capl
 
 
 async def test_the_error_that_ends_kopf_ends_the_watches() -> None:
-    watches = Stubborn(configuration_for("http://api.invalid"), notice=Seen(), kinds=[POD])
+    watches = Seen().watches(configuration_for("http://api.invalid"), of=Stubborn)
     watches._stop.set()
     with pytest.raises(kopf.LoginError):
         await watches.run()

@@ -5,10 +5,11 @@ decide which backend the engine takes by itself and which pins it accepts. Rules
 table disagree, the table is right.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import marshal
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from typing import Any
+from functools import cache, lru_cache
+from typing import Any, Generic, TypeVar
 
 from vllm_operator.catalog.resources import read_data
 from vllm_operator.catalog.rule_matching import Component
@@ -22,6 +23,8 @@ TABLES: Mapping[Component, str] = {
     Component.GEMM: "gemm",
 }
 """The table that answers for a component, by the name of its file."""
+READ_ENTRIES = 64
+"""Entries of a table that are kept as Python objects after they were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +48,19 @@ class Selection:
     others: tuple[str, ...] = ()
 
 
-class Selections(Sequence[Selection]):
-    """The answers of a table. Each is read when it is asked for: a deployment needs a few of thousands."""
+Item = TypeVar("Item")
 
-    def __init__(self, written: Sequence[Mapping[str, Any]], read: Callable[[Mapping[str, Any]], Selection]) -> None:
-        self._written = written
-        self._read = cache(lambda place: read(written[place]))
+
+class Packed(Sequence[Item], Generic[Item]):
+    """The entries of a table, serialized: a deployment needs a few of thousands, and as Python objects they take four times the memory."""
+
+    def __init__(self, written: Iterable[Any], read: Callable[[Any], Item] = lambda item: item) -> None:
+        packed = tuple(map(marshal.dumps, written))
+        self._number = len(packed)
+        self._read = lru_cache(maxsize=READ_ENTRIES)(lambda place: read(marshal.loads(packed[place])))
 
     def __len__(self) -> int:
-        return len(self._written)
+        return self._number
 
     def __getitem__(self, place: Any) -> Any:
         return self._read(place)
@@ -183,7 +190,7 @@ def parse_selector_trees(written: Mapping[str, Any]) -> SelectorTrees:
             reasons[entry["raises"]] if "raises" in entry else None,
         )
 
-    return SelectorTrees(Selections(written["answers"], read), tuple(written["trees"]), _by_release(written["versions"]))
+    return SelectorTrees(Packed(written["answers"], read), Packed(written["trees"]), _by_release(written["versions"]))
 
 
 def parse_selectors(written: Mapping[str, Any]) -> Selectors:
@@ -203,7 +210,7 @@ def parse_selectors(written: Mapping[str, Any]) -> Selectors:
             reasons[entry["raises"]] if "raises" in entry else None,
         )
 
-    return Selectors(Selections(written["answers"], read), tuple(written["cases"]), _by_release(written["versions"]))
+    return Selectors(Packed(written["answers"], read), Packed(written["cases"]), _by_release(written["versions"]))
 
 
 def _by_release(written: Mapping[str, Mapping[str, int]]) -> Mapping[Release, Mapping[str, int]]:

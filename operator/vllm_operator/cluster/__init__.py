@@ -1,7 +1,8 @@
 """The Kubernetes API and the model hub: the only package that sends requests.
 
 interface   client (Protocol, kinds, selectors, errors)
-transport   kube (a real API server), connection (how to connect), responses (parsing), mirror (reads from memory)
+transport   kube (a real API server), connection (how to connect), library (the imports of both), responses (parsing),
+            mirror (reads from memory)
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
 writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
             lease (leader election)

@@ -186,6 +186,14 @@ class LogRequest:
     limit_bytes: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A part of a list of objects, and the resourceVersion of the whole list: the same in each part."""
+
+    items: Sequence[Manifest]
+    version: str
+
+
 class ClusterClient(Protocol):
     """Requests to the API server. All raise `ClusterError`, and none waits longer than the timeout of the client."""
 
@@ -205,6 +213,12 @@ class ClusterClient(Protocol):
         cached: bool = False,
     ) -> Sequence[Manifest]:
         """List objects. `cached` accepts a result from the watch cache, which may be a moment old and costs less."""
+
+    def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """List objects, as they were at one moment, in pages of at most 100: for those who keep less of each object than it is.
+
+        Raises Gone if a page is asked for so late that the API server does not know that moment any more: then list again.
+        """
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Create or change an object by server-side apply; return it as it is then.

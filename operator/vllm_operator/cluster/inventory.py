@@ -1,10 +1,12 @@
 """A cache of the GPUs of the cluster.
 
 Nodes are listed, not watched: they are large and change with every heartbeat, and a new GPU takes minutes to arrive. All
-reconciliations share the result.
+reconciliations share the result. The nodes are listed in pages, and only what matters of them is kept, serialized: 2,000 nodes would
+take 100 MiB otherwise.
 """
 
 import asyncio
+import marshal
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
@@ -27,6 +29,9 @@ GPU_LABELS = (
 )
 """Prefixes of labels of nodes that may have a GPU. There is no label that all of them have."""
 
+REST_FACTOR = 10.0
+"""The inventory is read again after this many times as long as reading it took at the earliest. Where 2,000 nodes take 0.3 s, a new plan
+uses an inventory that is at most 3 s old, and reading takes a tenth of the time at most."""
 CONCURRENT_LISTS = 8
 """Nodes whose Pods are listed at the same time."""
 
@@ -51,7 +56,8 @@ class InventoryCache(Generic[Content]):
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._read_at: float | None = None
-        self._seen: tuple[Sequence[Manifest], Sequence[Manifest]] | None = None
+        self._took = 0.0
+        self._seen: tuple[Sequence[bytes], Sequence[Manifest]] | None = None
         self._content: Content | None = None
 
     async def read(self, *, max_age: float | None = None) -> Content:
@@ -62,7 +68,7 @@ class InventoryCache(Generic[Content]):
         Raises:
             ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
         """
-        limit = self._seconds if max_age is None else min(max_age, self._seconds)
+        limit = self._seconds if max_age is None else min(max(max_age, REST_FACTOR * self._took), self._seconds)
         while self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
             begins = self._reading is None
             if self._reading is None:
@@ -96,10 +102,11 @@ class InventoryCache(Generic[Content]):
 
     async def _refresh(self) -> None:
         asked_at = self._clock()
-        nodes = [_relevant_part(node) for node in await self._client.find(NODE, cached=True) if has_gpu_sign(node)]
+        nodes = [_packed(node) async for page in self._client.pages(NODE) for node in page.items if has_gpu_sign(node)]
         seen = nodes, await self._slices()
-        if seen != self._seen:  # `read` takes milliseconds for each node
-            content = self._read(*seen)
+        self._took = self._clock() - asked_at
+        if seen != self._seen:  # `read` takes 40 µs for each node
+            content = self._read([marshal.loads(node) for node in nodes], seen[1])
             self._seen = seen
             if content != self._content:  # otherwise keep the object: callers compare by identity
                 self._content = content
@@ -125,12 +132,13 @@ def has_gpu_sign(node: Manifest) -> bool:
     return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
 
 
-def _relevant_part(node: Manifest) -> Manifest:
-    """The parts of a node that matter here, without those that change with every heartbeat."""
+def _packed(node: Manifest) -> bytes:
+    """The parts of a node that matter here, without those that change with every heartbeat, serialized: equal parts give equal bytes."""
     metadata, status = node["metadata"], node.get("status") or {}
     conditions = [{key: condition.get(key) for key in ("type", "status")} for condition in status.get("conditions") or ()]
-    return {
+    part = {
         "metadata": {key: metadata[key] for key in ("name", "labels", "annotations") if key in metadata},
         "spec": node.get("spec") or {},
         "status": {**{key: status[key] for key in ("capacity", "allocatable", "nodeInfo") if key in status}, "conditions": conditions},
     }
+    return marshal.dumps(part, 2)  # later versions of the format depend on the number of references

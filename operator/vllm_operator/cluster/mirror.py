@@ -8,10 +8,12 @@ Why this is safe:
 
 * A resourceVersion only grows. The result of a write is kept at once, so no read returns an older object than the operator wrote,
   and a late watch event changes nothing. (Versions of one kind are comparable: documented since Kubernetes 1.35.)
-* A watch that starts again misses deletions. `load` lists all objects, and finds those that are gone.
+* The watches begin at the versions of the lists (`versions`). A watch that lost its place misses deletions; then `refresh` lists again,
+  and finds what is gone.
 * Kinds that cannot be watched are not kept; they are read from the API server.
 
-Objects are kept serialized, which takes a fraction of the memory; each reader gets a copy. `managedFields` are kept only for children.
+Objects are kept serialized, which takes a fraction of the memory; each reader gets a copy. Lists are read in pages, so that no more than
+one page is ever in memory as Python objects. `managedFields` are kept only for children.
 Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and `get` reads the data, which is immutable, from
 the API server.
 """
@@ -29,11 +31,13 @@ from vllm_operator.cluster.client import (
     REVISION,
     VLLM_DEPLOYMENT,
     ClusterClient,
+    Gone,
     Key,
     Kind,
     LogRequest,
     Manifest,
     NotFound,
+    Page,
     children_of,
     kind_of,
     selector_of,
@@ -43,6 +47,8 @@ from vllm_operator.pods.owner import instance_of
 ObjectName = tuple[str, str]
 """Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
 
+LIST_TRIES = 3
+"""How often a list is begun again that took so long that the API server forgot its version."""
 _NOT_APPLIED = (VLLM_DEPLOYMENT, POD, REVISION)
 """Kinds whose `managedFields` are dropped."""
 
@@ -72,6 +78,9 @@ class Mirror:
         self._client = client
         self._kept: dict[Kind, dict[ObjectName, _Kept]] = {}
         self._children: dict[Kind, dict[Key, set[ObjectName]]] = {}
+        self._versions: dict[tuple[Kind, str | None], str] = {}
+        self._incomplete: set[Kind] = set()
+        """Kinds of which only some pages have been listed yet. They are read from the API server."""
 
     async def load(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
         """List all objects of these kinds, and keep them. From now on, `note` must be called with each watch event.
@@ -84,11 +93,19 @@ class Mirror:
         Raises:
             ClusterError: Not all could be listed. What was kept of the others stays.
         """
+        await self.refresh(kinds, namespaces, changed=changed)
+        for kind in [kind for kind in self._kept if kind not in kinds]:
+            self._drop(kind)
+
+    async def refresh(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
+        """Do what `load` does, and keep other kinds as they are. Raises ClusterError."""
         for kind in kinds:
             for key in await self._load(kind, namespaces):
                 changed(key)
-        for kind in [kind for kind in self._kept if kind not in kinds]:
-            self._drop(kind)
+
+    def versions(self) -> dict[tuple[Kind, str | None], str]:
+        """The resourceVersion of the last list of each kind, by kind and namespace (None: all): where a watch has to begin."""
+        return dict(self._versions)
 
     def drop(self) -> None:
         """Keep nothing more, because the watches have ended."""
@@ -97,10 +114,14 @@ class Mirror:
 
     async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
         """The keys of all VLLMDeployments. Raises ClusterError."""
-        if VLLM_DEPLOYMENT in self._kept:
+        if self._answers(VLLM_DEPLOYMENT):
             return [place for place, kept in self._kept[VLLM_DEPLOYMENT].items() if kept.packed is not None]
-        listed = [item for namespace in namespaces or (None,) for item in await self._client.find(VLLM_DEPLOYMENT, namespace)]
-        return [_name_of(item) for item in listed]
+        return [
+            _name_of(item)
+            for namespace in namespaces or (None,)
+            async for page in self._client.pages(VLLM_DEPLOYMENT, namespace)
+            for item in page.items
+        ]
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
         """Keep the object of a watch event; return the VLLMDeployments to reconcile, none if nothing is new.
@@ -123,7 +144,7 @@ class Mirror:
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. One that is not kept is read from the API server: it may exist without the operator's labels."""
-        known = self._kept.get(kind, {}).get((namespace or "", name))
+        known = self._kept[kind].get((namespace or "", name)) if self._answers(kind) else None
         if known is not None and known.packed is not None and kind != REVISION:
             return _unpacked(known.packed)
         return await self._client.get(kind, name, namespace)
@@ -144,9 +165,13 @@ class Mirror:
         """List objects; the children of one VLLMDeployment from memory."""
         instance = (labels or {}).get(names.INSTANCE_LABEL)
         of_one = namespace is not None and instance is not None and labels == children_of(kind, instance) and not fields
-        if not of_one or kind not in self._kept or kind == VLLM_DEPLOYMENT:
+        if not of_one or kind == VLLM_DEPLOYMENT or not self._answers(kind):
             return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
         return list(self._found(kind, (str(namespace), str(instance))))
+
+    def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+        """List objects on the API server."""
+        return self._client.pages(kind, namespace, labels=labels)
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
@@ -185,18 +210,40 @@ class Mirror:
         await self._client.close()
 
     async def _load(self, kind: Kind, namespaces: Sequence[str]) -> set[Key]:
-        before = dict(self._kept.get(kind, {}))
-        selector = selector_of(kind)
-        listed = [item for namespace in namespaces or (None,) for item in await self._client.find(kind, namespace, labels=selector)]
-        kept = self._kept.setdefault(kind, {})
-        changed = {key for item in listed for key in self.note(kind, item)}
-        for place in before.keys() - {_name_of(item) for item in listed}:
+        if kind not in self._kept:
+            self._kept[kind] = {}
+            self._incomplete.add(kind)
+        kept = self._kept[kind]
+        before = dict(kept)
+        changed, listed = set[Key](), set[ObjectName]()
+        for namespace in namespaces or (None,):
+            async for page in self._pages(kind, namespace):
+                listed.update(map(_name_of, page.items))
+                changed.update(key for item in page.items for key in self.note(kind, item))
+        for place in before.keys() - listed:
             if kept.get(place) is before[place]:  # otherwise it was created again during the list
                 del kept[place]
                 self._index(kind, place, before[place].key, None)
                 if before[place].packed is not None:
                     changed.add(before[place].key)
+        self._incomplete.discard(kind)
         return changed
+
+    def _answers(self, kind: Kind) -> bool:
+        """Whether all objects of a kind are kept."""
+        return kind in self._kept and kind not in self._incomplete
+
+    async def _pages(self, kind: Kind, namespace: str | None) -> AsyncIterator[Page]:
+        """The pages of a list. One that takes too long is begun again: what was listed twice is kept once."""
+        for attempt in range(1, LIST_TRIES + 1):
+            try:
+                async for page in self._client.pages(kind, namespace, labels=selector_of(kind)):
+                    yield page
+                    self._versions[kind, namespace] = page.version
+                return
+            except Gone:
+                if attempt == LIST_TRIES:
+                    raise
 
     @contextmanager
     def _forgetting(self, kind: Kind, name: ObjectName) -> Iterator[None]:
@@ -212,7 +259,9 @@ class Mirror:
 
     def _drop(self, kind: Kind) -> None:
         del self._kept[kind]
+        self._incomplete.discard(kind)
         self._children.pop(kind, None)
+        self._versions = {place: version for place, version in self._versions.items() if place[0] != kind}
 
     def _written(self, manifest: Manifest) -> Manifest:
         """Keep the result of a write.

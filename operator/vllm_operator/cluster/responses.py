@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
-from kubernetes.aio.client.rest import RESTResponse
 
 from vllm_operator.cluster.client import (
     ClusterError,
@@ -18,6 +17,7 @@ from vllm_operator.cluster.client import (
     Unauthorized,
     Unavailable,
 )
+from vllm_operator.cluster.library import RESTResponse
 from vllm_operator.pods import reading
 
 CHUNK_BYTES = 64 * 1024

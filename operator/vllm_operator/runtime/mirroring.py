@@ -1,7 +1,6 @@
 """Keep the mirror up to date: put watch events into it, and list everything again from time to time.
 
-A watch of kopf that was interrupted lists the objects again, and says nothing about those that were deleted meanwhile. Such a list shows
-in events without a type. Then the mirror lists as well, and compares.
+A watch that lost its place begins anew, and says nothing about what happened meanwhile. Then the mirror lists that kind again.
 """
 
 import asyncio
@@ -13,8 +12,10 @@ from vllm_operator.cluster.mirror import Mirror
 
 log = logging.getLogger(__name__)
 
-SETTLE_SECONDS = 2.0
-"""Delay between the first event of a list and the list of the mirror, so that most lists of the watches are complete by then."""
+SETTLE_SECONDS = 0.1
+"""Delay between the first watch that lost its place and the list of the mirror. After an outage, several lose theirs together."""
+RETRY_SECONDS = 2.0
+"""Delay before a list that failed is tried again."""
 
 
 class Mirroring:
@@ -35,6 +36,7 @@ class Mirroring:
         self._namespaces = tuple(namespaces)
         self._seconds = seconds
         self._settle = settle_seconds
+        self._outdated: set[Kind] = set()
         self._recheck = asyncio.Event()
 
     async def load(self, kinds: Sequence[Kind]) -> None:
@@ -47,12 +49,19 @@ class Mirroring:
         for key in await self._mirror.list_keys(self._namespaces):
             self._add(key)
 
-    def notice(self, kind: Kind, type: str | None, manifest: Manifest) -> None:
-        """Take a watch event. The type is ADDED, MODIFIED or DELETED, or None for an object of a list."""
-        if type is None:
-            self._recheck.set()
+    def notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
+        """Take a watch event. The type is ADDED, MODIFIED or DELETED."""
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             self._add(key)
+
+    def versions(self) -> dict[tuple[Kind, str | None], str]:
+        """The resourceVersion of the last list of each kind, by kind and namespace (None: all)."""
+        return self._mirror.versions()
+
+    def recheck(self, kind: Kind) -> None:
+        """List the objects of a kind again, because a watch may have missed events."""
+        self._outdated.add(kind)
+        self._recheck.set()
 
     async def run(self, kinds: Sequence[Kind]) -> None:
         """Keep the mirror up to date until cancelled. Then it is emptied, because no watch event corrects it any more."""
@@ -62,16 +71,19 @@ class Mirroring:
                     async with asyncio.timeout(self._seconds):
                         await self._recheck.wait()
                 except TimeoutError:
-                    pass
+                    self._outdated.update(kinds)
                 await asyncio.sleep(self._settle)
                 self._recheck.clear()
-                await self._compare(kinds)
+                await self._compare([kind for kind in kinds if kind in self._outdated])
         finally:
             self._mirror.drop()
 
     async def _compare(self, kinds: Sequence[Kind]) -> None:
+        self._outdated.clear()
         try:
-            await self._mirror.load(kinds, self._namespaces, changed=self._add)
+            await self._mirror.refresh(kinds, self._namespaces, changed=self._add)
         except ClusterError as error:
             log.debug("cannot list all objects again: %s", error)
-            self._recheck.set()
+            for kind in kinds:
+                self.recheck(kind)
+            await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
