@@ -87,9 +87,10 @@ class Settings:
     must be sure that the earlier one has ended, as containers of one Pod are. By default the host's name and a random part."""
     log_streams: int = 200
     """Maximum number of container logs that are followed at the same time. Each needs a connection to the API server, and one from
-    there to the kubelet. Further logs take turns."""
-    log_turn_seconds: int = 20
-    """Time for which a log is followed while others wait for their turn."""
+    there to the kubelet. If more are wanted, none is followed: each is read every `log_turn_seconds`."""
+    log_turn_seconds: int = 6
+    """Interval at which each log is read while more than `log_streams` are wanted. With more than 900 logs it is longer, so that at most
+    150 are read in a second."""
     log_replay_bytes: int = 64 * 1024 * 1024
     """Maximum size of an existing log that is read to restore the state of a start. A start writes less than 1 MiB."""
     log_line_bytes: int = 64 * 1024

@@ -11,6 +11,7 @@ from support.fake_cluster import FakeCluster
 from support.followed_logs import FOREVER, KEY, World
 from support.logs import BACKING_OFF, CREATING, RUNNING, TERMINATED, PlainParser, line, pod
 from vllm_operator.cluster.client import POD, ClusterError, Forbidden, Invalid, NotFound, Unavailable
+from vllm_operator.runtime import follower
 from vllm_operator.runtime.container_runs import runs_to_follow
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
@@ -218,11 +219,47 @@ async def test_more_logs_than_places_take_turns() -> None:
     world = World(streams=2, turn_seconds=0.05)
     names = [f"p{number}" for number in range(6)]
     for name in names:
-        world.cluster.script_log("default", name, *[(line(1, name), FOREVER)] * 50)
+        first, second = line(1, name), line(1, f"later {name}")
+        world.cluster.script_log("default", name, *[(first, FOREVER)] * 5, *[(first, second, FOREVER)] * 200)
     world.show(*(pod(name, state=RUNNING) for name in names))
-    await world.until(lambda: sum(bool(parser.texts) for parser in world.parsers) == 6)
+    await world.until(lambda: sum(len(parser.texts) == 2 for parser in world.parsers) == 6)
     assert world.followers.streams()[0] <= 2
-    assert all(parser.texts == [parser.texts[0]] for parser in world.parsers)
+    assert all(len(set(parser.texts)) == 2 for parser in world.parsers), "nothing is read twice"
+    before = world.cluster.calls["get"]
+    await asyncio.sleep(0.1)
+    assert world.cluster.calls["get"] == before, "no Pod is read for a turn"
+    await world.followers.close()
+
+
+async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_and_are_followed_again_afterwards() -> None:
+    world = World(streams=2, turn_seconds=0.05)
+    names = ["p0", "p1", "p2"]
+    for name in names:
+        world.cluster.script_log("default", name, *[(line(1, name), FOREVER)] * 200)
+    pods = [pod(name, state=RUNNING) for name in names]
+    world.show(*pods[:2])
+    await world.until(lambda: world.followers.streams() == (2, 0) and world.followers.caught_up(KEY))
+    world.show(*pods)
+    await world.until(lambda: len(world.texts(2)) == 1)
+    assert [request.follow for request in world.cluster.log_requests[:2]] == [True, True]
+    assert not any(request.follow for request in world.cluster.log_requests[2:])
+    world.followers.sync(KEY, pods[:2])
+    await world.until(lambda: world.followers.streams() == (2, 0))
+    assert world.cluster.log_requests[-1].follow
+    await world.followers.close()
+
+
+async def test_a_pod_that_serves_while_places_are_scarce_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    world = World(streams=1, turn_seconds=1000.0)
+    world.cluster.script_log("default", "p0", (line(1, "a"), FOREVER), (line(1, "a"), line(2, "b"), FOREVER))
+    world.cluster.script_log("default", "p1", *[(line(1, "x"), FOREVER)] * 9)
+    pods = [pod(name, state=RUNNING) for name in ("p0", "p1")]
+    world.show(*pods)
+    await world.until(lambda: world.texts() == ["a"] and world.texts(1) == ["x"])
+    world.show(pod("p0", state=RUNNING, ready=True), pods[1])
+    await world.until(lambda: world.texts() == ["a", "b"])
+    await world.until(lambda: world.followers.streams() in ((1, 0), (0, 1)))
     await world.followers.close()
 
 

@@ -2,6 +2,7 @@
 
 one object   reconciler, cache_reconciler, plan_cache, plan_revisions, observation_reader, model_configs
 the queue    watches, mirroring, queue, workers
-logs         followers (of all Pods), follower (of one run of a container), container_runs, log_lines
+logs         followers (of all Pods), follower (of one run of a container), container_runs, log_lines,
+             log_slots (how many are open)
 the process  leadership, supervisor, permissions, user_data, health, metrics, log_output
 """

@@ -4,6 +4,9 @@ The end of a stream does not mean that the run has ended: the kubelet may have r
 stream, the follower reads the Pod, whose status decides. After the end of the run it reads the log once more to its end, because the
 stream may have been interrupted before.
 
+If more logs are wanted than may be open at the same time, none is followed: each is read as far as it goes, every few seconds. Such a
+request ends by itself, so its connection serves the next log, which saves the TLS handshake.
+
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
 times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
 """
@@ -12,42 +15,17 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any, Protocol
 
 from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
-from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
+from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError, next_piece
+from vllm_operator.runtime.log_slots import Slots, wait_for
 from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
 from vllm_operator.startup.timeline import is_same, is_significant
-
-
-class Slots:
-    """A semaphore that shows how many wait, so that a holder can release its slot and wait for another turn."""
-
-    def __init__(self, number: int) -> None:
-        self._semaphore = asyncio.Semaphore(number)
-        self.waiting = 0
-        self.taken = 0
-
-    @asynccontextmanager
-    async def hold(self) -> AsyncIterator[None]:
-        """Wait for a slot and hold it."""
-        self.waiting += 1
-        try:
-            await self._semaphore.acquire()
-        finally:
-            self.waiting -= 1
-        self.taken += 1
-        try:
-            yield
-        finally:
-            self.taken -= 1
-            self._semaphore.release()
-
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +71,8 @@ class FollowerSettings:
 
     line_bytes: int = 64 * 1024
     replay_bytes: int = 64 * 1024 * 1024
-    turn_seconds: float = 20.0
+    turn_seconds: float = 6.0
+    idle_seconds: float = 20.0
     interval_seconds: float = 10.0
     step_percent: int = 5
     retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
@@ -182,8 +161,13 @@ class Follower:
             self.caught_up = self.finished = True
 
     async def _follow(self) -> None:
+        with self._slots.want(self._wake):
+            await self._read_all()
+
+    async def _read_all(self) -> None:
         tries = unavailable = misses = 0
-        while self._dead or not self._is_due():
+        is_last = False
+        while self._dead or is_last or not self._is_due():
             before, dead = self._latest.lines, self._dead
             wait = 0.0
             has_missed = False
@@ -211,10 +195,28 @@ class Follower:
             tries = 0 if self._latest.lines > before else tries + 1
             misses += dead and has_missed
             self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
-            if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or await self._is_over():
+            is_polled = self._slots.are_scarce and not self._dead
+            if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or (is_last and not self._dead):
+                break
+            if not is_polled and await self._is_over():  # otherwise `note_end` says so: a request for each read would double them
                 break
             self._catch_up()  # the report must not wait for the next try
-            await asyncio.sleep(wait or self._backoff(tries))
+            if is_polled and not wait:
+                self._publish()
+                is_last = await self._has_turn_at_end()
+            else:
+                await asyncio.sleep(wait or self._backoff(tries))
+
+    async def _has_turn_at_end(self) -> bool:
+        """Wait for the next turn while slots are scarce. Return whether it is the last: the Pod serves, and its last lines can be read."""
+        pause = self._slots.pause_seconds(self._settings.turn_seconds) * random.uniform(0.8, 1.2)
+        turn = self._clock() + pause
+        while not self._dead and self._slots.are_scarce:
+            until = turn if self._stop_at is None else self._stop_at
+            if (left := until - self._clock()) <= 0:
+                break
+            await wait_for(self._wake, left)
+        return self._is_due()
 
     def _note_problem(self, problem: LogProblem, error: Exception) -> None:
         """Note why the log could not be read. The first error of a kind is kept, because its text may differ each time."""
@@ -260,12 +262,11 @@ class Follower:
         self._lines.reopen()
         self._is_at_end = False
         self._at_first_line = not self.run.previous
-        turn_until = self._clock() + self._settings.turn_seconds
         request = LogRequest(
             namespace=self.run.namespace,
             pod=self.run.pod,
             container=self.run.container,
-            follow=not self._dead,
+            follow=not self._dead and not self._slots.are_scarce,
             previous=self.run.previous,
             since=self._lines.since,
             limit_bytes=self._settings.replay_bytes if self._dead else None,
@@ -276,7 +277,7 @@ class Follower:
             woken: asyncio.Task[object] = asyncio.create_task(self._wake.wait(), name="end of a start")
             try:
                 while not (request.follow and self._is_due()):
-                    pending = pending or asyncio.create_task(_next(pieces), name="piece of a log")
+                    pending = pending or asyncio.create_task(next_piece(pieces), name="piece of a log")
                     waited: set[asyncio.Task[Any]] = {pending} if woken.done() else {pending, woken}
                     done, _ = await asyncio.wait(waited, timeout=self._wait_seconds(), return_when=asyncio.FIRST_COMPLETED)
                     if pending in done:
@@ -288,8 +289,11 @@ class Follower:
                         await self._take(piece)
                     elif not done:
                         self._note_silence()
-                    if self._slots.waiting and self._clock() >= turn_until:
+                    if request.follow and self._slots.are_scarce and self.caught_up:
                         return
+                    if woken.done() and self._stop_at is None and not self._dead:
+                        self._wake.clear()
+                        woken = asyncio.create_task(self._wake.wait(), name="end of a start")
             finally:
                 left = [task for task in (pending, woken) if task is not None]
                 for task in left:
@@ -302,7 +306,7 @@ class Follower:
             return QUIET_SECONDS
         if self._published is not None and not is_same(self._published, self._latest):
             return max(0.05, self._published_at + self._settings.interval_seconds - self._clock())
-        return self._settings.turn_seconds
+        return self._settings.idle_seconds
 
     def _note_silence(self) -> None:
         """Handle a stream that delivered nothing within `_wait_seconds`."""
@@ -390,7 +394,3 @@ class Follower:
         if self._published is not None and not is_same(self._published, self._latest):
             self._published = self._latest
             self._changed()
-
-
-async def _next(pieces: AsyncIterator[bytes]) -> bytes:
-    return await anext(pieces, b"")

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
-from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser, Slots
+from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser
+from vllm_operator.runtime.log_slots import Slots
 from vllm_operator.startup.state import Stage, StartupState, UnreadLog
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ class Followers:
             entry.stop()
 
     def streams(self) -> tuple[int, int]:
-        """Return how many logs are being read, and how many wait for a slot."""
+        """Return how many logs are being read, and how many wait for their turn."""
         return self.slots.taken, self.slots.waiting
 
     async def close(self) -> None:

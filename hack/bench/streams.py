@@ -1,0 +1,132 @@
+"""Measure what it costs to follow logs: memory and CPU for each stream, against a server that speaks TLS as an API server does.
+
+    python hack/bench/streams.py --streams 200
+
+Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. The server is
+another process. Nothing else of the operator runs.
+"""
+
+import argparse
+import asyncio
+import gc
+import socket
+import ssl
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from bench.imports import memory
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> None:
+    """Send a log that does not end."""
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for begin in range(0, len(text), 4096):
+        piece = text[begin : begin + 4096]
+        writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+    await writer.drain()
+    await reader.read()
+    writer.close()
+
+
+async def serve(folder: Path, port: int, text: bytes) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    server = await asyncio.start_server(lambda reader, writer: answer(reader, writer, text), "127.0.0.1", port, ssl=context, backlog=1000)
+    print("ready", flush=True)
+    await server.serve_forever()
+
+
+def make_certificate(folder: Path) -> None:
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1"
+    command = f"{request} -keyout tls.key -out tls.crt"
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+
+
+async def follow(folder: Path, port: int, streams: int) -> None:
+    from vllm_operator.app import Operator  # noqa: F401 - what the operator imports is not a part of a stream
+    from vllm_operator.catalog.startup import load_startup
+    from vllm_operator.cluster.kube import KubeClient
+    from vllm_operator.cluster.library import Configuration
+    from vllm_operator.runtime.container_runs import Run
+    from vllm_operator.runtime.follower import Follower, FollowerSettings
+    from vllm_operator.runtime.log_slots import Slots
+    from vllm_operator.runtime.user_data import KnownCrashes
+
+    configuration = Configuration()
+    configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
+    crashes, slots = KnownCrashes.of(load_startup()), Slots(streams + 1)
+    client = KubeClient(configuration)
+    tasks, followers = [], []
+
+    def start(number: int) -> None:
+        for index in range(number):
+            run = Run("bench", f"pod-{index}", f"uid-{index}", "vllm", 0)
+            made = Follower(run, crashes.make_parser(), client=client, slots=slots, settings=FollowerSettings(), changed=lambda: None)
+            followers.append(made)
+            tasks.append(asyncio.create_task(made.follow()))
+
+    async def settled() -> None:
+        while not all(each.caught_up for each in followers):  # noqa: ASYNC110 - good enough here
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(1)
+        gc.collect()
+
+    start(1)
+    await settled()
+    before, cpu = memory(), time.process_time()
+    start(streams)
+    await settled()
+    after, spent = memory(), time.process_time() - cpu
+    for name in ("Rss", "Private_Dirty"):
+        each = (after[name] - before[name]) * 1024 / streams
+        print(f"{name:<14} {before[name]:6.1f} MiB -> {after[name]:6.1f} MiB: {each:.0f} KiB a stream")
+    print(f"{'peak':<14} {after['Peak']:6.1f} MiB; CPU {spent / streams * 1000:.1f} ms a stream")
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await client.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=200)
+    parser.add_argument("--replay", type=int, default=64, help="KiB of a start that each log has")
+    parser.add_argument("--serve", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        recorded = next(iter(sorted((ROOT / "hack/demo/recordings").glob("*.log")))).read_bytes()
+        lines = [b"2026-11-21T12:00:00.%09dZ %s\n" % (number, line) for number, line in enumerate(recorded.splitlines())]
+        text, limit = b"", options.replay * 1024
+        for line in lines:
+            if len(text) + len(line) <= limit:
+                text += line
+        asyncio.run(serve(Path(options.serve), options.port, text))
+        return
+    import uvloop
+
+    with tempfile.TemporaryDirectory() as folder, socket.socket() as reserved:
+        make_certificate(Path(folder))
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+        reserved.close()
+        command = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--replay", str(options.replay)]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE)
+        try:
+            assert server.stdout
+            server.stdout.readline()
+            uvloop.run(follow(Path(folder), port, options.streams))
+        finally:
+            server.kill()
+
+
+if __name__ == "__main__":
+    main()
