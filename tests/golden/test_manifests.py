@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from support.manifests import CASES, read_case
+from vllm_operator.caches.artifacts import load_program
 from vllm_operator.rendering.manifests import render
 
 
@@ -26,7 +27,7 @@ class BlockDumper(yaml.SafeDumper):
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
 def test_manifests_are_as_recorded(folder: Path, golden: Callable[[Path, str], None]) -> None:
-    manifests = render(*read_case(folder))
+    manifests = list(without_programs(render(*read_case(folder))))
     golden(folder / "manifests.yaml", yaml.dump_all(manifests, Dumper=BlockDumper, sort_keys=False, width=120))
 
 
@@ -39,6 +40,15 @@ def test_equal_input_gives_equal_manifests(folder: Path) -> None:
 def test_manifests_are_plain_json_without_nulls(folder: Path) -> None:
     for path, value in walk(render(*read_case(folder))):
         assert type(value) in (dict, list, str, int, bool), f"{path} is {value!r}"
+
+
+def without_programs(value: Any) -> Any:
+    """The same with a name in place of a program, which has a digest of its own (`test_artifacts.py`)."""
+    if isinstance(value, dict):
+        return {name: without_programs(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [without_programs(entry) for entry in value]
+    return "(caches/scripts: fetch)" if value == load_program("fetch") else value
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -96,7 +96,7 @@ def test_secrets_of_the_pod_are_not_published(
     monkeypatch.setenv("SECRET_0", "correct horse\n")
     monkeypatch.setenv("SECRET_1", "x")  # too short to be looked for
     filled = fill(tmp_path / "filled", {"vllm/x": b"... correct horse ..."})
-    status, result = bench.publish(filled, secrets=["SECRET_0", "SECRET_1", "SECRET_2"])
+    status, result = bench.publish(filled)
     assert (status, result["result"]) == (1, "SecretsFound")
     assert "correct horse" not in json.dumps(result)
     assert registry.blobs == {}

@@ -109,6 +109,24 @@ Image = Annotated[
         json_schema_extra=form("write an image as in a Pod, without spaces, for example vllm/vllm-openai:v0.20.1"),
     ),
 ]
+Repository = Annotated[
+    str,
+    Field(
+        max_length=255,
+        pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*$",
+        json_schema_extra=form("write a repository with its registry and without a tag, for example registry.example/team/vllm-caches"),
+    ),
+]
+ArtifactReference = Annotated[
+    str,
+    Field(
+        max_length=327,
+        pattern=r"^[A-Za-z0-9.-]+(:[0-9]{1,5})?/[a-z0-9]+([._/-]+[a-z0-9]+)*@sha256:[0-9a-f]{64}$",
+        json_schema_extra=form(
+            "write a repository with its registry and a digest, for example registry.example/team/caches@sha256:0123 and so on"
+        ),
+    ),
+]
 EngineVersion = Annotated[
     str,
     Field(

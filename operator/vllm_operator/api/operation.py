@@ -9,7 +9,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import HostPath, Model, Name, VolumeSize, checked_by
+from vllm_operator.api.base import ArtifactReference, HostPath, Model, Name, Repository, VolumeSize, checked_by
 
 
 class Storage(StrEnum):
@@ -85,6 +85,51 @@ class Priming(StrEnum):
     NEVER = "Never"
 
 
+class Publish(StrEnum):
+    """When caches are published as an artifact."""
+
+    NEVER = "Never"
+    WHEN_PRIMED = "WhenPrimed"
+
+
+class ArtifactPolicy(StrEnum):
+    """What happens if no artifact can be fetched."""
+
+    PREFERRED = "Preferred"
+    REQUIRED = "Required"
+
+
+class ArtifactSpec(Model):
+    """Caches in a container registry. Pods fill an empty cache directory from there before the engine starts."""
+
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.ARTIFACT))
+    repository: Repository | None = Field(
+        default=None,
+        description="Repository of the artifacts, for example registry.example/team/vllm-caches. The tag follows from the image, the GPU, "
+        "the model and the settings of the engine.",
+    )
+    reference: ArtifactReference | None = Field(
+        default=None, description="Fetch exactly this artifact, by digest, instead of the one with the tag in `repository`."
+    )
+    publish: Publish | None = Field(
+        default=None,
+        description="WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Default: Never.",
+    )
+    policy: ArtifactPolicy | None = Field(
+        default=None,
+        description="Preferred: without an artifact the engine starts cold. Required: it does not start. Default: Preferred.",
+    )
+    pull_secret_name: Name | None = Field(
+        default=None,
+        description="Secret of type kubernetes.io/dockerconfigjson for fetching. A key `ca.crt` in it adds a certificate authority. "
+        "Default: anonymous access.",
+    )
+    push_secret_name: Name | None = Field(
+        default=None,
+        description="Secret of the same form for publishing. Only the publishing Job mounts it. Default: anonymous access.",
+    )
+
+
 class CacheSpec(StorageSpec):
     """Storage of compiled kernels and graphs between starts."""
 
@@ -92,6 +137,7 @@ class CacheSpec(StorageSpec):
     priming: Priming | None = Field(
         default=None, description="Whether one Pod fills empty caches before the other Pods start. Default: Auto."
     )
+    artifact: ArtifactSpec | None = Field(default=None, description="Caches in a container registry, for Pods on any node or cluster.")
 
 
 class WeightsSpec(StorageSpec):

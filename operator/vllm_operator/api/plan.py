@@ -140,6 +140,21 @@ class CacheMarker(StrEnum):
     INIT_CONTAINER = "InitContainer"
 
 
+class PlannedArtifact(Model):
+    """How Pods fetch caches from a registry. Pinned, so that a new version of the operator does not change Pods."""
+
+    program: int = Field(ge=1, description="Version of the program that fetches.")
+    folders: list[Annotated[str, Field(max_length=64)]] = Field(
+        max_length=64, description="Folders of the cache directory that an artifact may fill.", json_schema_extra=list_atomic()
+    )
+    rejected: list[Annotated[str, Field(max_length=71)]] = Field(
+        default_factory=list,
+        max_length=8,
+        description="Digests of artifacts that are not fetched again, because a start with them crashed.",
+        json_schema_extra=list_atomic(),
+    )
+
+
 class Plan(Model):
     """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
 
@@ -170,6 +185,9 @@ class Plan(Model):
         default=None,
         description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
         "when it is unused. Absent in plans of earlier versions, which write no such file.",
+    )
+    cache_artifact: PlannedArtifact | None = Field(
+        default=None, description="How Pods fetch caches from a registry. Absent without `spec.cache.artifact`."
     )
     drain_seconds: int | None = Field(
         default=None,

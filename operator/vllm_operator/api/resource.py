@@ -60,6 +60,7 @@ class Role(StrEnum):
     WEIGHTS = "weights"
     PRIMER = "primer"
     CLEANING = "cleaning"
+    PUBLISHING = "publishing"
     PLAN = "plan"
 
 
@@ -108,3 +109,8 @@ def primer_name(name: str) -> str:
 def cleaning_prefix(name: str) -> str:
     """Prefix of the names of the cleaning Jobs of a VLLMDeployment."""
     return f"{name[:200]}-clean-"
+
+
+def publishing_prefix(name: str) -> str:
+    """Prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
+    return f"{name[:200]}-publish-"

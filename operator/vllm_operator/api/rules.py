@@ -154,6 +154,20 @@ PATH_IS_HOSTS = {
 STORAGE = (CLAIM_OR_VOLUME, CLAIM_IS_SHARED, VOLUME_IS_CLAIM, PATH_IS_HOSTS)
 """Rules of the volumes."""
 
+ARTIFACT_SOURCE = {
+    "rule": "has(self.repository) || has(self.reference)",
+    "message": "give repository (the tag is chosen), reference (one artifact by digest), or both",
+}
+
+PUBLISHED_SOMEWHERE = {
+    "rule": "!has(self.publish) || self.publish == 'Never' || has(self.repository)",
+    "message": "publish needs a repository to push to; a reference is only fetched",
+    "fieldPath": ".publish",
+}
+
+ARTIFACT = (ARTIFACT_SOURCE, PUBLISHED_SOMEWHERE)
+"""Rules of artifacts."""
+
 ROLLING_UPDATE_FIELDS = {
     "rule": "!(has(self.maxSurge) || has(self.maxUnavailable)) || !has(self.strategy) || self.strategy != 'Recreate'",
     "message": "maxSurge and maxUnavailable need strategy RollingUpdate; remove them, or set strategy to RollingUpdate",

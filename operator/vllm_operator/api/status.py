@@ -61,6 +61,35 @@ class QuarantinedCache(Model):
     signature: str = Field(max_length=128, description="Name of the crash that showed the damage.")
 
 
+class ArtifactStatus(Model):
+    """Caches in a registry, as last fetched and published."""
+
+    tag: str | None = Field(default=None, max_length=128, description="Tag that was fetched or published last.")
+    digest: str | None = Field(default=None, max_length=71, description="Digest of the artifact that was fetched last.")
+    fetch: str | None = Field(
+        default=None, max_length=32, description="Result of the last fetch: Fetched, PartlyFetched, Present, or why it failed."
+    )
+    fetched_by: str | None = Field(default=None, max_length=253, description="Pod that fetched last.")
+    fetch_seconds: int | None = Field(default=None, ge=0, description="Duration of that fetch, in seconds, rounded up.")
+    fetch_message: str | None = Field(default=None, max_length=600, description="Why that fetch failed.")
+    size_bytes: int | None = Field(default=None, ge=0, description="Size of the files of the artifact, in bytes.")
+    publication: str | None = Field(
+        default=None, max_length=64, description="What the last publication was for: repository, cache key, model and settings."
+    )
+    publish_result: str | None = Field(default=None, max_length=32, description="Result of the last publication.")
+    publish_message: str | None = Field(default=None, max_length=600, description="Why that publication failed.")
+    published_digest: str | None = Field(default=None, max_length=71, description="Digest of the artifact that the tag has.")
+    publish_time: Timestamp | None = Field(
+        default=None, description="Time of the last publication.", json_schema_extra={"format": "date-time"}
+    )
+    rejected: list[Annotated[str, Field(max_length=71)]] | None = Field(
+        default=None,
+        max_length=8,
+        description="Digests that are not fetched again, because a start with them crashed.",
+        json_schema_extra=list_atomic(),
+    )
+
+
 class CacheStatus(Model):
     """Observed state of the caches."""
 
@@ -88,6 +117,7 @@ class CacheStatus(Model):
         json_schema_extra=list_map("key"),
     )
     priming_skipped: Text | None = Field(default=None, description="Why requested priming was skipped.")
+    artifact: ArtifactStatus | None = Field(default=None, description="Caches in a registry.")
     stages: list[StageDuration] | None = Field(
         default=None,
         max_length=16,

@@ -245,6 +245,8 @@ _CHECKS: Mapping[str, Check] = {
         >= _number(s, "replicas") * _number(s, "accelerator", "count", default=_size(s, "tensor", "pipeline", "data"))
     ),
     rules.MIG_UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "mig", "uuids") is None or _of(a, "allocation") == "DRA",
+    rules.ARTIFACT_SOURCE["rule"]: lambda a: _of(a, "repository") is not None or _of(a, "reference") is not None,
+    rules.PUBLISHED_SOMEWHERE["rule"]: lambda a: _of(a, "publish", default="Never") == "Never" or _of(a, "repository") is not None,
     rules.CLAIM_OR_VOLUME["rule"]: lambda c: _of(c, "claimName") is None or _of(c, "volume") is None,
     rules.ROLLING_UPDATE_FIELDS["rule"]: lambda r: (
         (_of(r, "maxSurge") is None and _of(r, "maxUnavailable") is None) or _of(r, "strategy") != "Recreate"

@@ -7,5 +7,6 @@ what is known   context (what decisions are made from), records (annotations on 
 what to do      actions (everything), priming (who fills an empty cache), cleaning (deleting unused caches; the
                 program is in scripts), remounting (a volume that became read-only), claim_holders (Pods that keep a PVC which is being
                 deleted)
+in a registry   artifacts (fetching, and what Pods report of it), publishing (the Job that pushes; the programs are in scripts)
 what to report  activity
 """

@@ -10,6 +10,7 @@ from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describ
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import image_activity, image_record
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
+from vllm_operator.caches.publishing import PublicationNeed, describe_publication
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.caches.remounting import plan_remounting
 from vllm_operator.caches.volumes import fit_claims, unowned_claims
@@ -28,6 +29,7 @@ class CacheActions:
     record: Changes
     activity: CacheActivity
     cleaning: CleaningNeed | None = None
+    publication: PublicationNeed | None = None
     scale: int | None = None
     """Desired replicas of a Deployment that is held; None if it is not held."""
 
@@ -61,12 +63,23 @@ def plan_cache_actions(
     if context.address is not None:
         record |= usage_record(context.claim, context.address.key, context.now)
     cleaning = describe_cleaning(context, full)
-    activity = replace(priming.activity, claim_note=note, image=image_activity(context), remounting=remount, cleaning=cleaning)
+    publication, publication_need = describe_publication(context)
+    rechecks = [priming.activity.recheck_seconds, publication.recheck_seconds if publication else None]
+    activity = replace(
+        priming.activity,
+        publication=publication,
+        recheck_seconds=min((seconds for seconds in rechecks if seconds is not None), default=None),
+        claim_note=note,
+        image=image_activity(context),
+        remounting=remount,
+        cleaning=cleaning,
+    )
     return CacheActions(
         apply_priming(fitted, priming, context),
         writable(record),
         activity,
         find_cleaning_need(context, full),
+        publication_need,
         held_replicas(priming, context),
     )
 

@@ -83,6 +83,54 @@ class Remounting(StrEnum):
     """`podTemplate` mounts it read-only."""
 
 
+class PublicationState(StrEnum):
+    """State of the publication of a cache directory."""
+
+    NOT_CAPTURABLE = "NotCapturable"
+    """The caches are on no PersistentVolumeClaim that a Job can mount."""
+    NOT_PRIMED = "NotPrimed"
+    """No Pod with these caches is Ready yet."""
+    RUNNING = "Running"
+    DONE = "Done"
+    """An attempt has ended, now or earlier: see the status."""
+    REFUSED = "Refused"
+    """The API server refused the Job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Publication:
+    """The publication of a cache directory.
+
+    Attributes:
+        state: Its state.
+        occasion: What it is for; empty if that is unknown.
+        result: What the Job reported; None if its Pod no longer exists.
+        ended: When the Job ended.
+        why: Why the API server refused the Job.
+        recheck_seconds: Seconds until the next attempt; None if there is none.
+    """
+
+    state: PublicationState
+    occasion: str = ""
+    result: "ArtifactResult | None" = None
+    ended: datetime | None = None
+    why: str = ""
+    recheck_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactResult:
+    """What a program reported. `result` is one word. Everything is untrusted: a Pod wrote it."""
+
+    result: str
+    tag: str = ""
+    digest: str = ""
+    message: str = ""
+    seconds: float | None = None
+    size_bytes: int | None = None
+    files: int | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageActivity:
     """The image of the Pods. `moved`: its tag pointed to another image when the directory in use was filled."""
@@ -107,6 +155,7 @@ class CacheActivity:
         image: What is known of the image.
         remounting: What is done about a read-only volume; None without one.
         cleaning: What is done about a full volume; None without one.
+        publication: The publication of the caches; None if none is requested.
         recheck_seconds: Seconds after which to look again without an event; None if only an event can change something.
     """
 
@@ -121,6 +170,7 @@ class CacheActivity:
     image: ImageActivity = field(default_factory=ImageActivity)
     remounting: Remounting | None = None
     cleaning: Cleaning | None = None
+    publication: Publication | None = None
     recheck_seconds: float | None = None
 
     @property

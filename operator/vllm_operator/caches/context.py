@@ -117,7 +117,7 @@ class CacheContext:
 
 def is_replica(pod: Manifest) -> bool:
     """Return whether a Pod serves requests."""
-    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) not in (Role.PRIMER.value, Role.CLEANING.value)
+    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) not in (Role.PRIMER.value, Role.CLEANING.value, Role.PUBLISHING.value)
 
 
 def is_primer(pod: Manifest) -> bool:

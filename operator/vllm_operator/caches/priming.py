@@ -7,6 +7,8 @@ A cache counts as filled when a Pod with it has been Ready. That is recorded on 
   the new cache. If the primer finds no GPU within `primer_patience_seconds`, the rollout continues without it.
 * If `spec.replicas` is 0, a primer fills the cache.
 
+A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress.
+
 An interrupted start does not make a Pod Ready, so it does not count. The next start continues with what is on the volume.
 
 VLLMDeployments that share a PVC and a key coordinate by a lease on the PVC. The holder of the lease must exist and have a Pod that
@@ -33,6 +35,7 @@ from vllm_operator.api.operation import CacheSpec, Priming
 from vllm_operator.api.resource import Role, primer_name
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, PrimingStep
 from vllm_operator.caches.address import CacheAddress, cache_address
+from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_quarantined, read_lease
@@ -93,14 +96,25 @@ def _filled(context: CacheContext, address: CacheAddress) -> Changes | None:
     """What to record if the cache is filled; None if it is empty."""
     primed = is_primed(context.claim, address.key)
     ready = any(at == address and view.phase is Phase.READY for at, view in (*context.replicas, *context.primers))
-    if not primed and not ready:
+    if not primed and not ready and not _is_fetched(context, address):
         return None
     record: Changes = {}
-    if not primed and context.claim is not None and not is_quarantined(context.claim, address.key):
+    if ready and not primed and context.claim is not None and not is_quarantined(context.claim, address.key):
         record[PRIMED_ANNOTATION_PREFIX + address.key] = reading.stamp(context.now)
     if reading.text(context.claim, "metadata", "annotations", PRIMING_ANNOTATION_PREFIX + address.key):
         record[PRIMING_ANNOTATION_PREFIX + address.key] = None
     return record
+
+
+def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
+    """Whether a Pod has filled the directory from an artifact, and did not crash with it."""
+    return any(
+        cache_address(pod.get("spec")) == address
+        and (result := read_fetch(pod)) is not None
+        and result.result in FETCHED
+        and read_pod(pod).phase in _IN_PROGRESS
+        for pod in context.pods
+    )
 
 
 def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:

@@ -38,7 +38,7 @@ class Cache(Entry):
     """One cache.
 
     `folder` is relative to the root of the caches, "." the root itself; `default` is where the engine would put the cache by
-    itself. `versions` are the vLLM versions that read the variables.
+    itself. `versions` are the vLLM versions that read the variables. `travels`: whether it is published as an artifact.
     """
 
     root: ClassVar[str] = CACHE_ROOT
@@ -49,6 +49,7 @@ class Cache(Entry):
     written: Mapping[str, Annotated[CacheVariable, BeforeValidator(_read_variable)]] = Field(alias="variables")
     versions: Specifiers = SpecifierSet()
     distributions: frozenset[Distribution] = frozenset(Distribution)
+    travels: StrictBool = True
     default: str
     source: str
 
@@ -96,6 +97,14 @@ class KeyedArgument(Entry):
     source: str
 
 
+class TravellingCaches(Entry):
+    """What of the caches goes into an artifact: folders of the home directory as well, and nothing whose name matches `excluded`."""
+
+    home_folders: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    source: str
+
+
 class Caches(Entry):
     """All caches, those of weights apart: the content of `caches.yaml`."""
 
@@ -103,6 +112,7 @@ class Caches(Entry):
     weights: WeightsCache
     per_pod_values: PerPodValues | None = None
     keyed: tuple[KeyedArgument, ...] = Field((), alias="keyedArguments")
+    artifact: TravellingCaches | None = None
 
     @model_validator(mode="after")
     def _check_unique(self) -> "Caches":
@@ -130,6 +140,11 @@ class Caches(Entry):
         """
         known = _parse_version(version)
         return tuple(cache for cache in self.compiled if cache.is_used_by(known, distribution))
+
+    def folders_of_artifact(self, version: str | None, distribution: Distribution) -> tuple[str, ...]:
+        """Return the top folders of the cache directory that go into an artifact of a build of vLLM, sorted."""
+        own = {cache.folder.partition("/")[0] for cache in self.used_by(version, distribution) if cache.travels}
+        return tuple(sorted(own.union(self.artifact.home_folders if self.artifact else ())))
 
     def variables_of(self, version: str | None, distribution: Distribution) -> tuple[PlannedVariable, ...]:
         """Return the variables that put every cache of a build of vLLM, and its weights, on the volume."""

@@ -15,6 +15,8 @@ MODEL_ROOT = "/models"
 TOKEN_ROOT = "/etc/vllm-operator/hub"
 """Directory of the token for the model hub, from the user's Secret."""
 TOKEN_FILE = "token"
+ARTIFACT_SECRET_ROOT = "/etc/vllm-operator/artifact"
+"""Directory of the account for the registry with caches, from the user's Secret."""
 
 
 def model_argument(uri: str) -> str:

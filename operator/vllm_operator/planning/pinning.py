@@ -16,6 +16,7 @@ from vllm_operator.api.plan import CacheMarker, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
 from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
@@ -127,7 +128,9 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         generation=generation,
     )
     cache = plan_cache(origin, caches)
-    changed = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
+    changed: dict[str, object] = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
+    if pinned.cache_artifact is not None:
+        changed["cache_artifact"] = pinned.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})
     return pinned.model_copy(update=changed)
 
 

@@ -15,6 +15,7 @@ from vllm_operator.api.plan import CacheMarker, GPUCandidate, Plan, PlannedArgum
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
+from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
@@ -311,12 +312,12 @@ class _FreshPlan:
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
-        patience = plan_patience(deadline, version.table)
-        env = _distinct([*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *patience])
-        wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
-        own = engine_arguments(
-            resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
+        env = _distinct(
+            [*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *plan_patience(deadline, version.table)]
         )
+        wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
+        shape = premises.shape.parallel
+        own = engine_arguments(resource.spec.model, version, shape, chosen=chosen.sized, length=length, shortened=not wanted)
         drain = drain_seconds(resource.spec, premises.overrides)
         args = _distinct([*own, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
@@ -334,9 +335,7 @@ class _FreshPlan:
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *notes_about(facts, self.files),
-            *notes_of(Severity.INFO, self.translated),
-            *notes_of(Severity.INFO, overridden),
-            *notes_of(Severity.INFO, about_unknown_size(resource, weights, facts.weight_bytes)),
+            *notes_of(Severity.INFO, [*self.translated, *overridden, *about_unknown_size(resource, weights, facts.weight_bytes)]),
         ]
         return Plan(
             observed_generation=resource.metadata.generation,
@@ -356,6 +355,7 @@ class _FreshPlan:
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
             cache_marker=CacheMarker.INIT_CONTAINER,
+            cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain,
             deadline_seconds=deadline,
             requests=plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),

@@ -4,8 +4,9 @@ A truncated kernel file ends every start. The generation in the cache key is the
 damaged one stays for inspection.
 
 A driver that is too old can produce the same error. Caches therefore count as damaged only if there were any: the PVC records that
-they were filled, the log shows that some were loaded, or an earlier run of the Pod crashed in the same way. If the same crash follows
-with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined within `WINDOW`.
+they were filled, they were fetched from a registry, the log shows that some were loaded, or an earlier run of the Pod crashed in the
+same way. If the same crash follows with new caches, they are not the cause. At most `MAX_QUARANTINED` directories are quarantined
+within `WINDOW`.
 
 Python's bytecode is different. A start on a full volume can leave a truncated file in a new directory too, and the next start of the
 container crashes on it. The file can only be on the volume, so the directory is replaced again, after `MAX_QUARANTINED` at most every
@@ -19,6 +20,7 @@ from datetime import timedelta
 from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheStatus, QuarantinedCache
+from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.observation.crashes import Crashes
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.pods import reading
@@ -111,7 +113,7 @@ def _why_not_damaged(observed: ObservedState, plan: Plan, candidate: _Candidate,
     recent = _recent(observed, known)
     if _is_on_volume(observed, plan, candidate):
         return "" if len(recent) < MAX_QUARANTINED or _time_since(observed, recent[-1]) >= PAUSE else "cache.quarantined_often"
-    if not filled and not _had_any(observed, candidate):
+    if not filled and not _is_fetched(observed, candidate) and not _had_any(observed, candidate):
         return "cache.not_the_cause"
     if not filled and any(entry.signature == candidate.signature for entry in recent):
         return "cache.not_the_cause"
@@ -127,6 +129,15 @@ def _is_on_volume(observed: ObservedState, plan: Plan, candidate: _Candidate) ->
     variable = signature.cache_variable if signature is not None else None
     is_set = any(planned.name == variable and planned.value for planned in plan.env)
     return is_set and candidate.run > 0
+
+
+def _is_fetched(observed: ObservedState, candidate: _Candidate) -> bool:
+    """Whether the Pod started with caches from a registry."""
+    for pod in (*observed.observation.pods, *observed.observation.primers):
+        if reading.text(pod, "metadata", "uid") == candidate.view.uid:
+            result = read_fetch(pod)
+            return result is not None and result.result in FETCHED
+    return False
 
 
 def _time_since(observed: ObservedState, entry: QuarantinedCache) -> timedelta:

@@ -16,6 +16,7 @@ from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.planning.engine.drain import grace_seconds
+from vllm_operator.rendering.artifact import with_artifact
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_dra
@@ -41,7 +42,8 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
-    return with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
+    merged = with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
+    return with_artifact(merged, resource, plan)
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:

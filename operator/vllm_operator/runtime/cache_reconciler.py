@@ -12,7 +12,7 @@ from vllm_operator.api.labels import REMOUNTED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
-from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState
+from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState, Publication, PublicationState
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.claim_holders import Removal, find_removals, is_terminating
 from vllm_operator.caches.cleaning import (
@@ -24,6 +24,7 @@ from vllm_operator.caches.cleaning import (
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
+from vllm_operator.caches.publishing import PublicationNeed, render_publishing
 from vllm_operator.caches.records import read_lease
 from vllm_operator.cluster.apply import annotate_claim
 from vllm_operator.cluster.client import (
@@ -127,6 +128,8 @@ class CacheReconciler:
         activity = cache_actions.activity
         if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning)) is not None:
             activity = replace(activity, cleaning=cleaning)
+        if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication)) is not None:
+            activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=why))
         desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in cache_actions.manifests}
         kept = [
             child
@@ -281,6 +284,18 @@ class CacheReconciler:
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that cleans the cache volume: %s", error)
             return describe_blocked_cleaning(context, full, CleaningState.REFUSED, str(error))
+        self._count("create", JOB.kind)
+        return None
+
+    async def _publish(self, context: CacheContext, need: PublicationNeed) -> str | None:
+        """Create the Job that publishes the caches. Return why that is not possible; None if it exists now."""
+        try:
+            await self._client.create(render_publishing(context, need, self._catalog.shipped.caches))
+        except Conflict:
+            return None
+        except (Forbidden, Invalid) as error:
+            log.warning("cannot create the Job that publishes caches: %s", error)
+            return str(error)
         self._count("create", JOB.kind)
         return None
 

@@ -4,6 +4,7 @@ report          all of it, in order
 conditions      setting conditions; the status of an object that could not be observed
 planned         Accepted, Planned, `status.pinnedPlan`
 caches          CacheWarm, `status.cache`, the PVCs
+artifacts       CachePublished, `status.cache.artifact`
 starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
                 Pods that the scheduler or an admission plugin refuses)
 crashed         Crashed

@@ -23,6 +23,7 @@ from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
 from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
+from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
 from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
@@ -83,6 +84,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         warm_stages=_in_one_line((stage.stage, stage.warm_seconds) for stage in stages),
         quarantined=list(damage.quarantined) or None if damage is not None else None,
         priming_skipped=activity.skipped,
+        artifact=artifact_status(observed, plan, damage),
     )
 
 
@@ -105,6 +107,8 @@ def cache_warm(
         return Verdict(FALSE, Reason.QUARANTINED, text)
     verdict = claim_verdict(observed) or _priming_verdict(observed, cache, block) or _last_start_verdict(observed, cache, place)
     text = _with_notes(observed, verdict.message)
+    if (note := note_about_fetch(observed, cache.artifact)) is not None:
+        text = observed.messages.fit(note[0], shrink=("text",), text=text, **note[1])
     text = _with_damage(observed, text, damage) if verdict.status is not TRUE else text
     has_news = verdict.reason != Reason.NOT_SEEN_YET or text != verdict.message or not place.is_shared
     return Verdict(verdict.status, verdict.reason, text) if has_news else None

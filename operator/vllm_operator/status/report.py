@@ -8,7 +8,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY, STALLED, STARTING, Reason, find_condition
+from vllm_operator.api.conditions import (
+    ACCEPTED,
+    CACHE_PUBLISHED,
+    CACHE_WARM,
+    CRASHED,
+    PLANNED,
+    READY,
+    STALLED,
+    STARTING,
+    Reason,
+    find_condition,
+)
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crash_record import shorten
@@ -17,7 +28,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import caches, crashed, planned, ready, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, planned, ready, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -75,6 +86,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         ACCEPTED: planned.accepted(observed),
         PLANNED: planned.planned(observed, plan),
         CACHE_WARM: caches.cache_warm(observed, cached, block, damage),
+        CACHE_PUBLISHED: artifacts.cache_published(observed, cached.artifact if cached else None),
         STARTING: starting.starting(observed, block, remediation),
         CRASHED: crashed.crashed(observed, crashes, remediation),
     }

@@ -27,9 +27,9 @@ DEFAULT_EXCLUDED = (
     "gpu_p2p_access_cache_for_*",
     "flashinfer_jit.log",
     "*.lock",
+    "lock",
     "*.tmp",
     "tmp",
-    "lock",
     ".config",
     "huggingface",
 )

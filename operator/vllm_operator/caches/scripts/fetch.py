@@ -17,9 +17,7 @@ import time
 from typing import Any
 
 from vllm_operator.caches.scripts.artifact import (
-    FORMAT,
     LABEL,
-    LAYER_TYPES,
     MAX_BYTES,
     ArtifactError,
     build_fingerprint,
@@ -29,7 +27,7 @@ from vllm_operator.caches.scripts.artifact import (
     stop_deadline,
     travel_key,
 )
-from vllm_operator.caches.scripts.registry import Registry
+from vllm_operator.caches.scripts.registry import Registry, read_manifest
 from vllm_operator.caches.scripts.unpack import remove_tree, unpack_layer
 
 STATE = ".vllm-operator-artifact"
@@ -55,10 +53,12 @@ def main() -> int:
         result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
     finally:
         stop_deadline()
+    is_failed = bool(settings.get("required")) and result["result"] not in ("Fetched", "PartlyFetched", "Present")
+    if is_failed:
+        result["message"] = f"No caches could be fetched, and they are required: {result['message']}"
     result["seconds"] = elapsed(since)
     report(result)
-    served = result["result"] in ("Fetched", "PartlyFetched", "Present")
-    return 0 if served or not settings.get("required") else 1
+    return int(is_failed)
 
 
 def fetch(settings: dict[str, Any]) -> dict[str, Any]:
@@ -126,29 +126,6 @@ def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[byt
         if error.reason == "NotFound":
             raise ArtifactError("NotFound", f"{registry.host}/{registry.name} has neither the tag {tags[0]} nor {tags[-1]}.") from None
         raise
-
-
-def read_manifest(registry: Registry, content: bytes, base: str) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU."""
-    try:
-        manifest = json.loads(content)
-        (layer,) = manifest["layers"]
-        configuration = manifest["config"]
-        config = json.loads(registry.small_blob(configuration["digest"], int(configuration["size"])))
-        labels = config["config"]["Labels"]
-        (plain_digest,) = config["rootfs"]["diff_ids"]
-        layer = {"digest": str(layer["digest"]), "size": int(layer["size"]), "type": layer["mediaType"]}
-        labels = {str(name): str(value) for name, value in labels.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
-    if layer["type"] not in LAYER_TYPES or layer["size"] < 0 or layer["size"] > MAX_BYTES:
-        raise ArtifactError("Rejected", "The layer is not one of a cache.")
-    if labels.get(f"{LABEL}format") != FORMAT:
-        raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
-    if labels.get(f"{LABEL}base") != base:
-        made = labels.get(f"{LABEL}base", "")
-        raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.")
-    return layer, labels, str(plain_digest)
 
 
 def read_state(root: str) -> dict[str, Any]:

@@ -25,13 +25,14 @@ from vllm_operator.caches.scripts.artifact import (
     stop_deadline,
     travel_key,
 )
-from vllm_operator.caches.scripts.fetch import read_manifest
 from vllm_operator.caches.scripts.pack import Entry, Packed, digest_of, pack, take_inventory
-from vllm_operator.caches.scripts.registry import Registry
+from vllm_operator.caches.scripts.registry import Registry, read_manifest
 
 QUIET_SECONDS = 10
 PAUSE_SECONDS = 5
-ATTEMPTS = 20
+PACK_ATTEMPTS = 20
+SECRETS = "SECRET_"
+"""Prefix of the variables with values that must not be published."""
 MIN_SECRET = 8
 """Shorter values occur everywhere by chance."""
 
@@ -97,8 +98,9 @@ def find_present(registry: Registry, tag: str, base: str) -> str | None:
 def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) -> Packed:
     """Pack the directory while nothing in it changes."""
     root, folders, excluded = settings["root"], settings["folders"], settings["excluded"]
-    secrets = tuple({value.encode() for name in settings["secrets"] if len(value := os.environ.get(name, "").strip()) >= MIN_SECRET})
-    for _ in range(ATTEMPTS):
+    values = (value.strip() for name, value in os.environ.items() if name.startswith(SECRETS))
+    secrets = tuple({value.encode() for value in values if len(value) >= MIN_SECRET})
+    for _ in range(PACK_ATTEMPTS):
         try:
             inventory = take_inventory(root, folders, excluded)
             if is_quiet(inventory):

@@ -17,10 +17,19 @@ import urllib.parse
 import urllib.request
 from typing import IO, Any
 
-from vllm_operator.caches.scripts.artifact import DOCKER_MANIFEST_TYPE, MANIFEST_TYPE, MAX_JSON, ArtifactError
+from vllm_operator.caches.scripts.artifact import (
+    DOCKER_MANIFEST_TYPE,
+    FORMAT,
+    LABEL,
+    LAYER_TYPES,
+    MANIFEST_TYPE,
+    MAX_BYTES,
+    MAX_JSON,
+    ArtifactError,
+)
 
 SOCKET_SECONDS = 20
-ATTEMPTS = 4
+REQUEST_ATTEMPTS = 4
 REPOSITORY = re.compile(r"([A-Za-z0-9.-]+(?::[0-9]+)?)/([a-z0-9]+(?:[._/-]+[a-z0-9]+)*)")
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 DOCKER_HUB = {"docker.io": "registry-1.docker.io", "index.docker.io": "registry-1.docker.io"}
@@ -128,7 +137,7 @@ class Registry:
         url = urllib.parse.urljoin(self.origin, target)
         is_registry = f"{urllib.parse.urlsplit(url).scheme}://{urllib.parse.urlsplit(url).netloc}" == self.origin
         asked = False
-        for attempt in range(ATTEMPTS):
+        for attempt in range(REQUEST_ATTEMPTS):
             if data is not None and not isinstance(data, bytes):
                 data.seek(0)
             request = urllib.request.Request(url, data=data, headers=headers, method=method)
@@ -142,12 +151,12 @@ class Registry:
                 if error.code == 401 and is_registry and not asked:
                     asked = True
                     self.authorization = self._authorize(error.headers.get("WWW-Authenticate", ""))
-                elif error.code in (429, 500, 502, 503, 504) and attempt < ATTEMPTS - 1:
+                elif error.code in (429, 500, 502, 503, 504) and attempt < REQUEST_ATTEMPTS - 1:
                     time.sleep(retry_seconds(error.headers.get("Retry-After", ""), attempt))
                 else:
                     raise self._failure(error.code, method) from None
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
-                if attempt == ATTEMPTS - 1 or is_final(error):
+                if attempt == REQUEST_ATTEMPTS - 1 or is_final(error):
                     raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {getattr(error, 'reason', error)}") from None
                 time.sleep(retry_seconds("", attempt))
         raise ArtifactError("Unreachable", f"{self.host} does not answer.")
@@ -187,6 +196,29 @@ class Registry:
         if code == 405 or (code == 400 and method == "PUT"):
             return ArtifactError("Denied", f"{self.host} does not accept it (HTTP {code}).")
         return ArtifactError("Unreachable", f"{self.host} fails (HTTP {code}).")
+
+
+def read_manifest(registry: Registry, content: bytes, base: str) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU."""
+    try:
+        manifest = json.loads(content)
+        (layer,) = manifest["layers"]
+        configuration = manifest["config"]
+        config = json.loads(registry.small_blob(configuration["digest"], int(configuration["size"])))
+        labels = config["config"]["Labels"]
+        (plain_digest,) = config["rootfs"]["diff_ids"]
+        layer = {"digest": str(layer["digest"]), "size": int(layer["size"]), "type": layer["mediaType"]}
+        labels = {str(name): str(value) for name, value in labels.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise ArtifactError("Rejected", "The manifest is not one of a cache.") from None
+    if layer["type"] not in LAYER_TYPES or layer["size"] < 0 or layer["size"] > MAX_BYTES:
+        raise ArtifactError("Rejected", "The layer is not one of a cache.")
+    if labels.get(f"{LABEL}format") != FORMAT:
+        raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
+    if labels.get(f"{LABEL}base") != base:
+        made = labels.get(f"{LABEL}base", "")
+        raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.")
+    return layer, labels, str(plain_digest)
 
 
 def read_account(secret: str, host: str, name: str) -> str:

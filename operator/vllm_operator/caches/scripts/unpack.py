@@ -24,7 +24,7 @@ from vllm_operator.caches.scripts.artifact import (
 )
 
 BLOCK = 512
-CHUNK = 2**18
+READ_BYTES = 2**18
 MAX_DEPTH = 32
 MAX_PATH = 1024
 MAX_RATIO = 50
@@ -59,7 +59,7 @@ class Layer:
             return False
         if not pending:
             try:
-                pending = self._source.read(CHUNK)
+                pending = self._source.read(READ_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 raise ArtifactError("Unreachable", f"The transfer broke off: {error}") from None
             self._read += len(pending)
@@ -71,7 +71,7 @@ class Layer:
             if not pending:
                 raise ArtifactError("Rejected", "The layer is truncated.")
         try:
-            plain = self._inflate.decompress(pending, CHUNK)
+            plain = self._inflate.decompress(pending, READ_BYTES)
         except zlib.error as error:
             raise ArtifactError("Rejected", f"The layer is damaged: {error}") from None
         if self._inflate.unused_data:
@@ -233,7 +233,7 @@ def skip(layer: Layer, length: int) -> None:
     """Read what is not needed."""
     left = padded(length)
     while left:
-        left -= len(layer.take(min(left, CHUNK)))
+        left -= len(layer.take(min(left, READ_BYTES)))
 
 
 def write_file(layer: Layer, path: str, length: int, mode: int) -> None:
@@ -243,7 +243,7 @@ def write_file(layer: Layer, path: str, length: int, mode: int) -> None:
     with open(descriptor, "wb") as file:
         left = length
         while left:
-            block = layer.take(min(left, CHUNK))
+            block = layer.take(min(left, READ_BYTES))
             file.write(block)
             left -= len(block)
     if rest := padded(length) - length:

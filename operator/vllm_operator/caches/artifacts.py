@@ -1,0 +1,164 @@
+"""Caches in a registry: which programs fetch and publish them, with which settings, and what they report.
+
+The operator itself has no account for the registry and sends nothing to it. The programs run in Pods, in the engine's image, because only
+there the software is known that decides whether caches can be used (`scripts/artifact.py`). So nothing about an artifact is part of the
+Pod template except where to look for it, and a publication replaces no Pod.
+"""
+
+import ast
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from vllm_operator.api.plan import Plan, PlannedArtifact
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import Distribution
+from vllm_operator.caches.activity import ArtifactResult
+from vllm_operator.catalog.caches import Caches
+from vllm_operator.pods import reading
+
+FETCH_CONTAINER = "fetch-caches"
+FETCH_PROGRAM = 1
+"""Version of the program that fetches. It is part of Pod templates: a changed program needs a new version, so that no Pod is replaced."""
+FETCHED = frozenset({"Fetched", "PartlyFetched"})
+MAX_REJECTED = 8
+_PACKAGE = "vllm_operator.caches.scripts"
+_MODULES = {
+    "fetch": ("artifact", "registry", "unpack", "fetch"),
+    "publish": ("artifact", "registry", "pack", "publish"),
+}
+_NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
+"""Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
+_NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
+"""Flags that do not change what is compiled."""
+_PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
+_MAX_TEXT = 600
+
+
+@cache
+def load_program(name: str) -> str:
+    """Return a program, `fetch` or `publish`, as one text for `python3 -c`: its modules without the imports of each other."""
+    modules = _MODULES[name]
+    return "\n\n".join(_without_imports(module, is_last=module == modules[-1]) for module in modules)
+
+
+def run_program(name: str) -> list[str]:
+    """Return the command that runs a program, isolated: neither variables nor the working directory decide what is imported."""
+    return ["python3", "-I", "-B", "-c", load_program(name)]
+
+
+def _without_imports(module: str, *, is_last: bool) -> str:
+    text = files(_PACKAGE).joinpath(f"{module}.py").read_text("utf-8")
+    lines: list[str | None] = list(text.splitlines())
+    for node in ast.parse(text).body:
+        own = isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE)
+        if own or (isinstance(node, ast.If) and not is_last):
+            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[number] = None
+    return "\n".join(line for line in lines if line is not None)
+
+
+def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: Distribution, caches: Caches) -> PlannedArtifact | None:
+    """Plan how Pods fetch caches; None if the spec names no artifact."""
+    if resource.spec.cache is None or resource.spec.cache.artifact is None:
+        return None
+    folders = list(caches.folders_of_artifact(version, distribution))
+    return PlannedArtifact(program=FETCH_PROGRAM, folders=folders, rejected=rejected_artifacts(resource))
+
+
+def rejected_artifacts(resource: VLLMDeployment) -> list[str]:
+    """Return the digests that are not fetched again."""
+    known = resource.status.cache.artifact if resource.status.cache else None
+    return list((known.rejected if known else None) or ())
+
+
+def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what the programs derive the key of an artifact from. It depends on the spec, the plan and the rendered engine only.
+
+    Args:
+        resource: The VLLMDeployment.
+        plan: Its plan.
+        engine: The rendered container of the engine.
+    """
+    parts = {part.name: part.value for part in plan.cache_key_parts if part.name not in _NOT_IN_TRAVEL_KEY}
+    readable = "-".join(word for word in plan.cache_key.rpartition("-")[0].split("-") if not _is_local(word, plan))
+    return {
+        "repository": resource.spec.cache.artifact.repository or "" if resource.spec.cache and resource.spec.cache.artifact else "",
+        "readable": readable,
+        "parts": parts,
+        "settings": _settings_digest(resource, plan, engine),
+    }
+
+
+def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables of the engine that name a proxy."""
+    return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).upper() in _PROXIES]
+
+
+def _is_local(word: str, plan: Plan) -> bool:
+    """Whether a word of the cache key stands for the user or the generation."""
+    parts = {part.name: part.value for part in plan.cache_key_parts}
+    return word in (f"u{parts.get('user')}", f"g{parts.get('generation')}")
+
+
+def _settings_digest(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> str:
+    """A digest of the model and of everything that is passed to the engine, without what has a value of its own in each Pod."""
+    words: list[str] = []
+    skips = False
+    for word in [*map(str, engine.get("args") or ())]:
+        flag, has_value, _ = word.partition("=")
+        if word.startswith("--"):
+            skips = flag in _NO_SETTINGS and not has_value
+            if flag in _NO_SETTINGS:
+                continue
+        elif skips:
+            skips = False
+            continue
+        words.append(word)
+    variables = sorted(
+        (str(entry.get("name")), str(entry.get("value") or ""))
+        for entry in reading.objects(engine, "env")
+        if str(entry.get("name")).startswith("VLLM_") and "valueFrom" not in entry and "KEY" not in str(entry.get("name"))
+    )
+    content = [plan.model, resource.spec.model.revision or "", words, variables]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def read_fetch(pod: Any) -> ArtifactResult | None:
+    """Return what the init container of a Pod that fetches caches reported last; None if it has not ended."""
+    container = reading.named(pod, FETCH_CONTAINER, "status", "initContainerStatuses", key="name")
+    return read_result(container)
+
+
+def read_result(container: Any) -> ArtifactResult | None:
+    """Return what the program in a container reported, by its termination message; None if it has not ended."""
+    ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
+    if not ended:
+        return None
+    try:
+        found = json.loads(reading.text(ended, "message"))
+    except (ValueError, RecursionError):
+        found = None
+    word = reading.text(found, "result") if isinstance(found, Mapping) else ""
+    if not word.isalpha() or len(word) > 32:
+        return ArtifactResult(result="Failed", message=reading.text(ended, "message")[-_MAX_TEXT:] or reading.text(ended, "reason"))
+    seconds = found.get("seconds")
+    digest, tag = reading.text(found, "digest"), reading.text(found, "tag")
+    return ArtifactResult(
+        result=word,
+        tag=tag if len(tag) <= 128 else "",
+        digest=digest if len(digest) == 71 else "",
+        message=reading.text(found, "message")[:_MAX_TEXT],
+        seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 10**6 else None,
+        size_bytes=_count(found, "bytes"),
+        files=_count(found, "files"),
+    )
+
+
+def _count(found: Mapping[str, Any], name: str) -> int | None:
+    number = reading.integer(found, name)
+    return number if number is not None and 0 <= number < 2**53 else None

@@ -1,0 +1,221 @@
+"""Publish a filled cache directory as an artifact: when, with which Job, and with what result.
+
+A Job runs when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs on
+the node of that Pod, with the engine's image and user, and mounts the directory read-only. It is the only container that mounts the Secret
+for pushing. The result is read from the Pod of the Job. What a later attempt may change is tried again.
+"""
+
+import copy
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
+from vllm_operator.api.operation import ArtifactSpec, Publish
+from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
+from vllm_operator.caches.activity import Publication, PublicationState
+from vllm_operator.caches.address import template_spec
+from vllm_operator.caches.artifacts import proxies_of, read_result, run_program, travel_settings
+from vllm_operator.caches.claim_holders import is_terminating
+from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.records import is_primed, is_quarantined
+from vllm_operator.catalog.caches import Caches
+from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
+from vllm_operator.pods import reading
+from vllm_operator.pods.owner import controller_of
+from vllm_operator.pods.view import Phase
+
+PAUSE = timedelta(minutes=15)
+"""Interval between two attempts, if the last one failed for a reason that may go away."""
+DEADLINE_SECONDS = 900
+KEPT_SECONDS = 600
+"""How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt has the same name."""
+CONTAINER_NAME = "publish"
+VARIABLE = "PUBLISH_ARTIFACT"
+SECRET_PREFIX = "SECRET_"
+"""Variables of the Job with values that must not be in an artifact."""
+PUBLISHED = frozenset({"Published", "AlreadyPublished"})
+FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
+"""Results that another attempt would not change."""
+_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
+_OVER = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, slots=True)
+class PublicationNeed:
+    """A Job that should run, on the node where the volume is mounted."""
+
+    occasion: str
+    node: str
+
+
+def describe_publication(context: CacheContext) -> tuple[Publication | None, PublicationNeed | None]:
+    """Return the state of the publication, None if none is requested; and the Job that should run now."""
+    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
+        return None, None
+    address = context.address
+    if address is None or "ReadWriteOncePod" in context.access_modes:
+        return Publication(state=PublicationState.NOT_CAPTURABLE), None
+    occasion = publication_occasion(context)
+    if (attempt := _attempt(context, occasion)) is not None:
+        return attempt, None
+    known = context.resource.status.cache.artifact if context.resource.status.cache else None
+    if known is not None and known.publication == occasion:
+        then = reading.moment(known.publish_time)
+        left = PAUSE - (context.now - then) if then is not None else timedelta(0)
+        if known.publish_result in FINAL or left > timedelta(0):
+            recheck = None if known.publish_result in FINAL else left.total_seconds()
+            return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck), None
+    node = next((view.node for at, view in context.replicas if view.phase is Phase.READY and at == address), "")
+    is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
+    if not node or not is_filled or is_terminating(context.claim):
+        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion), None
+    return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, node)
+
+
+def publication_occasion(context: CacheContext) -> str:
+    """Return what a publication is for, as a digest. Equal occasions are published once."""
+    settings = travel_settings(context.resource, context.plan, _engine(context))
+    key = context.address.key if context.address else ""
+    content = [settings["repository"], key, settings["settings"]]
+    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:12]
+
+
+def publishing_name(name: str, occasion: str) -> str:
+    """Return the name of the Job for an occasion."""
+    return f"{publishing_prefix(name)}{occasion}"
+
+
+def _engine(context: CacheContext) -> Mapping[str, Any]:
+    return reading.named(template_spec(context.desired), CONTAINER, "containers", key="name")
+
+
+def _attempt(context: CacheContext, occasion: str) -> Publication | None:
+    """The state by the Pod of the Job; None without one, or if it ended so long ago that the Job is about to be deleted."""
+    name = publishing_name(context.resource.metadata.name, occasion)
+    for pod in context.pods:
+        is_publishing = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.PUBLISHING.value
+        if not is_publishing or controller_of(pod).get("name") != name:
+            continue
+        if reading.text(pod, "status", "phase") not in _OVER:
+            return Publication(state=PublicationState.RUNNING, occasion=occasion)
+        container = next(reading.objects(pod, "status", "containerStatuses"), {})
+        ended = reading.moment(container, "state", "terminated", "finishedAt") or _created(pod)
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=read_result(container), ended=ended)
+    return None
+
+
+def _created(pod: Any) -> datetime | None:
+    return reading.moment(pod, "metadata", "creationTimestamp")
+
+
+def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
+    """Render the Job."""
+    resource, address, plan = context.resource, context.address, context.plan
+    assert address is not None
+    assert resource.spec.cache is not None
+    assert resource.spec.cache.artifact is not None
+    assert plan.cache_artifact is not None
+    engine = _engine(context)
+    settings = {
+        **travel_settings(resource, plan, engine),
+        "root": CACHE_ROOT,
+        "folders": plan.cache_artifact.folders,
+        "excluded": list(caches.artifact.excluded) if caches.artifact else [],
+        "architecture": plan.architecture or "",
+        "mounts": _mounts(context, caches),
+        "deadline": DEADLINE_SECONDS - 60,
+        **({"secret": ARTIFACT_SECRET_ROOT} if resource.spec.cache.artifact.push_secret_name else {}),
+    }
+    spec = _pod_spec(context, engine, settings, resource.spec.cache.artifact, need)
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata_of(resource, publishing_name(resource.metadata.name, need.occasion), Role.PUBLISHING),
+        "spec": {
+            "backoffLimit": 0,
+            "activeDeadlineSeconds": DEADLINE_SECONDS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels_of(resource, Role.PUBLISHING)}, "spec": spec},
+        },
+    }
+
+
+def _pod_spec(
+    context: CacheContext, engine: Mapping[str, Any], settings: Mapping[str, Any], artifact: ArtifactSpec, need: PublicationNeed
+) -> dict[str, Any]:
+    assert context.address is not None
+    template = template_spec(context.desired)
+    volumes: list[dict[str, Any]] = [
+        {"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}},
+        {"name": "temporary", "emptyDir": {}},
+    ]
+    mounts: list[dict[str, Any]] = [
+        {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True},
+        {"name": "temporary", "mountPath": "/tmp"},
+    ]
+    if artifact.push_secret_name:
+        volumes.append({"name": "account", "secret": {"secretName": artifact.push_secret_name, "optional": True}})
+        mounts.append({"name": "account", "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
+    sources = [
+        {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
+        for number, entry in enumerate(engine.get("envFrom") or ())
+        if entry.get("secretRef")
+    ]
+    container = {
+        "name": CONTAINER_NAME,
+        "image": engine["image"],
+        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
+        "command": run_program("publish"),
+        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine), *_secrets(context, engine)],
+        **({"envFrom": sources} if sources else {}),
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": mounts,
+    }
+    return {
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
+        "nodeName": need.node,
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "containers": [container],
+        "volumes": volumes,
+    }
+
+
+def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Variables with the secret values of the engine: the kubelet resolves them, and the program looks for them in the files."""
+    references: list[dict[str, Any]] = []
+    for entry in reading.objects(engine, "env"):
+        if found := reading.mapping(entry, "valueFrom", "secretKeyRef"):
+            references.append({"valueFrom": {"secretKeyRef": {**found, "optional": True}}})
+        elif _is_secret(str(entry.get("name")).upper()) and entry.get("value"):
+            references.append({"value": str(entry["value"])})
+    if (token := context.resource.spec.model.token_secret_ref) is not None:
+        references.append({"valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key, "optional": True}}})
+    for number, reference in enumerate(references):
+        yield {"name": f"{SECRET_PREFIX}{number}", **reference}
+
+
+def _is_secret(name: str) -> bool:
+    """Whether a variable with this name usually has a secret value, and not the path of one."""
+    return any(word in name for word in _SECRET_WORDS) and not name.endswith(("_PATH", "_FILE"))
+
+
+def _mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
+    """The folders besides `VLLM_CACHE_ROOT`, as GKM and KServe describe them (redhat-et/GKM#176)."""
+    plan = context.plan
+    used = caches.used_by(plan.engine_version, plan.distribution)
+    return [
+        {"subPath": f"vllm-operator/{cache.folder}", "absPath": cache.directory, "env": name, "requiresWritable": True}
+        for cache in used
+        if cache.travels and "/" not in cache.folder and cache.folder != "vllm"
+        for name, variable in cache.written.items()
+        if variable.value == "{directory}"
+    ]

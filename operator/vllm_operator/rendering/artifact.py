@@ -1,0 +1,77 @@
+"""The init container `fetch-caches`, which fills an empty cache directory from a registry before the engine starts.
+
+It works with every kind of volume at the path of the caches. It runs in the engine's image and as its user, and is the only container that
+mounts the Secret for the registry. Apart from the spec, it depends on the plan only, so nothing that is published replaces a Pod.
+"""
+
+import copy
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.operation import ArtifactPolicy, ArtifactSpec
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.address import is_read_only, volume_at
+from vllm_operator.caches.artifacts import FETCH_CONTAINER, proxies_of, run_program, travel_settings
+from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
+
+SECRET_VOLUME = "artifact-secret"
+DEADLINE_SECONDS = 110
+"""How long a start may wait for a fetch. Then it is cold, or the container is started again if the artifact is required."""
+VARIABLE = "CACHE_ARTIFACT"
+_INHERITED = ("image", "imagePullPolicy", "securityContext")
+_NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
+
+
+def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
+    """Return the Pod template with the init container, if the spec names an artifact and the caches are on a writable volume."""
+    artifact = resource.spec.cache.artifact if resource.spec.cache else None
+    spec = template["spec"]
+    present = spec.get("initContainers") or []
+    named = any(container.get("name") == FETCH_CONTAINER for container in present)
+    if artifact is None or plan.cache_artifact is None or named or not volume_at(spec, CACHE_ROOT) or is_read_only(spec, CACHE_ROOT):
+        return template
+    engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
+    volumes = list(spec.get("volumes") or ())
+    if artifact.pull_secret_name:
+        volumes.append(render_secret_volume(artifact.pull_secret_name))
+    container = _container(resource, plan, engine, artifact)
+    return {**template, "spec": {**spec, "initContainers": [*present, container], "volumes": volumes}}
+
+
+def render_secret_volume(name: str) -> dict[str, Any]:
+    """Render the volume of a Secret for the registry. A Pod starts without it: what is missing is then reported by the program."""
+    return {"name": SECRET_VOLUME, "secret": {"secretName": name, "optional": True}}
+
+
+def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], artifact: ArtifactSpec) -> dict[str, Any]:
+    assert plan.cache_artifact is not None
+    settings: dict[str, Any] = {
+        **travel_settings(resource, plan, engine),
+        "root": CACHE_ROOT,
+        "folders": plan.cache_artifact.folders,
+        "deadline": DEADLINE_SECONDS,
+        **({"reference": artifact.reference} if artifact.reference else {}),
+        **({"required": True} if artifact.policy is ArtifactPolicy.REQUIRED else {}),
+        **({"rejected": plan.cache_artifact.rejected} if plan.cache_artifact.rejected else {}),
+        **({"secret": ARTIFACT_SECRET_ROOT} if artifact.pull_secret_name else {}),
+    }
+    mounts = [copy.deepcopy(mount) for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT]
+    if artifact.pull_secret_name:
+        mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
+    resources = {
+        kind: kept
+        for kind in ("limits", "requests")
+        if (kept := {name: value for name, value in (engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES})
+    }
+    return {
+        "name": FETCH_CONTAINER,
+        **{name: copy.deepcopy(engine[name]) for name in _INHERITED if name in engine},
+        "command": run_program("fetch"),
+        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)],
+        **({"resources": resources} if resources else {}),
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": mounts,
+    }

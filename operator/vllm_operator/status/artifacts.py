@@ -1,0 +1,135 @@
+"""`status.cache.artifact` and CachePublished: what Pods fetched from a registry, and what was published to it."""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.api.operation import Publish
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.status import ArtifactStatus
+from vllm_operator.caches.activity import ArtifactResult, PublicationState
+from vllm_operator.caches.artifacts import FETCHED, MAX_REJECTED, read_fetch
+from vllm_operator.caches.publishing import PUBLISHED
+from vllm_operator.observation.observation import Observation, ObservedState
+from vllm_operator.observation.starts import last_start
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.pods import reading
+from vllm_operator.remediation.cache_damage import CacheDamage
+from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN
+from vllm_operator.text import wording
+
+_REASONS = {
+    "Denied": Reason.PUSH_DENIED,
+    "SecretMissing": Reason.PUSH_DENIED,
+    "Unreachable": Reason.REGISTRY_UNREACHABLE,
+    "DeadlineExceeded": Reason.REGISTRY_UNREACHABLE,
+    "SecretsFound": Reason.SECRETS_FOUND,
+    "TooLarge": Reason.TOO_LARGE,
+    "TagTaken": Reason.TAG_TAKEN,
+}
+_MAX_MESSAGE = 300
+_PRESENT = "Present"
+
+
+def artifact_status(observed: ObservedState, plan: Plan, damage: CacheDamage | None) -> ArtifactStatus | None:
+    """Return `status.cache.artifact`; None if the spec names no artifact, or the plan fetches none."""
+    observation = observed.observation
+    spec = observation.resource.spec.cache
+    if spec is None or spec.artifact is None or plan.cache_artifact is None:
+        return None
+    before = observation.previous.cache.artifact if observation.previous.cache else None
+    changed = {**_fetched(observation, before), **_published(observation, before)}
+    status = (before or ArtifactStatus()).model_copy(update=changed)
+    if damage is not None and damage.raised and status.digest and status.digest not in (status.rejected or ()):
+        status = status.model_copy(update={"rejected": [*(status.rejected or ()), status.digest][-MAX_REJECTED:]})
+    return status if status != ArtifactStatus() else None
+
+
+def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
+    """What the newest Pod reported. That the caches were there already is no news about an artifact."""
+    _, pod, result = max(_results(observation), key=lambda found: found[:2], default=("", "", None))
+    if result is None:
+        return {}
+    had_fetched = before is not None and before.fetch in FETCHED
+    if had_fetched and before is not None and (result.result == _PRESENT or before.fetched_by == pod):
+        return {}
+    return {
+        "tag": result.tag or None,
+        "digest": result.digest or None,
+        "fetch": result.result,
+        "fetched_by": pod,
+        "fetch_seconds": None if result.seconds is None else math.ceil(result.seconds),
+        "fetch_message": wording.clean(result.message, _MAX_MESSAGE) or None,
+        "size_bytes": result.size_bytes,
+    }
+
+
+def _results(observation: Observation) -> Iterator[tuple[str, str, ArtifactResult]]:
+    for pod in (*observation.pods, *observation.primers):
+        if (result := read_fetch(pod)) is not None:
+            yield reading.text(pod, "metadata", "creationTimestamp"), reading.text(pod, "metadata", "name")[:253], result
+
+
+def _published(observation: Observation, before: ArtifactStatus | None) -> dict[str, Any]:
+    publication = observation.activity.publication
+    names = ("publication", "publish_result", "publish_message", "published_digest", "publish_time")
+    if publication is None:
+        artifact = observation.resource.spec.cache.artifact if observation.resource.spec.cache else None
+        is_requested = artifact is not None and artifact.publish is Publish.WHEN_PRIMED
+        return {} if is_requested else dict.fromkeys(names)
+    if publication.state is PublicationState.DONE and publication.ended is not None:
+        result = publication.result or ArtifactResult(result="Failed")
+        return {
+            "publication": publication.occasion,
+            "publish_result": result.result,
+            "publish_message": wording.clean(result.message, _MAX_MESSAGE) or None,
+            "published_digest": result.digest or None,
+            "publish_time": reading.stamp(publication.ended),
+            **({"tag": result.tag} if result.tag else {}),
+        }
+    is_same = before is not None and before.publication == publication.occasion
+    return {} if is_same else dict.fromkeys(names)
+
+
+def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) -> Verdict | None:
+    """Judge CachePublished; None if the spec requests no publication."""
+    publication = observed.observation.activity.publication
+    spec = observed.observation.resource.spec.cache
+    if publication is None or spec is None or spec.artifact is None:
+        return None
+    repository = spec.artifact.repository
+    say = observed.messages.say
+    match publication.state:
+        case PublicationState.NOT_CAPTURABLE:
+            return Verdict(FALSE, Reason.NOT_CAPTURABLE, say("publishing.not_capturable"))
+        case PublicationState.REFUSED:
+            return Verdict(FALSE, Reason.PUBLISH_FAILED, say("publishing.refused", why=publication.why))
+        case PublicationState.RUNNING:
+            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository))
+    result = artifact.publish_result if artifact is not None else None
+    if artifact is None or result is None or artifact.publication != publication.occasion:
+        return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
+    facts: dict[str, Any] = {
+        "repository": repository,
+        "tag": artifact.tag,
+        "digest": artifact.published_digest,
+        "why": artifact.publish_message or result,
+    }
+    if result in PUBLISHED:
+        return Verdict(TRUE, Reason.PUBLISHED, say("publishing.done", is_new=result == "Published", **facts))
+    reason = _REASONS.get(result, Reason.PUBLISH_FAILED)
+    return Verdict(FALSE, reason, say("publishing.failed", is_final=result in ("SecretsFound", "TooLarge", "TagTaken"), **facts))
+
+
+def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -> tuple[str, dict[str, Any]] | None:
+    """Return the message that adds to CacheWarm what was fetched, with its facts; None without one."""
+    if artifact is None or artifact.fetch is None or artifact.fetch == _PRESENT:
+        return None
+    facts = {"tag": artifact.tag or artifact.digest, "seconds": artifact.fetch_seconds, "why": artifact.fetch_message or artifact.fetch}
+    if artifact.fetch not in FETCHED:
+        return "fetching.failed", facts
+    start = last_start(observed)
+    if start is not None and start.is_cold:
+        return "fetching.unused", facts
+    return ("fetching.done" if artifact.fetch == "Fetched" else "fetching.partly"), facts
