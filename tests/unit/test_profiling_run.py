@@ -321,6 +321,26 @@ def test_an_estimate_is_computed_once_for_equal_arguments() -> None:
     assert first is second
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"model": "Qwen/Qwen2.5-32B-Instruct", "tp": 3}, "40 attention heads cannot be divided by 3."),
+        ({"model": "Qwen/Qwen3-235B-A22B", "quantization": "fp8_block", "tp": 8}, "no multiple of 128"),
+        ({"model": "Qwen/Qwen3-32B", "pp": 4096}, "64 layers cannot be spread over 4096 stages."),
+    ],
+)
+def test_an_engine_that_vllm_cannot_divide_is_refused(changes: dict[str, Any], said: str) -> None:
+    made = case("llmd-3", **changes)
+    assert made.prediction == "refused"
+    assert said in made.limit
+
+
+@pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
+def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
+    [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], SHAPES, GPUS, FACTS)
+    assert made["id"] == name
+
+
 VALUE = st.recursive(
     st.none()
     | st.booleans()

@@ -52,6 +52,20 @@ def test_a_size_of_the_spec_is_not_changed() -> None:
     assert made(deployment("hf://Qwen/Qwen3-0.6B", accelerator={"count": 2}), real_node("h100-sxm")).count == 2
 
 
+@pytest.mark.parametrize(
+    ("uri", "tensor", "said"),
+    [
+        ("hf://Qwen/Qwen2.5-7B-Instruct", 8, "28 attention heads cannot be divided by 8."),
+        ("hf://Qwen/Qwen3-30B-A3B-FP8", 4, "Use expert parallelism."),
+        ("hf://Qwen/Qwen2.5-7B-Instruct", 4, ""),
+    ],
+)
+def test_a_size_of_the_spec_that_vllm_refuses_to_divide_is_said(uri: str, tensor: int, said: str) -> None:
+    plan = made(deployment(uri, parallelism={"tensor": tensor}), real_node("h100-sxm"))
+    notes = [note for note in plan.notes if "vLLM cannot divide" in note]
+    assert [said in note for note in notes] == ([True] if said else [])
+
+
 def test_experts_are_spread_whole_where_their_blocks_cannot_be_divided() -> None:
     plan = made(deployment("hf://Qwen/Qwen3-235B-A22B-Instruct-2507-FP8"), real_node("l40s"), real_node("h100-sxm"))
     assert plan.count == 8 or "--enable-expert-parallel" not in flags(plan)

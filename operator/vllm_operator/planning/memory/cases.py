@@ -16,6 +16,7 @@ from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.devices import device_of, find_product
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
+from vllm_operator.planning.memory.sizes import allowed
 from vllm_operator.planning.memory.weights import weigh
 from vllm_operator.pods.reading import mapping, read_integer, text
 
@@ -80,7 +81,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
     )
     return Case(
-        name=text(line, "id")[:200],
+        name=_name(line.get("id")),
         model=text(line, "model")[:200],
         label=label,
         releases=_releases(version),
@@ -100,6 +101,9 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
         return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
     if case.hosted:
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
+    refused = allowed(model.shape, model.form, case.parallel)
+    if refused is not None:
+        return Estimate(Prediction.REFUSED, refused)
     device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))
     made = [predict_model(model, case.parallel, device, options, facts, release) for release in case.releases]
     return min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
@@ -161,6 +165,12 @@ def _releases(version: str) -> tuple[Release, ...]:
         return OLDEST_TYPICAL, NEWEST
     major, minor, patch = release
     return ((major, minor, patch - 1),) if "dev" in version and patch > 0 else (release,)
+
+
+def _name(value: Any) -> str:
+    """The id of a case, which may also be a number."""
+    number = None if isinstance(value, str | bool) else read_integer(value)
+    return str(number) if number is not None else text(value)[:200]
 
 
 def _size(value: Any) -> int | None:

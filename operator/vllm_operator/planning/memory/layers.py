@@ -124,6 +124,8 @@ class ModelShape:
         streams: Copies of the hidden state of a token between layers (hyper connections).
         index_top: Tokens that sparse attention looks at; 0 without.
         draft_layers: Layers for speculative decoding in the checkpoint, loaded only if the engine speculates.
+        heads_by_kind: Numbers of heads and groups besides those of attention that vLLM divides by the tensor-parallel size.
+        widths: Widths that are divided likewise, by the name of the module. Quantized ones must keep whole blocks.
     """
 
     architecture: str
@@ -152,6 +154,8 @@ class ModelShape:
     streams: int = 1
     index_top: int = 0
     element_bytes: int = 2
+    heads_by_kind: tuple[tuple[str, int], ...] = ()
+    widths: tuple[tuple[str, int], ...] = ()
 
     def __hash__(self) -> int:
         """By the main sizes only: estimates are kept by shape."""

@@ -44,6 +44,7 @@ class WeightFormat:
         experts_only: Only the routed experts are quantized.
         assumed: Which modules are quantized is an assumption: the checkpoint's config.json was not read.
         blocks: Sides of the blocks with a common scale; a shard must be a multiple of them.
+        group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
         narrow_cache: The checkpoint asks for a KV cache in FP8.
         wide_drafts: Layers for multi-token prediction are not quantized.
     """
@@ -54,6 +55,7 @@ class WeightFormat:
     experts_only: bool = False
     assumed: bool = False
     blocks: int = 0
+    group: int = 0
     narrow_cache: bool = False
     wide_drafts: bool = False
 
@@ -116,7 +118,7 @@ def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     if method in ("awq", "gptq", "auto-round", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin"):
         bits, group = _bits(written, 4), read_integer(written.get("group_size")) or 128
         zeros = bits / 8 / group if method.startswith(("awq", "auto_awq")) else 0
-        return WeightFormat(f"INT{bits}", _grouped(bits, group) + zeros, rules)
+        return WeightFormat(f"INT{bits}", _grouped(bits, group) + zeros, rules, group=max(group, 0))
     if method == "compressed-tensors":
         return _compressed(written, rules)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
@@ -175,7 +177,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
         group = int(stated[1]) if stated and int(stated[1]) > 0 else 128
         zeros = 0.5 / group if "awq" in words else 0.0
         plain = bool(words & {"awq", "gptq"}) and not experts
-        return WeightFormat("INT4", _grouped(4, group) + zeros, experts_only=experts, assumed=not plain)
+        return WeightFormat("INT4", _grouped(4, group) + zeros, experts_only=experts, assumed=not plain, group=group)
     return None
 
 
@@ -210,7 +212,7 @@ def _compressed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightF
         block = weights.get("strategy") == "block"
         kind = "FP8" if weights.get("type") == "float" else "INT8"
         return WeightFormat(f"{kind}Block" if block else kind, BLOCK_BYTES if block else 1.0, rules, blocks=128 if block else 0)
-    return WeightFormat("INT4", _grouped(4, group or 128), rules)
+    return WeightFormat("INT4", _grouped(4, group or 128), rules, group=max(group, 0))
 
 
 def _mixed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightFormat:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape, Module, Shard
 from vllm_operator.planning.memory.rotary import rotary_width
 from vllm_operator.pods.reading import mapping, read_integer
@@ -16,7 +17,6 @@ from vllm_operator.pods.reading import mapping, read_integer
 LARGEST = 1 << 40
 """Sizes above this are not sizes. It keeps the arithmetic short."""
 MOST_LAYERS, MOST_WIDTH = 4096, 1 << 16
-EXPERT_KEYS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 CHUNKED_EVERY = 4
 """Llama 4: every fourth layer has full attention (no_rope_layer_interval)."""
 INDEX_SCALE_BYTES = 4
@@ -100,6 +100,8 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         projected=heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if latent else 0,
         streams=min(read.size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS),
         index_top=read.size("index_topk"),
+        heads_by_kind=heads_by_kind(read.size),
+        widths=divided_widths(read.size, architecture, kinds, heads, 0 if compressed else head_dim),
         element_bytes=4 if (read.text.get("torch_dtype") or read.text.get("dtype")) == "float32" else 2,
     )
 

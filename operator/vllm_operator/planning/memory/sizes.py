@@ -1,6 +1,7 @@
 """Sizes of an engine that a model allows: vLLM refuses to divide some models by some numbers of GPUs.
 
-Sources: vllm/config/model.py verify_with_parallel_config, vllm/model_executor/layers/quantization/fp8.py (blocks), 0.33.0.
+Sources: vllm/config/model.py verify_with_parallel_config; vllm/model_executor/layers/linear.py, mamba/mamba_mixer2.py;
+quantization/utils/fp8_utils.py validate_fp8_block_shape (blocks), marlin_utils.py verify_marlin_supports_shape (groups), 0.33.0.
 """
 
 from vllm_operator.planning.engine.shape import ParallelShape
@@ -20,13 +21,27 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape) -> s
         return f"{shape.kv_heads} KV heads cannot be divided by {tensor}."
     if parallel.pipeline > shape.layers:
         return f"{shape.layers} layers cannot be spread over {parallel.pipeline} stages."
-    own = shape.expert_width // tensor if shape.experts and not parallel.expert else 0
-    if shape.experts and not parallel.expert and shape.expert_width % tensor:
-        return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
-    if form.blocks and own % form.blocks and tensor > 1:
-        return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
-    if shape.intermediate and not shape.experts and shape.intermediate % tensor:
-        return f"The MLP's width of {shape.intermediate} cannot be divided by {tensor}."
+    for name, size in shape.heads_by_kind:
+        if size % tensor:
+            return f"{size} {name} cannot be divided by {tensor}."
+    if shape.experts and not parallel.expert:
+        if shape.expert_width % tensor:
+            return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
+        if form.blocks and shape.expert_width // tensor % form.blocks and tensor > 1:
+            return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
+    return _refused_width(shape, form, tensor)
+
+
+def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:
+    """Why a dense module cannot be divided; None if all can."""
+    modules = {module.name: module for module in shape.modules}
+    for name, width in shape.widths if tensor > 1 else ():
+        if width % tensor:
+            return f"The width of {name}, {width}, cannot be divided by {tensor}."
+        module, multiple = modules.get(name), form.blocks or form.group
+        quantized = module is not None and form.bytes_of(module, shape.element_bytes) < module.total * shape.element_bytes
+        if quantized and multiple and width // tensor % multiple:
+            return f"The width of {name}, {width}, divided by {tensor} is no multiple of {multiple}, which have a common scale."
     return None
 
 

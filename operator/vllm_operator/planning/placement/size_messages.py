@@ -7,6 +7,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.planning.memory.learned import predict_memory
+from vllm_operator.planning.memory.sizes import allowed
 from vllm_operator.planning.model.facts import model_name
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.placement.sizing import Candidate, Judgement, Room, Sizing
@@ -44,6 +45,12 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             "KV cache."
         )
         notes.append(Note(Severity.INFO, text))
+    refused = allowed(sizing.model.shape, sizing.model.form, chosen.shape.parallel) if sizing.model is not None else None
+    if refused is not None:
+        text = (
+            f"vLLM cannot divide {name} as spec.parallelism says: {refused} Set other sizes, or remove them, so that the operator chooses."
+        )
+        notes.append(Note(Severity.FAILURE, text))
     product = sizing.gpus.product(chosen.target.pool.product)
     if sized and chosen.shape.parallel.tensor > 1 and product is not None and product.links == "PCIe":
         text = (
