@@ -30,6 +30,7 @@ COMMANDS = {
     "plan": ("vllm_operator.cli.plan", "show the plan for a VLLMDeployment, with reasons"),
     "status": ("vllm_operator.cli.status", "show a VLLMDeployment on one screen: state, GPU, start, caches, crash, events"),
     "top": ("vllm_operator.cli.top", "show all VLLMDeployments, with the progress of their starts"),
+    "timeline": ("vllm_operator.cli.timeline", "show the last cold and warm start of a VLLMDeployment, stage by stage"),
     "gpus": ("vllm_operator.cli.gpus", "list the GPUs and MIG slices of the cluster: how many are free, and who uses the others"),
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
@@ -42,7 +43,7 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("status", "top", "gpus", "plan", "prime", "history", "fit", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("status", "top", "timeline", "gpus", "plan", "prime", "history", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

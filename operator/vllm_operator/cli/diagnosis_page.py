@@ -8,7 +8,7 @@ from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import Crash, Progress, Stage, StartupState
 
 _WIDTH = 100
-_NAMES = {
+STAGE_NAMES = {
     Stage.PROCESS_START: "process start",
     Stage.CONFIGURATION: "configuration",
     Stage.DISTRIBUTED_INIT: "engine start",
@@ -92,7 +92,7 @@ def _timestamp(time: datetime | None) -> str | None:
 
 
 def _headline(state: StartupState, red: str, green: str) -> str:
-    name = _NAMES.get(state.stage, state.stage.value)
+    name = STAGE_NAMES.get(state.stage, state.stage.value)
     if state.crash is not None:
         when = "" if not state.has_start else " while serving" if state.stage is Stage.READY else f" during {name}"
         return f"{red}Crashed{when}: {state.crash.signature}"
@@ -128,7 +128,7 @@ def _timeline(state: StartupState) -> str:
         last = position + 1 == len(entered)
         note = f"  {_progress(state.progress)}" if last and state.progress is not None and stage is not Stage.READY else ""
         took = "" if stage is Stage.READY else _duration(since, until)
-        rows.append(f"  {_clock(since):8}  {_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
+        rows.append(f"  {_clock(since):8}  {STAGE_NAMES.get(stage, stage.value):18} {took:>9}{note}".rstrip())
     cache = state.cache
     if cache.hits or cache.misses or cache.load_failures:
         failures = f", {cache.load_failures} failed to load" if cache.load_failures else ""
