@@ -48,6 +48,8 @@ NOT_RUN = {
     "make golden": "writes into the source tree",
     "python hack/bench/plan_product.py": "takes minutes; tests/unit/test_backend_product.py goes the same way through a part of it",
     "python hack/bench/running.py --burst 100": "measures for minutes, on a machine that should be quiet",
+    "make compare AGAINST=main OBJECTS=200 ROUNDS=1": "measures for minutes, on a machine that should be quiet",
+    "python hack/bench/compare.py --phases burst --profile profiles": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/parser.py": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/plans.py": "measures for minutes, on a machine that should be quiet",
     "make ingest RELEASE=0.34.0": "downloads wheels, and the version is made up; test_ingest.py and test_oracle.py test its parts",
