@@ -31,13 +31,14 @@ from vllm_operator import __version__
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster import responses
-from vllm_operator.cluster.client import Key, Kind, Manifest
+from vllm_operator.cluster.client import NAMESPACE, Key, Kind, Manifest
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
 from vllm_operator.cluster.hub import HttpHub
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.mirror import Mirror
+from vllm_operator.cluster.shard import ServedNamespaces, Shard
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.follower import FollowerSettings
@@ -48,6 +49,7 @@ from vllm_operator.runtime.log_output import configure, describe_end, handle_loo
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
+from vllm_operator.runtime.permissions import REQUIRED, SHARD
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.supervisor import Parts, Supervisor
@@ -134,8 +136,9 @@ class Operator:
             limit_seconds=settings.retry_limit_seconds,
             rest_seconds=settings.rest_milliseconds / 1000,
         )
-        mirror = Mirror(client)
-        self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, seconds=settings.resync_seconds)
+        shard = ServedNamespaces(Shard.parse(settings.shard)) if settings.shard else None
+        mirror = Mirror(client) if shard is None else Mirror(client, serves=shard.serves)
+        self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, shard=shard, seconds=settings.resync_seconds)
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
@@ -173,8 +176,10 @@ class Operator:
                 mirror=self.mirroring,
                 make_watches=self._watches,
                 namespaces=settings.namespaces,
+                scope=settings.scope,
                 host=client.configuration.host,
                 prepare=self._load_user_data,
+                required=(*REQUIRED, *SHARD) if settings.shard else REQUIRED,
             )
         )
         client.refused = self.supervisor.recheck_access
@@ -293,7 +298,7 @@ class Operator:
             self._client.configuration,
             notice=self._notice,
             outdated=self.mirroring.recheck,
-            kinds=kinds,
+            kinds=(*kinds, NAMESPACE) if self._settings.shard else kinds,
             versions=self.mirroring.versions(),
             namespaces=self._settings.namespaces,
             request_timeout_seconds=self._settings.request_timeout_seconds,

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Any
 
+from vllm_operator.cluster.shard import Shard
+
 PREFIX = "VLLM_OPERATOR_"
 SERVICE_LINK = re.compile(r"(_SERVICE_HOST|_SERVICE_PORT(_.+)?|_PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$")
 """Variables that Kubernetes sets in each Pod for Services of the namespace, including one named vllm-operator."""
@@ -50,6 +52,9 @@ class Settings:
     namespaces: tuple[str, ...] = ()
     """Namespaces to serve, separated by commas; all if empty. With a list, the operator needs no cluster-wide watch, but still reads
     nodes."""
+    shard: str = ""
+    """Which namespaces to serve if several operators share the cluster: `label=value` for those with this label, `!label` for those
+    without it; all if empty. Give all of them the same label, and each a value of its own. Not together with `namespaces`."""
     workers: int = 24
     """Number of concurrent reconciliations. They mostly wait for the API server, so a higher number hides its latency."""
     rest_milliseconds: int = 200
@@ -114,6 +119,13 @@ class Settings:
     log_level: str = "INFO"
     """Log level: DEBUG, INFO, WARNING or ERROR."""
 
+    @property
+    def scope(self) -> str:
+        """What is served, for messages."""
+        if self.shard:
+            return f"the namespaces with {self.shard}"
+        return f"the namespaces {', '.join(self.namespaces)}" if self.namespaces else "all namespaces"
+
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "Settings":
         """Read the settings from environment variables, by default those of the process.
@@ -133,6 +145,8 @@ class Settings:
                 raise SettingsError(f"{variable} is not a setting. Known are: {', '.join(sorted(known))}.")
             field = known[variable]
             values[field.name] = _read(variable, text.strip(), field.default)
+        if values.get("shard") and values.get("namespaces"):
+            raise SettingsError(f"{PREFIX}SHARD and {PREFIX}NAMESPACES are both set; use one of them.")
         return cls(**values)
 
 
@@ -159,6 +173,11 @@ def _read(variable: str, text: str, default: object) -> Any:
         case _:
             if variable == f"{PREFIX}HUB_ENDPOINT" and text and not re.fullmatch(r"https?://[^\s/@]+(/[^\s@?#]*)?", text):
                 raise SettingsError(f"{variable} is {text!r}; it must be an address such as {default}, or empty.")
+            if variable == f"{PREFIX}SHARD" and text:
+                try:
+                    Shard.parse(text)
+                except ValueError:
+                    raise SettingsError(f"{variable} is {text!r}; it must be label=value or !label, such as team=a.") from None
             if variable == f"{PREFIX}LOG_LEVEL" and text.upper() not in ("DEBUG", "INFO", "WARNING", "ERROR"):
                 raise SettingsError(f"{variable} is {text!r}; it can be DEBUG, INFO, WARNING or ERROR.")
             return text

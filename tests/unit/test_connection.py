@@ -65,6 +65,12 @@ def test_settings_have_defaults_and_are_read_by_type() -> None:
     assert (read.namespaces, read.workers, read.log_format) == (("a", "b"), 3, LogFormat.JSON)
 
 
+def test_a_shard_and_a_list_of_namespaces_exclude_each_other() -> None:
+    assert Settings.from_environment({"VLLM_OPERATOR_SHARD": "team=a"}).scope == "the namespaces with team=a"
+    with pytest.raises(SettingsError, match="use one of them"):
+        Settings.from_environment({"VLLM_OPERATOR_SHARD": "team=a", "VLLM_OPERATOR_NAMESPACES": "a"})
+
+
 def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_setting() -> None:
     links = {
         "VLLM_OPERATOR_SERVICE_HOST": "10.0.0.1",
@@ -91,6 +97,8 @@ def test_what_kubernetes_sets_for_a_service_named_like_the_operator_is_no_settin
         ("LOG_FORMAT", "xml", "text or json"),
         ("HTTP_PORT", "70000", "must be at most 65535"),
         ("WOKERS", "1", "is not a setting"),
+        ("SHARD", "team", "must be label=value or !label"),
+        ("SHARD", "team in (a,b)", "must be label=value or !label"),
     ],
 )
 def test_a_setting_that_cannot_be_used_is_named(variable: str, value: str, words: str) -> None:

@@ -6,6 +6,7 @@ transport   kube (a real API server), connection (how to connect), library (the 
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
 writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
             lease (leader election)
+sharing     shard (the namespaces of one of several operators)
 hub         hub
 helper      recent (bounded memory)
 """

@@ -62,6 +62,7 @@ CLAIM = Kind("v1", "PersistentVolumeClaim", "persistentvolumeclaims")
 POD = Kind("v1", "Pod", "pods")
 EVENT = Kind("v1", "Event", "events")
 NODE = Kind("v1", "Node", "nodes", namespaced=False)
+NAMESPACE = Kind("v1", "Namespace", "namespaces", namespaced=False)
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps")
 SECRET = Kind("v1", "Secret", "secrets")
 POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
@@ -82,6 +83,7 @@ KINDS = (
     POD,
     EVENT,
     NODE,
+    NAMESPACE,
     CONFIG_MAP,
     SECRET,
     POD_METRICS,
@@ -113,7 +115,7 @@ def selector_of(kind: Kind) -> dict[str, str]:
     Pods are selected by a label of their Deployment's selector, which neither `spec.podTemplate` nor tools can remove. Pods of others
     may have it too: `vllm_operator.pods.owner` tells whose a Pod is.
     """
-    if kind == VLLM_DEPLOYMENT:
+    if kind in (VLLM_DEPLOYMENT, NAMESPACE):
         return {}
     return {labels.NAME_LABEL: labels.NAME} if kind == POD else {labels.MANAGED_BY_LABEL: labels.MANAGED_BY}
 

@@ -73,9 +73,10 @@ class _Kept:
 class Mirror:
     """A `ClusterClient` in front of another one."""
 
-    def __init__(self, client: ClusterClient) -> None:
-        """Keep nothing before `load`."""
+    def __init__(self, client: ClusterClient, *, serves: Callable[[str], bool] = lambda namespace: True) -> None:
+        """Keep nothing before `load`, and later no objects of a namespace for which `serves` is false: as if they did not exist."""
         self._client = client
+        self._serves = serves
         self._kept: dict[Kind, dict[ObjectName, _Kept]] = {}
         self._children: dict[Kind, dict[Key, set[ObjectName]]] = {}
         self._versions: dict[tuple[Kind, str | None], str] = {}
@@ -98,7 +99,7 @@ class Mirror:
             self._drop(kind)
 
     async def refresh(self, kinds: Sequence[Kind], namespaces: Sequence[str] = (), *, changed: Callable[[Key], None]) -> None:
-        """Do what `load` does, and keep other kinds as they are. Raises ClusterError."""
+        """Do what `load` does, and keep other kinds and other namespaces as they are. Raises ClusterError."""
         for kind in kinds:
             for key in await self._load(kind, namespaces):
                 changed(key)
@@ -120,7 +121,7 @@ class Mirror:
             _name_of(item)
             for namespace in namespaces or (None,)
             async for page in self._client.pages(VLLM_DEPLOYMENT, namespace)
-            for item in page.items
+            for item in self._served(page)
         ]
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
@@ -128,6 +129,8 @@ class Mirror:
 
         A child with changed labels affects the VLLMDeployment that it belongs to now and the one that it belonged to before.
         """
+        if not self._serves(_name_of(manifest)[0]):
+            return set()
         key = key_of(kind, manifest)
         if kind not in self._kept:
             return {key} if key is not None else set()
@@ -144,6 +147,8 @@ class Mirror:
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. One that is not kept is read from the API server: it may exist without the operator's labels."""
+        if kind == VLLM_DEPLOYMENT and not self._serves(namespace or ""):
+            raise NotFound(f"the namespace {namespace} belongs to another operator")
         known = self._kept[kind].get((namespace or "", name)) if self._answers(kind) else None
         if known is not None and known.packed is not None and kind != REVISION:
             return _unpacked(known.packed)
@@ -214,12 +219,13 @@ class Mirror:
             self._kept[kind] = {}
             self._incomplete.add(kind)
         kept = self._kept[kind]
-        before = dict(kept)
+        before = {place: known for place, known in kept.items() if not namespaces or place[0] in namespaces}
         changed, listed = set[Key](), set[ObjectName]()
         for namespace in namespaces or (None,):
             async for page in self._pages(kind, namespace):
-                listed.update(map(_name_of, page.items))
-                changed.update(key for item in page.items for key in self.note(kind, item))
+                items = self._served(page)
+                listed.update(map(_name_of, items))
+                changed.update(key for item in items for key in self.note(kind, item))
         for place in before.keys() - listed:
             if kept.get(place) is before[place]:  # otherwise it was created again during the list
                 del kept[place]
@@ -228,6 +234,9 @@ class Mirror:
                     changed.add(before[place].key)
         self._incomplete.discard(kind)
         return changed
+
+    def _served(self, page: Page) -> list[Manifest]:
+        return [item for item in page.items if self._serves(_name_of(item)[0])]
 
     def _answers(self, kind: Kind) -> bool:
         """Whether all objects of a kind are kept."""

@@ -7,8 +7,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from vllm_operator.cluster.client import ClusterError, Key, Kind, Manifest
+from vllm_operator.cluster.client import NAMESPACE, ClusterError, Key, Kind, Manifest
 from vllm_operator.cluster.mirror import Mirror
+from vllm_operator.cluster.shard import ServedNamespaces
 
 log = logging.getLogger(__name__)
 
@@ -27,20 +28,25 @@ class Mirroring:
         add: Callable[[Key], None],
         *,
         namespaces: Sequence[str] = (),
+        shard: ServedNamespaces | None = None,
         seconds: float = 600.0,
         settle_seconds: float = SETTLE_SECONDS,
     ) -> None:
-        """`add` is called with each key to reconcile. Everything is listed again every `seconds`."""
+        """`add` is called with each key to reconcile. Everything is listed again every `seconds`. `shard` is None for all namespaces."""
         self._mirror = mirror
         self._add = add
         self._namespaces = tuple(namespaces)
         self._seconds = seconds
         self._settle = settle_seconds
+        self._shard = shard
+        self._moved: set[str] = set()
         self._outdated: set[Kind] = set()
         self._recheck = asyncio.Event()
 
     async def load(self, kinds: Sequence[Kind]) -> None:
         """List all objects of these kinds, and add the keys of all VLLMDeployments. Raises ClusterError."""
+        if self._shard is not None:
+            await self._shard.load(self._mirror)
         await self._mirror.load(kinds, self._namespaces, changed=lambda key: None)
         await self.add_all()
 
@@ -51,12 +57,18 @@ class Mirroring:
 
     def notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
         """Take a watch event. The type is ADDED, MODIFIED or DELETED."""
+        if kind == NAMESPACE:
+            if self._shard is not None and self._shard.note(manifest, deleted=type == "DELETED"):
+                self._moved.add(manifest["metadata"]["name"])
+                self._recheck.set()
+            return
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             self._add(key)
 
     def versions(self) -> dict[tuple[Kind, str | None], str]:
         """The resourceVersion of the last list of each kind, by kind and namespace (None: all)."""
-        return self._mirror.versions()
+        versions = self._mirror.versions()
+        return versions if self._shard is None else {**versions, (NAMESPACE, None): self._shard.version}
 
     def recheck(self, kind: Kind) -> None:
         """List the objects of a kind again, because a watch may have missed events."""
@@ -71,19 +83,28 @@ class Mirroring:
                     async with asyncio.timeout(self._seconds):
                         await self._recheck.wait()
                 except TimeoutError:
-                    self._outdated.update(kinds)
+                    self._outdated.update((NAMESPACE, *kinds))
                 await asyncio.sleep(self._settle)
                 self._recheck.clear()
-                await self._compare([kind for kind in kinds if kind in self._outdated])
+                await self._compare(kinds)
         finally:
             self._mirror.drop()
 
     async def _compare(self, kinds: Sequence[Kind]) -> None:
-        self._outdated.clear()
+        outdated, moved = [kind for kind in kinds if kind in self._outdated], self._moved
+        has_namespaces = self._shard is not None and NAMESPACE in self._outdated
+        self._outdated, self._moved = set(), set()
         try:
-            await self._mirror.refresh(kinds, self._namespaces, changed=self._add)
+            if self._shard is not None and has_namespaces:
+                moved |= await self._shard.load(self._mirror)
+            for name in sorted(moved):
+                log.info("the namespace %s has %s the shard", name, "joined" if self._shard and self._shard.serves(name) else "left")
+            if moved:
+                await self._mirror.refresh(kinds, sorted(moved), changed=self._add)
+            await self._mirror.refresh(outdated, self._namespaces, changed=self._add)
         except ClusterError as error:
             log.debug("cannot list all objects again: %s", error)
-            for kind in kinds:
-                self.recheck(kind)
+            self._moved |= moved
+            self._outdated.update(outdated, (NAMESPACE,) if has_namespaces else ())
+            self._recheck.set()
             await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))

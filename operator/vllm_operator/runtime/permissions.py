@@ -10,6 +10,7 @@ from vllm_operator.cluster.client import (
     DEPLOYMENT,
     EVENT,
     JOB,
+    NAMESPACE,
     NODE,
     POD,
     POD_METRICS,
@@ -61,6 +62,9 @@ REQUIRED: tuple[Permission, ...] = (
     *_all(NODE, "list", "no GPU can be chosen"),
 )
 """Without one of these the operator is not ready, and does what it can."""
+
+SHARD: tuple[Permission, ...] = _all(NAMESPACE, "list watch", "it is unknown which namespaces belong to the shard, and nothing is served")
+"""What an operator needs that serves only the namespaces of a shard."""
 
 OPTIONAL: tuple[Permission, ...] = (
     Permission(

@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import (
     ACCESS_REVIEW,
+    NAMESPACE,
     VLLM_DEPLOYMENT,
     ClusterClient,
     ClusterError,
@@ -60,7 +61,7 @@ class Parts:
     """What the supervisor needs.
 
     `make_watches` is called with the kinds that the operator may watch. `prepare` is awaited before the first list. `host` is the address
-    of the API server, for messages.
+    of the API server and `scope` says what is served, for messages. Without one of the permissions `required`, the operator is not ready.
     """
 
     client: ClusterClient
@@ -69,8 +70,10 @@ class Parts:
     mirror: Mirrors
     make_watches: Callable[[Sequence[Kind]], RunsWatches]
     namespaces: tuple[str, ...] = ()
+    scope: str = "all namespaces"
     host: str = ""
     prepare: Callable[[], Awaitable[object]] | None = None
+    required: tuple[Permission, ...] = REQUIRED
 
 
 class Supervisor:
@@ -92,7 +95,7 @@ class Supervisor:
             await self._until("CRD", self._check_crd)
             await self._until("rules", self._prepare)
             await self._until("first list", self._list)
-            log.info("serving %s", f"the namespaces {', '.join(self._parts.namespaces)}" if self._parts.namespaces else "all namespaces")
+            log.info("serving %s", self._parts.scope)
             await self._watch()
 
     def recheck_access(self) -> None:
@@ -168,17 +171,19 @@ class Supervisor:
             await asyncio.sleep(self._retry)
 
     async def _check_permissions(self) -> None:
-        asked = (*REQUIRED, *OPTIONAL)
+        asked = (*self._parts.required, *OPTIONAL)
         answers = await self._reach(asyncio.gather(*(self._may(permission) for permission in asked)))
         self._recheck_due.clear()
         self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
-        for permission in REQUIRED:
+        for permission in self._parts.required:
             name = f"{PERMISSION} {permission}"
             if permission in self._denied:
                 message = f"The operator may not {permission}, so {permission.effect}. Allow it in its ClusterRole, as the chart does."
                 self._parts.readiness.set_missing(name, message)
             else:
                 self._parts.readiness.clear_missing(name)
+        if any(permission.kind == NAMESPACE for permission in self._denied):
+            raise _Missing  # it is unknown what to serve
 
     async def _reach(self, call: Awaitable[Answer]) -> Answer:
         """Make a request, and update the readiness: whether the API server answers, and whether it accepts the credentials."""
