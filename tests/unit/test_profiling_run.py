@@ -5,13 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
-from vllm_operator.cli.fit import estimate_lines
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.devices import find_product
@@ -160,6 +157,29 @@ def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
 )
 def test_gpus_with_unified_memory_have_the_smallest_defaults(architecture: str, release: Release, expected: Batch) -> None:
     assert default_batch(FACTS, release, 121.6, architecture, "") == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "release", "length", "tokens"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.7.3", 16_384, 16_384),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.7.3", 1024, 2048),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.7.3", 131_072, 2048),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.6.0", 131_072, 512),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.5.3", 131_072, 131_072),
+        ("google/gemma-3-4b-it", "0.7.3", 131_072, 131_072),
+        ("meta-llama/Llama-3.1-8B-Instruct", "0.8.0", 16_384, 8192),
+    ],
+)
+def test_the_engine_v0_computes_a_prompt_at_once_unless_the_context_is_long(model: str, release: str, length: int, tokens: int) -> None:
+    changes = {"model": model, "vllm_version": release, "max_model_len": length, "max_num_seqs": 256}
+    usual, given = (case("llmd-3", **changes, max_num_batched_tokens=number) for number in (None, tokens))
+    assert usual.activation == given.activation
+
+
+def test_the_engine_v0_has_no_copies_of_torch_compile() -> None:
+    compiled, not_compiled = (peak("Qwen/Qwen2.5-32B-Instruct", (0, 7, 0), sequences=1, compiled=compiled) for compiled in (True, False))
+    assert not_compiled < compiled * 0.6
 
 
 def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:
@@ -319,59 +339,3 @@ def test_an_estimate_is_computed_once_for_equal_arguments() -> None:
         estimate(each.shape, each.form, Device(79.2), ParallelShape(), Options(), FACTS, (0, 20, 0)) for each in (model, again)
     )
     assert first is second
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"model": "Qwen/Qwen2.5-32B-Instruct", "tp": 3}, "40 attention heads cannot be divided by 3."),
-        ({"model": "Qwen/Qwen3-235B-A22B", "quantization": "fp8_block", "tp": 8}, "no multiple of 128"),
-        ({"model": "Qwen/Qwen3-32B", "pp": 4096}, "64 layers cannot be spread over 4096 stages."),
-    ],
-)
-def test_an_engine_that_vllm_cannot_divide_is_refused(changes: dict[str, Any], said: str) -> None:
-    made = case("llmd-3", **changes)
-    assert made.prediction == "refused"
-    assert said in made.limit
-
-
-@pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
-def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
-    [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], SHAPES, GPUS, FACTS)
-    assert made["id"] == name
-
-
-VALUE = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-(10**30), 10**30)
-    | st.floats()
-    | st.text(max_size=12)
-    | st.sampled_from(["Qwen/Qwen3-8B", "mtp 99999", "0.20.1", "GB10 + GB10", "VLLM_PP_LAYER_PARTITION=1,2", "fp8", "9" * 400]),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
-    max_leaves=6,
-)
-FIELDS = st.sampled_from(
-    [
-        *("id", "vllm_version", "gpu", "gpu_memory_gib", "tp", "pp", "dp", "ep", "model", "quantization", "kv_cache_dtype", "note"),
-        *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "cpu_offload_gb"),
-        *("spec", "dcp", "config", "checkpoint_bytes"),
-    ]
-)
-LINES = st.sampled_from([json.loads(line) for line in CASES.read_text("utf-8").splitlines()])
-
-
-@pytest.mark.hypothesis
-@given(LINES, st.dictionaries(FIELDS, VALUE, max_size=6), st.booleans())
-def test_no_line_of_cases_raises_an_error(line: dict[str, Any], changes: dict[str, Any], known: bool) -> None:
-    written = json.dumps({**(line if known else {}), **changes})
-    [made] = estimate_lines([written], SHAPES, GPUS, FACTS)
-    assert made["outcome"] in ("started", "tight", "refused", "oom", "unknown")
-    json.dumps(made, allow_nan=False)
-
-
-@pytest.mark.hypothesis
-@given(st.text(max_size=60))
-def test_no_text_instead_of_a_case_raises_an_error(text: str) -> None:
-    for made in estimate_lines([text], SHAPES, GPUS, FACTS):
-        assert made["outcome"] == "unknown"

@@ -46,6 +46,15 @@ class Batch(Entry):
     other_than: str | None = None
 
 
+class EngineV0(Entry):
+    """Tokens of a step with the engine V0: those of the context, or `long_context_tokens` if it is longer than `long_context`."""
+
+    before: Since
+    long_context: StrictInt
+    long_context_tokens: tuple[Value, ...]
+    source: str
+
+
 class UsableMemory(Entry):
     """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title.
 
@@ -221,7 +230,7 @@ class MemoryFacts(Entry):
 
     utilization: tuple[Value, ...]
     utilization_source: str
-    whole_prompts_before: Since
+    engine_v0: EngineV0
     batches: tuple[Batch, ...]
     batches_source: str
     usable_memory: UsableMemory

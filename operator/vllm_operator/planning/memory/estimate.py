@@ -163,7 +163,7 @@ def _estimate(
     if max_length is None:
         return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights))
     utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
-    batch = _batch(device, device.memory_gib, options, max_length, facts, release)
+    batch = _batch(shape, device, device.memory_gib, options, max_length, facts, release)
     layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
     memory = options.stage_gib if len(options.stage_gib) == parallel.pipeline else (device.memory_gib,) * parallel.pipeline
     v2 = has_runner_v2(shape, form.quantized, options.runner_v2, options.drafts_without_model, facts, release)
@@ -183,6 +183,7 @@ def _estimate(
             v2=v2,
             shared=shape.experts > 0 and has_shared_workspace(form, device.architecture, facts, release),
             architecture=device.architecture,
+            compiled=not options.eager and release >= facts.engine_v0.before,
         )
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
         other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
@@ -240,11 +241,17 @@ def _weights_by_stage(
     return [max(held / GIB - options.offload_gib, 0.0) for held in made]
 
 
-def _batch(device: Device, total: float, options: Options, max_length: int, facts: MemoryFacts, release: Release) -> Batch:
+def _batch(
+    shape: ModelShape, device: Device, total: float, options: Options, max_length: int, facts: MemoryFacts, release: Release
+) -> Batch:
     """Tokens and requests of a step: the flags, or the defaults of the version for the GPU."""
     usual = default_batch(facts, release, total, device.architecture, device.title)
     sequences = options.sequences or usual.sequences
-    usual_tokens = max(usual.tokens, max_length if release < facts.whole_prompts_before else 0)
+    usual_tokens = usual.tokens
+    if release < facts.engine_v0.before:
+        known = facts.engine_v0
+        divided = max_length > known.long_context and release >= known.long_context_tokens[0].since and not (shape.vision or shape.latent)
+        usual_tokens = int(value_at(known.long_context_tokens, release)) if divided else max(usual.tokens, max_length)
     tokens = options.batched_tokens or min(max(usual_tokens, sequences if options.sequences else 0), sequences * max_length)
     return Batch(tokens, min(sequences, tokens))
 

@@ -31,13 +31,14 @@ class Run:
     Attributes:
         batch: Tokens and requests.
         max_length: Longest context in tokens.
-        eager: Without torch.compile.
+        eager: Without torch.compile and CUDA graphs.
         speculative: A draft proposes tokens.
         vision: The encoder for images is loaded.
         first, last: This is the first or last stage of a pipeline.
         v2: With model runner V2.
         shared: The kernels of the experts take their buffers from vLLM's shared workspace, which stays.
         architecture: That of the GPU.
+        compiled: With torch.compile.
     """
 
     batch: Batch
@@ -50,6 +51,7 @@ class Run:
     v2: bool = False
     shared: bool = False
     architecture: str | None = None
+    compiled: bool = True
 
 
 def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, architecture: str | None, product: str) -> Batch:
@@ -120,7 +122,7 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
         forward = known.forward * run.batch.tokens * 2 * ((0 if run.shared else shape.experts_per_token * wide) + hidden)
     else:
         width = 4 if run.v2 and not run.eager else 2
-        copies = known.forward_eager if run.eager or run.v2 else known.forward_compiled
+        copies = known.forward_compiled if run.compiled and not run.eager and not run.v2 else known.forward_eager
         forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + width * shape.hidden)
     if shape.compressed:  # queries, and outputs for which the kernel wants at least 64 heads
         own = shape.heads / parallel.tensor

@@ -5,6 +5,7 @@ Sources: vllm/model_executor/layers (linear.py, vocab_parallel_embedding.py, fus
 
 from bisect import bisect_right
 from itertools import accumulate
+from math import log
 
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.versions import Release
@@ -14,6 +15,9 @@ from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
+ENCODER = "vision_tower"
+MOST_LARGER = 1.25
+"""A checkpoint that is larger than its modules by more has something that is not loaded."""
 VALUE_SHARE = 16 / 17
 """The part of MXFP4 weights that is values: 32 of 4 bits have a scale of 8 bits."""
 
@@ -64,7 +68,7 @@ def weigh_stages(
 ) -> list[float]:
     """Return the bytes of the weights on a GPU of each pipeline stage. `partition` are the layers of each; the rest is as for `weigh`."""
     wide = shape.element_bytes
-    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != "vision_tower"]
+    loaded = [(module, form.bytes_of(module, wide)) for module in shape.modules if vision or module.name != ENCODER]
     loaded += [(module, form.draft_bytes_of(module, wide)) for module in shape.drafts] if drafts else []
     tied = not any(module.name == "lm_head" for module in shape.modules)
     factor = _correction(shape, form, checkpoint, wide)
@@ -111,12 +115,24 @@ def stage_layers(layers: int, stages: int, partition: tuple[int, ...] = ()) -> l
 
 
 def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, wide: int) -> float:
-    """How much larger the checkpoint is than its modules by config.json."""
+    """How much larger the checkpoint is than its modules by config.json.
+
+    It may lack the layers of a draft or the encoder: what is nearest counts. One that is twice as large has a second copy of its
+    weights (gpt-oss, Mistral), or 32 bits where 16 are loaded. One that is larger otherwise says nothing about what is loaded.
+    """
     if checkpoint is None or checkpoint <= 0:
         return 1.0
-    computed = sum(form.bytes_of(module, wide) for module in shape.modules)
-    computed += sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
-    return checkpoint / computed if computed > 0 else 1.0
+    language = sum(form.bytes_of(module, wide) for module in shape.modules if module.name != ENCODER)
+    encoder = sum(form.bytes_of(module, wide) for module in shape.modules if module.name == ENCODER)
+    drafts = sum(form.draft_bytes_of(module, wide) for module in shape.drafts)
+    contents = (language + encoder + drafts, language + encoder, language + drafts, language)
+    if language <= 0:
+        return 1.0
+    factor = min((checkpoint / held for held in contents), key=lambda ratio: abs(log(ratio)))
+    if factor > MOST_LARGER:
+        copies = factor / 2
+        return copies if 1 / MOST_LARGER <= copies <= MOST_LARGER else 1.0
+    return factor
 
 
 def _share(module: Module, shape: ModelShape, parallel: ParallelShape, facts: MemoryFacts) -> float:
