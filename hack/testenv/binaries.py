@@ -79,13 +79,14 @@ BINARIES: dict[str, Binary] = {
     "promtool": Binary(
         module="prometheus", package="github.com/prometheus/prometheus/cmd/promtool", tags="remove_all_sd", any_version_will_do=True
     ),
+    "registry": Binary(module="registry", package="github.com/distribution/distribution/v3/cmd/registry"),
     "kubelet": _kubernetes("kubelet"),
     "kube-proxy": _kubernetes("kube-proxy"),
 }
 CONTROL_PLANE = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler")
 TEST_ENVIRONMENT = (*CONTROL_PLANE, "kwok", "kubectl", "helm")
-OF_TESTS = (*TEST_ENVIRONMENT, "promtool")
-"""What tests need besides: promtool reads the alerts."""
+OF_TESTS = (*TEST_ENVIRONMENT, "promtool", "registry")
+"""What tests need besides: promtool reads the alerts, and a registry has the caches that travel."""
 
 
 def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:

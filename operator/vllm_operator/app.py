@@ -39,6 +39,7 @@ from vllm_operator.cluster.kube import KubeClient
 from vllm_operator.cluster.lease import Fence
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.cluster.shard import ServedNamespaces, Shard
+from vllm_operator.planning.artifact import ArtifactTrust
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.follower import FollowerSettings
@@ -56,7 +57,7 @@ from vllm_operator.runtime.supervisor import Parts, Supervisor
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, UserData, qualified_name
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
-from vllm_operator.settings import PREFIX, LogFormat, Settings, SettingsError
+from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
 
 log = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class Operator:
             logs=self.followers,
             metrics=self.metrics,
             configs=self.configs,
+            trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
         )
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

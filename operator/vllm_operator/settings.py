@@ -41,6 +41,13 @@ class LogFormat(StrEnum):
     JSON = "json"
 
 
+class ArtifactNaming(StrEnum):
+    """How `spec.cache.artifact` must name what is fetched."""
+
+    TAG = "tag"
+    DIGEST = "digest"
+
+
 class SettingsError(ValueError):
     """A variable has an invalid value. The message names the variable and a valid value."""
 
@@ -107,6 +114,12 @@ class Settings:
     priming_patience_seconds: int = 60
     """Maximum time that a primer may wait for a free GPU before a rollout. After it, the rollout continues without priming. The
     scheduler needs seconds. A cluster autoscaler needs minutes, so raise the value if you use one."""
+    artifact_repositories: tuple[str, ...] = ()
+    """Repositories from which caches may be fetched and to which they may be published, separated by commas, each with everything below
+    it: `registry.example/team`. All if empty. An artifact is code that runs in engines."""
+    artifact_naming: ArtifactNaming = ArtifactNaming.TAG
+    """With `digest`, `spec.cache.artifact.reference` is required, so that whoever can push to the repository cannot change what runs.
+    With `tag`, `repository` is enough."""
     http_host: str = "0.0.0.0"
     """Listen address of the probes and metrics. The kubelet connects from outside of the container."""
     http_port: int = 8080
@@ -153,10 +166,11 @@ class Settings:
 def _read(variable: str, text: str, default: object) -> Any:
     """Parse a value of the same type as the default."""
     match default:
-        case LogFormat():
-            if text not in list(LogFormat):
-                raise SettingsError(f"{variable} is {text!r}; it can be {' or '.join(LogFormat)}.")
-            return LogFormat(text)
+        case LogFormat() | ArtifactNaming():
+            known = type(default)
+            if text not in list(known):
+                raise SettingsError(f"{variable} is {text!r}; it can be {' or '.join(known)}.")
+            return known(text)
         case tuple():
             return tuple(part.strip() for part in text.split(",") if part.strip())
         case int() | float():

@@ -20,7 +20,7 @@ _NO_BINARIES = pytest.StashKey[str]()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    session.config.stash[_NO_BINARIES] = build_before_tests(session, Path(__file__).parent, TEST_ENVIRONMENT)
+    session.config.stash[_NO_BINARIES] = build_before_tests(session, Path(__file__).parent, (*TEST_ENVIRONMENT, "registry"))
 
 
 @pytest.fixture(scope="session")

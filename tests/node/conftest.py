@@ -17,7 +17,7 @@ from testenv.binaries import CONTROL_PLANE
 from vllm_operator import __version__
 
 OPERATOR_IMAGE = f"ghcr.io/vllm-operator/vllm-operator:{__version__}"
-BINARIES = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "helm")
+BINARIES = (*CONTROL_PLANE, "kubelet", "kube-proxy", "kubectl", "helm", "registry")
 VOLUMES = 120
 """Each claim takes one for good, and each VLLMDeployment has two: for caches and for weights."""
 

@@ -352,7 +352,7 @@ def test_the_program_that_fetches_is_part_of_pod_templates() -> None:
     assert (FETCH_PROGRAM, hashlib.sha256(load_program("fetch").encode()).hexdigest()[:16]) == (1, PROGRAM_DIGEST)
 
 
-PROGRAM_DIGEST = "aca88b5bc6943a72"
+PROGRAM_DIGEST = "5490bb46327f52cb"
 
 
 @pytest.mark.parametrize("name", ["fetch", "publish"])

@@ -46,6 +46,8 @@ class Reason:
     """The image tag does not name the vLLM version, and `spec.engine.version` is not set."""
     KNOWN_BAD = "KnownBad"
     """The requested combination is known to fail. The message says why and what to change."""
+    ARTIFACT_NOT_ALLOWED = "ArtifactNotAllowed"
+    """The settings of the operator do not allow the artifact in `spec.cache.artifact`. The message says which are allowed."""
     # Planned
     RESOLVED = "Resolved"
     """The operator chose a GPU and backends."""

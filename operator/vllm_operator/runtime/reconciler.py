@@ -42,6 +42,7 @@ from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
+from vllm_operator.planning.artifact import ArtifactTrust, refuse_artifact
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
@@ -109,6 +110,7 @@ class Reconciler:
         logs: Logs,
         metrics: Metrics,
         configs: ModelConfigs | None = None,
+        trust: ArtifactTrust | None = None,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Set up a reconciler.
@@ -122,6 +124,7 @@ class Reconciler:
             logs: The followers of container logs.
             metrics: The operator's metrics.
             configs: The reader of model files; None if the operator uses no model hub.
+            trust: Which artifacts are allowed; None allows all.
             now: The clock.
         """
         self._client = client
@@ -133,6 +136,7 @@ class Reconciler:
         self._logs = logs
         self._metrics = metrics
         self._configs = configs
+        self._trust = trust or ArtifactTrust()
         self._now = now
         self._plans = PlanCache()
         self._revisions = PlanRevisions(client, count=metrics.wrote)
@@ -218,7 +222,8 @@ class Reconciler:
 
     async def _plan(self, resource: VLLMDeployment, snapshot: Snapshot, files: HubAnswer) -> tuple[Outcome, Callable[[int], Outcome]]:
         """Plan; also return how to plan with another generation of the caches."""
-        if (refusal := await self._pod_schema.refusal(resource.spec.pod_template)) is not None:
+        refusal = refuse_artifact(resource, self._trust) or await self._pod_schema.refusal(resource.spec.pod_template)
+        if refusal is not None:
             return not_accepted(refusal), lambda generation: not_accepted(refusal)
         try:
             inventory = await self._inventory.read(max_age=max_age_seconds(resource, snapshot.pods))

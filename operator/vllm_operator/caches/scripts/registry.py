@@ -156,6 +156,10 @@ class Registry:
                 else:
                     raise self._failure(error.code, method) from None
             except (urllib.error.URLError, http.client.HTTPException, OSError) as error:
+                if is_untrusted(error) and self.secret and not self.account:
+                    raise ArtifactError(
+                        "SecretMissing", f"The Secret does not exist, and the certificate of {self.host} is not trusted."
+                    ) from None
                 if attempt == REQUEST_ATTEMPTS - 1 or is_final(error):
                     raise ArtifactError("Unreachable", f"{self.host} cannot be reached: {getattr(error, 'reason', error)}") from None
                 time.sleep(retry_seconds("", attempt))
@@ -256,7 +260,12 @@ def retry_seconds(told: str, attempt: int) -> float:
     return min(float(told), 15.0) if re.fullmatch(r"[0-9]{1,4}", told) else 0.5 * 2.0**attempt
 
 
+def is_untrusted(error: Exception) -> bool:
+    """Return whether the certificate is not trusted."""
+    return isinstance(getattr(error, "reason", error), ssl.SSLCertVerificationError)
+
+
 def is_final(error: Exception) -> bool:
     """Return whether another attempt is of no use: the certificate is not trusted, or the name is unknown."""
     reason = getattr(error, "reason", error)
-    return isinstance(reason, (ssl.SSLCertVerificationError, ConnectionRefusedError)) or type(reason).__name__ == "gaierror"
+    return is_untrusted(error) or isinstance(reason, ConnectionRefusedError) or type(reason).__name__ == "gaierror"
