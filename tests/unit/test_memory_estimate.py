@@ -138,7 +138,7 @@ def test_the_whole_vocabulary_is_padded() -> None:
 
 
 def options(**changes: Any) -> CacheOptions:
-    values = {"element_bytes": 2, "packed_latent": False, "tokens_in_flight": 8192, "block": 16}
+    values = {"element_bytes": 2, "packed_latent": 0, "tokens_in_flight": 8192, "block": 16}
     return CacheOptions(**(values | changes))
 
 

@@ -140,6 +140,36 @@ def test_nvidias_checkpoints_with_attention_in_fp8_have_the_cache_in_fp8_too() -
     assert case("fe9309de5d", kv_cache_dtype="bfloat16").concurrency == pytest.approx(4.3, abs=0.1)
 
 
+@pytest.mark.parametrize(
+    ("name", "cache_dtype", "bytes_of_token"),
+    [
+        ("Qwen/Qwen3-8B", "auto", 36 * 8 * 2 * 128 * 2),
+        ("Qwen/Qwen3-8B", "bfloat16", 36 * 8 * 2 * 128 * 2),
+        ("Qwen/Qwen3-8B", "FP8_E4M3", 36 * 8 * 2 * 128),
+        ("Qwen/Qwen3-8B", "fp8_per_token_head", 36 * 8 * (2 * 128 + 8)),
+        ("Qwen/Qwen3-8B", "int4_per_token_head", 36 * 8 * (128 + 8)),
+        ("Qwen/Qwen3-8B", "nvfp4", 36 * 8 * 2 * (64 + 8)),
+        ("deepseek-ai/DeepSeek-V3.2", "fp8_ds_mla", 61 * (656 + 132)),
+        ("deepseek-ai/DeepSeek-V3.2", "nvfp4_ds_mla", 61 * (352 + 132)),
+    ],
+)
+def test_the_type_of_the_kv_cache_decides_how_many_tokens_it_holds(name: str, cache_dtype: str, bytes_of_token: int) -> None:
+    model = resolve_model(name, SHAPES)
+    assert model is not None
+    options = Options(cache_dtype=cache_dtype, cache_bytes=20 * GIB)
+    made = estimate(model.shape, model.form, Device(1000, "sm_90"), ParallelShape(), options, FACTS, (0, 33, 0))
+    assert made.tokens == pytest.approx(20 * GIB / bytes_of_token, rel=0.01)
+
+
+def test_a_type_of_the_kv_cache_that_is_not_modelled_makes_the_engine_unknown() -> None:
+    model = resolve_model("Qwen/Qwen3-8B", SHAPES)
+    assert model is not None
+    options = Options(cache_dtype="turboquant_4bit_nc")
+    made = estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, (0, 26, 0))
+    assert (made.prediction, made.tokens) == ("unknown", None)
+    assert made.weights is not None
+
+
 def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:
     first, last = peak("Qwen/Qwen3-8B", (0, 15, 0), last=False), peak("Qwen/Qwen3-8B", (0, 15, 0), first=False)
     assert first < last / 3

@@ -175,12 +175,21 @@ class Graphs(Entry):
     source: str
 
 
+class CacheType(Entry):
+    """A type of the KV cache by the start of its name: bytes of an element, of the scales of a token and KV head, of sparse MLA's token."""
+
+    name: str
+    element: Number
+    scales: StrictInt = 0
+    packed: StrictInt = 0
+
+
 class CacheFacts(Entry):
     """Rules for the KV cache."""
 
     block: StrictInt
     latent_block: StrictInt
-    packed_latent_bytes: StrictInt
+    types: tuple[CacheType, ...]
     group_ratio: tuple[Value, ...]
     tokens_by_concurrency_since: Since
     state_prefix_caching_since: Since

@@ -13,7 +13,7 @@ from functools import lru_cache
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.kv_cache import CacheLayout, CacheOptions, lay_out
+from vllm_operator.planning.memory.kv_cache import CacheLayout, CacheOptions, find_cache_type, is_modelled, lay_out
 from vllm_operator.planning.memory.layers import Cache, ModelShape
 from vllm_operator.planning.memory.overhead import (
     GIB,
@@ -202,8 +202,8 @@ def _estimate(
     _, stage, parts = min(found, key=lambda each: each[0])
     if parallel.pipeline > 1 and shape.layers:
         cache = replace(cache, layers_share=max(layers[stage], 1) / shape.layers)
-    layout = checked = lay_out(shape, parallel, cache, facts, release)
-    if facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
+    layout = checked = lay_out(shape, parallel, cache, facts, release) if is_modelled(options.cache_dtype, facts) else None
+    if layout is not None and facts.kv_cache.whole_model_checked_since <= release < facts.kv_cache.whole_model_checked_before:
         checked = lay_out(shape, parallel, replace(cache, layers_share=1.0), facts, release)
     return _judge(parts, layout, checked, shape, device, options, max_length, facts)
 
@@ -281,12 +281,13 @@ def _cache_options(
     rows = facts.kv_cache.compressed_rows
     row, alignment = rows.get(device.architecture or "", rows["default"])
     by_checkpoint = options.cache_dtype == "auto" and form.narrow_cache and release >= facts.kv_cache.checkpoint_type_since
-    narrow = by_checkpoint or options.cache_dtype.lower().startswith(("fp8", "int8"))
+    kept = find_cache_type("fp8" if by_checkpoint else options.cache_dtype, facts)
     blackwell = (device.architecture or "").startswith("sm_10")
     latent = 128 if blackwell and not shape.index_top else facts.kv_cache.latent_block
     return CacheOptions(
-        element_bytes=1 if narrow else shape.element_bytes,
-        packed_latent=narrow and shape.index_top > 0,
+        element_bytes=shape.element_bytes if kept is None else kept.element,
+        packed_latent=kept.packed if kept is not None and shape.index_top > 0 else 0,
+        scale_bytes=0 if kept is None else kept.scales,
         tokens_in_flight=in_flight,
         block=options.block or (latent if shape.latent else facts.kv_cache.block),
         speculative=options.speculative,
@@ -379,7 +380,7 @@ def _with_verdict(
     if slack < margin + parts.uncounted:  # features that flags do not show make vLLM fall back to V1
         return replace(made, prediction=Prediction.TIGHT, limit=text)
     if not complete:
-        return replace(made, prediction=Prediction.UNKNOWN, limit="The KV cache of this kind of model is not modelled.")
+        return replace(made, prediction=Prediction.UNKNOWN, limit="This kind of KV cache is not modelled.")
     if not parts.counted and parts.graphs and parts.budget + parts.graphs + parts.other > free + margin and not device.unified:
         text = "CUDA graphs are captured after the KV cache has taken its memory in this version."
         return replace(made, prediction=Prediction.TIGHT, limit=text)

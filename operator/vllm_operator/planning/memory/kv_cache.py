@@ -9,7 +9,7 @@ vllm/model_executor/models/config.py (0.19.0, hybrid block size).
 from dataclasses import dataclass, replace
 from math import ceil
 
-from vllm_operator.catalog.memory import MemoryFacts, value_at
+from vllm_operator.catalog.memory import CacheType, MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape
@@ -24,7 +24,8 @@ class CacheOptions:
 
     Attributes:
         element_bytes: Bytes of a key or value: 2, or 1 for FP8.
-        packed_latent: The FP8 form of sparse MLA, which keeps a part in 16 bits.
+        packed_latent: Bytes of a token of sparse MLA in a form of its own, which keeps a part in 16 bits; 0 for none.
+        scale_bytes: Bytes of the scales of a token and KV head.
         tokens_in_flight: Tokens that are scheduled at a time: `--max-num-batched-tokens`, for each step since 0.26.0.
         block: Tokens of a block.
         speculative: Tokens that a draft proposes at a time; 0 without.
@@ -37,9 +38,10 @@ class CacheOptions:
     """
 
     element_bytes: float
-    packed_latent: bool
+    packed_latent: int
     tokens_in_flight: int
     block: int
+    scale_bytes: int = 0
     speculative: int = 0
     draft_layers: int = 0
     separate_draft_layers: int = 0
@@ -48,6 +50,16 @@ class CacheOptions:
     layers_share: float | None = None
     compressed_row: int = 584
     alignment: int = 576
+
+
+def find_cache_type(name: str, facts: MemoryFacts) -> CacheType | None:
+    """Return what is known about a `--kv-cache-dtype`; None for that of the model (`auto`), and for one that is not modelled."""
+    return next((each for each in facts.kv_cache.types if name.lower().startswith(each.name)), None)
+
+
+def is_modelled(name: str, facts: MemoryFacts) -> bool:
+    """Whether a `--kv-cache-dtype` is modelled."""
+    return name.lower() == "auto" or find_cache_type(name, facts) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +203,7 @@ def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> Ca
     def aligned(size: int) -> int:
         return -(-size // options.alignment) * options.alignment
 
-    row = options.compressed_row if options.element_bytes == 1 else 2 * model.width
+    row = options.compressed_row if options.element_bytes <= 1 else 2 * model.width
     page = aligned(COMPRESSED_BLOCK // 4 * row)
     index_page = aligned(COMPRESSED_BLOCK // 4 * (model.index_width + 4))
     many_page = aligned(COMPRESSED_BLOCK // 128 * row)
@@ -232,9 +244,9 @@ def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[Cached
 def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts) -> float:
     """Bytes of one token in one layer on one GPU."""
     if each.kind is Cache.LATENT:
-        latent = facts.kv_cache.packed_latent_bytes if options.packed_latent and each.index_bytes else each.width * options.element_bytes
+        latent = options.packed_latent if options.packed_latent and each.index_bytes else each.width * options.element_bytes
         return float(latent + each.index_bytes * (each.index_share if each.index_bytes else 0))
-    return max(each.kv_heads // parallel.tensor, 1) * each.width * options.element_bytes
+    return max(each.kv_heads // parallel.tensor, 1) * (each.width * options.element_bytes + options.scale_bytes)
 
 
 def _state_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions) -> int:
