@@ -146,7 +146,7 @@ class ArtifactBench:
     def __init__(self, registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.registry, self.root, self._tmp, self._monkeypatch = registry, root, tmp_path, monkeypatch
         for module in (fetch, publish):
-            monkeypatch.setattr(module, "build_fingerprint", lambda: "fingerprint")
+            monkeypatch.setattr(module, "build_fingerprint", lambda image: "fingerprint")
         self.common = {
             "repository": f"{registry.host}/{REPOSITORY}",
             "scheme": "http",

@@ -271,11 +271,30 @@ def test_the_fingerprint_knows_what_is_installed(tmp_path: Path, monkeypatch: py
     record.write_text("vllm/__init__.py,sha256=abc,10\n")
     source.write_text("")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    seen = [artifact.build_fingerprint()]
-    assert artifact.build_fingerprint() == seen[0]
+    seen = [artifact.build_fingerprint("image:1")]
+    assert artifact.build_fingerprint("mirror/image:2") == seen[0]
     record.write_text("vllm/__init__.py,sha256=abd,10\n")
-    seen.append(artifact.build_fingerprint())
+    seen.append(artifact.build_fingerprint("image:1"))
     os.utime(source, (2_000_000_000, 2_000_000_000))
-    seen.append(artifact.build_fingerprint())
-    assert len(set(seen)) == 3
+    seen.append(artifact.build_fingerprint("image:1"))
+    record.unlink()  # packages that cannot be found: only the same image will do
+    seen += [artifact.build_fingerprint("image:1"), artifact.build_fingerprint("image:2")]
+    assert len(set(seen)) == 5
     assert LABEL == "vllm-operator.dev/"
+
+
+def test_the_packages_of_the_python_that_runs_vllm_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages = tmp_path / "venv" / "lib" / "python3.12" / "site-packages"
+    (packages / "vllm-0.20.1.dist-info").mkdir(parents=True)
+    (packages / "vllm-0.20.1.dist-info" / "RECORD").write_text("abc")
+    (tmp_path / "venv" / "bin").mkdir()
+    script = tmp_path / "venv" / "bin" / "vllm"
+    script.write_text(f"#!{tmp_path}/venv/bin/python3\nimport sys\n")
+    script.chmod(0o755)
+    monkeypatch.setattr("sys.path", [])
+    monkeypatch.setenv("PATH", str(script.parent))
+    assert artifact.package_folders() == [str(packages)]
+    first = artifact.build_fingerprint("image:1")
+    assert artifact.build_fingerprint("image:2") == first
+    script.write_bytes(b"\x7fELF\xff\xfe")
+    assert artifact.package_folders() == []

@@ -352,7 +352,7 @@ def test_the_program_that_fetches_is_part_of_pod_templates() -> None:
     assert (FETCH_PROGRAM, hashlib.sha256(load_program("fetch").encode()).hexdigest()[:16]) == (1, PROGRAM_DIGEST)
 
 
-PROGRAM_DIGEST = "5490bb46327f52cb"
+PROGRAM_DIGEST = "53fd6a31718840e2"
 
 
 @pytest.mark.parametrize("name", ["fetch", "publish"])

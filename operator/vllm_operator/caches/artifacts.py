@@ -89,6 +89,7 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
     return {
         "repository": resource.spec.cache.artifact.repository or "" if resource.spec.cache and resource.spec.cache.artifact else "",
         "readable": readable,
+        "image": plan.image,
         "parts": parts,
         "settings": _settings_digest(resource, plan, engine),
     }

@@ -12,10 +12,10 @@ ninja compares times.
 
 import glob
 import hashlib
-import importlib.util
 import json
 import os
 import platform
+import shutil
 import signal
 import sys
 import time
@@ -35,6 +35,8 @@ LAYER_TYPES = (LAYER_TYPE, "application/vnd.docker.image.rootfs.diff.tar.gzip")
 MAX_BYTES = 4 * 2**30
 MAX_FILES = 100_000
 MAX_JSON = 2**20
+ENGINES = ("vllm-", "nvllm-")
+"""Beginnings of the names of vLLM's packages."""
 CUDA_VERSIONS = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
 
 
@@ -53,15 +55,33 @@ def travel_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tu
     return base, f"{base}-{settings[:12]}"
 
 
-def build_fingerprint() -> str:
-    """Return the fingerprint of the software in this container."""
+def build_fingerprint(image: str) -> str:
+    """Return the fingerprint of the software in this container. Where vLLM's packages are not found, it includes the name of the image."""
+    folders = package_folders()
+    records = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")))]
+    names = [os.path.basename(os.path.dirname(path)) for path in records]
     parts = [sys.implementation.cache_tag or "", platform.python_version()]
-    for folder in sorted({os.path.realpath(entry) for entry in sys.path if entry}):
-        for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD"))):
-            parts.append(f"{os.path.basename(os.path.dirname(path))} {file_digest(path)}")
-    parts.extend(file_digest(path) for path in CUDA_VERSIONS if os.path.exists(path))
-    parts.append(str(newest_source("flashinfer")))
+    parts += [f"{name} {file_digest(path)}" for name, path in zip(names, records)]  # noqa: B905  # equally long
+    parts += [file_digest(path) for path in CUDA_VERSIONS if os.path.exists(path)]
+    parts.append(str(max([newest_source(os.path.join(folder, "flashinfer")) for folder in folders], default=0)))
+    if not any(name.lower().startswith(ENGINES) for name in names):
+        parts.append(image)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def package_folders() -> list[str]:
+    """Return where packages are: those of this Python, and of the one that runs `vllm`."""
+    found = {os.path.realpath(entry) for entry in sys.path if entry}
+    try:
+        with open(shutil.which("vllm") or "", "rb") as file:
+            line = file.readline(256).decode(errors="replace")
+    except OSError:
+        line = ""
+    interpreter = line[2:].strip().split(" ")[0] if line.startswith("#!/") else ""
+    if os.path.basename(interpreter).startswith("python"):
+        top = glob.escape(os.path.dirname(os.path.dirname(interpreter)))
+        found.update(os.path.realpath(path) for path in glob.glob(os.path.join(top, "lib", "python3*", "*-packages")))
+    return sorted(found)
 
 
 def file_digest(path: str) -> str:
@@ -73,18 +93,13 @@ def file_digest(path: str) -> str:
     return digest.hexdigest()
 
 
-def newest_source(package: str) -> int:
-    """Return the newest modification time of the files of a package, in seconds; 0 without the package. It is not imported."""
-    try:
-        spec = importlib.util.find_spec(package)
-    except (ImportError, ValueError):
-        return 0
+def newest_source(top: str) -> int:
+    """Return the newest modification time of the files in a folder, in seconds; 0 without files."""
     newest = 0
-    for top in (spec.submodule_search_locations or ()) if spec else ():
-        for folder, folders, names in os.walk(top):
-            folders[:] = [name for name in folders if name != "__pycache__"]
-            for name in names:
-                newest = max(newest, int(os.lstat(os.path.join(folder, name)).st_mtime))
+    for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            newest = max(newest, int(os.lstat(os.path.join(folder, name)).st_mtime))
     return newest
 
 

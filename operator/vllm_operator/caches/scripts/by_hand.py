@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     since = time.monotonic()
     try:
         if given.command == "fingerprint":
-            result: dict[str, Any] = {"fingerprint": build_fingerprint()}
+            result: dict[str, Any] = {"fingerprint": build_fingerprint("")}
         elif given.command == "pack":
             result = pack_layout(given.directory, given.layout, given.key, given.architecture)
         else:
@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
 
 def pack_layout(root: str, layout: str, key: str, architecture: str) -> dict[str, Any]:
     """Pack all folders of a directory into a layout."""
-    base, tag = travel_key(key, {}, "0" * 12, build_fingerprint())
+    base, tag = travel_key(key, {}, "0" * 12, build_fingerprint(""))
     folders = [name for name in sorted(os.listdir(root)) if name not in NEVER and not name.startswith(".vllm-operator")]
     inventory = take_inventory(root, folders, DEFAULT_EXCLUDED)
     os.makedirs(layout, exist_ok=True)

@@ -74,7 +74,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
     if not before and (found := filled(root, folders)):
         return {"result": "Present", "message": f"The directory already has {', '.join(found[:8])}."}
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint())
+    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     reference = settings.get("reference") or ""
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
     registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))

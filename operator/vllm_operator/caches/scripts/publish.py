@@ -62,7 +62,7 @@ def publish(settings: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ArtifactError: It was not published.
     """
-    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint())
+    base, tag = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     registry = Registry(settings["repository"], settings.get("secret", ""), settings.get("scheme", "https"), push=True)
     if (there := find_present(registry, tag, base)) is not None:
         return {"result": "AlreadyPublished", "tag": tag, "digest": there}
