@@ -80,8 +80,8 @@ def weigh_stages(
         held = size * factor * _share(module, shape, parallel, facts)
         if module.shard is Shard.EXPERTS:
             held *= experts
-        if form.quantized and module.name == "self_attn.kv_b_proj":
-            held += module.total * wide / parallel.tensor  # the 16-bit copy that MLA computes with
+        if module.name == "self_attn.kv_b_proj" and size < module.total * wide:
+            held += module.total * wide / parallel.tensor  # MLA computes with a copy in 16 bits of what is quantized
         if module.in_layers and parallel.pipeline > 1:
             for layer in module.layers:
                 stages[min(bisect_right(ends, layer), parallel.pipeline - 1)] += held / len(module.layers)
