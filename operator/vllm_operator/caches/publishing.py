@@ -127,6 +127,7 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
         "root": CACHE_ROOT,
         "folders": plan.cache_artifact.folders,
         "excluded": list(caches.artifact.excluded) if caches.artifact else [],
+        "whole": list(caches.artifact.whole) if caches.artifact else [],
         "architecture": plan.architecture or "",
         "mounts": _mounts(context, caches),
         "deadline": DEADLINE_SECONDS - 60,

@@ -98,10 +98,18 @@ class KeyedArgument(Entry):
 
 
 class TravellingCaches(Entry):
-    """What of the caches goes into an artifact: folders of the home directory as well, and nothing whose name matches `excluded`."""
+    """What of the caches goes into an artifact.
+
+    Attributes:
+        home_folders: Folders of the home directory, which do not belong to a cache with a variable.
+        excluded: Patterns of names of files and folders that are left out.
+        whole: Folders in which nothing is left out.
+        source: Where this is known from.
+    """
 
     home_folders: tuple[str, ...] = ()
     excluded: tuple[str, ...] = ()
+    whole: tuple[str, ...] = ()
     source: str
 
 

@@ -68,7 +68,7 @@ def pack_layout(root: str, layout: str, key: str, architecture: str) -> dict[str
     """Pack all folders of a directory into a layout."""
     base, tag = travel_key(key, {}, "0" * 12, build_fingerprint(""))
     folders = [name for name in sorted(os.listdir(root)) if name not in NEVER and not name.startswith(".vllm-operator")]
-    inventory = take_inventory(root, folders, DEFAULT_EXCLUDED)
+    inventory = take_inventory(root, folders, DEFAULT_EXCLUDED, ("bytecode",))
     os.makedirs(layout, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=layout, delete=False) as file:
         labels = {f"{LABEL}base": base, f"{LABEL}tag": tag}

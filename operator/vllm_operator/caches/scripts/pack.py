@@ -75,21 +75,22 @@ def digest_of(content: bytes) -> str:
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
-def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str]) -> list[Entry]:
+def take_inventory(root: str, folders: Iterable[str], excluded: Iterable[str], whole: Iterable[str] = ()) -> list[Entry]:
     """Return what belongs into the artifact, sorted by path.
 
     Args:
         root: The root of the caches.
         folders: The folders that are packed.
         excluded: Patterns of names that are left out, wherever they are.
+        whole: Folders in which nothing is left out.
     """
-    patterns = tuple(excluded)
+    patterns, unfiltered = tuple(excluded), frozenset(whole)
     found: list[Entry] = []
     for name in sorted(folders):
         path = os.path.join(root, name)
         if os.path.islink(path) or not os.path.isdir(path):
             continue
-        walk(root, name, patterns, found)
+        walk(root, name, () if name in unfiltered else patterns, found)
     return sorted(found, key=lambda entry: entry.path)
 
 

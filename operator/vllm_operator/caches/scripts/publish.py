@@ -97,12 +97,12 @@ def find_present(registry: Registry, tag: str, base: str) -> str | None:
 
 def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) -> Packed:
     """Pack the directory while nothing in it changes."""
-    root, folders, excluded = settings["root"], settings["folders"], settings["excluded"]
+    root, folders, excluded, whole = settings["root"], settings["folders"], settings["excluded"], settings["whole"]
     values = (value.strip() for name, value in os.environ.items() if name.startswith(SECRETS))
     secrets = tuple({value.encode() for value in values if len(value) >= MIN_SECRET})
     for _ in range(PACK_ATTEMPTS):
         try:
-            inventory = take_inventory(root, folders, excluded)
+            inventory = take_inventory(root, folders, excluded, whole)
             if is_quiet(inventory):
                 file.seek(0)
                 file.truncate()
@@ -116,7 +116,7 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
                     mounts=settings["mounts"],
                     secrets=secrets,
                 )
-                if take_inventory(root, folders, excluded) == inventory:
+                if take_inventory(root, folders, excluded, whole) == inventory:
                     return packed
         except FileNotFoundError as error:
             print(f"{error.filename} vanished; once more", flush=True)
