@@ -17,7 +17,7 @@ from vllm_operator.planning.memory.estimate import Estimate, Options
 MIB_PER_GIB = 1024
 SAME_WEIGHTS, SAME_OTHER_MIB = 0.01, 64
 """An estimate that differs from an earlier one by less is the same."""
-MOST_WRONG = 2.0
+MOST_WRONG = 1.5
 """Weights that are so many times as large or small as estimated are not those of this model."""
 MOST_OTHER = 0.1
 """A larger part of the budget than this was taken by something else on the GPU, or was free because of a flag that is not read."""
