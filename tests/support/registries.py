@@ -165,7 +165,7 @@ class ArtifactBench:
         old = time.time() - 100
         for path in root.rglob("*"):
             os.utime(path, (old, old), follow_symlinks=False)
-        settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "architecture": "sm_90", "mounts": []}
+        settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "whole": [], "architecture": "sm_90", "mounts": []}
         return run(publish, "PUBLISH_ARTIFACT", {**settings, "pause": 0, **more}, self._tmp, self._monkeypatch)
 
     def log_in(self, auths: Any = None) -> None:
