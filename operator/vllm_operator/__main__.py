@@ -34,6 +34,7 @@ COMMANDS = {
     "gpus": ("vllm_operator.cli.gpus", "list the GPUs and MIG slices of the cluster: how many are free, and who uses the others"),
     "history": ("vllm_operator.cli.history", "list the plans of a VLLMDeployment, and what changed between them"),
     "prime": ("vllm_operator.cli.prime", "fill the caches of a VLLMDeployment before it gets traffic, and wait until they are filled"),
+    "import": ("vllm_operator.cli.importing", "write how another tool deploys vLLM as a VLLMDeployment"),
     "catalog": ("vllm_operator.cli.catalog", "list the vLLM versions, GPUs, models and rules in the catalog"),
     "fit": ("vllm_operator.cli.fit", "estimate the GPU memory of a model: on which GPUs it fits, on how many, with how long a context"),
     "diagnose": ("vllm_operator.cli.diagnose", "read the log of a vLLM start: its progress, the cause of a crash, the remedy"),
@@ -43,7 +44,8 @@ COMMANDS = {
 
 PLUGIN_COMMANDS = {
     "diagnose": COMMANDS["diagnose-pod"],
-    **{name: COMMANDS[name] for name in ("status", "top", "timeline", "gpus", "plan", "prime", "history", "fit", "signatures", "catalog")},
+    **{name: COMMANDS[name] for name in ("status", "top", "timeline", "gpus", "plan", "prime", "history")},
+    **{name: COMMANDS[name] for name in ("import", "fit", "signatures", "catalog")},
 }
 """The commands of `kubectl vllm`. Its `diagnose` takes a Pod instead of a file."""
 

@@ -64,6 +64,7 @@ class Reader:
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "examples" / "minimal.yaml", folder / "model.yaml")
         shutil.copy(CORPUS / "poison-triton-cubin-empty.log", folder / "engine.log")
+        shutil.copy(ROOT / "tests" / "golden" / "imports" / "deployment-serve.yaml", folder / "deployment.yaml")
         helm.run("package", helm.CHART, "--destination", folder / "dist")
         programs = folder / "bin"
         programs.mkdir()
@@ -141,6 +142,11 @@ async def with_models(reader: Reader) -> None:
     await reader.run("kubectl get nodes -o yaml > nodes.yaml")
 
 
+async def with_a_deployment(reader: Reader) -> None:
+    """An engine that nobody of ours deployed."""
+    await reader.run("kubectl apply -f deployment.yaml")
+
+
 async def with_a_crashed_pod(reader: Reader) -> None:
     """A Pod `my-pod` that nobody of ours made, on its second run, in both namespaces; and a log of the operator."""
     for namespace in ("default", "models"):
@@ -167,6 +173,7 @@ PREPARATIONS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
     "docs/install.md": with_namespaces,
     "docs/quickstart-gpu.md": with_gpus,
     "docs/operations.md": with_models,
+    "docs/importing.md": with_a_deployment,
     "docs/troubleshooting.md": with_a_crashed_pod,
 }
 """What has to be there before a page, besides what the pages before it have left."""

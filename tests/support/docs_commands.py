@@ -78,6 +78,7 @@ WALK = (
     "docs/quickstart-gpu.md",
     "docs/operations.md",
     "docs/command-line.md",
+    "docs/importing.md",
     "docs/exposing.md",
     "docs/troubleshooting.md",
     "docs/plans.md",

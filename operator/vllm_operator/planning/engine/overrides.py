@@ -136,12 +136,12 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     flags += [field for flag, value in overrides.arguments.items() for field in _fields(flag, value) if not table.knows_flag(field)]
     vllm = f"vLLM {table.version}"
     no_effect = [
-        f"{vllm} does not know the variable {name}, so it has no effect.{_instead(name, catalog.replacements, table.variables)}"
+        f"{vllm} does not know the variable {name}, so it has no effect.{instead_of(name, catalog.replacements, table.variables)}"
         for name in variables[:UNKNOWN_LIMIT]
     ]
     failing = [
         f"{vllm} does not know the flag {flag} and does not start with it, unless a plugin in the image adds the flag."
-        f"{_instead(flag, catalog.replacements, table.flags)}"
+        f"{instead_of(flag, catalog.replacements, table.flags)}"
         for flag in flags[:UNKNOWN_LIMIT]
     ]
     exact = version.is_known and version.distribution is Distribution.VLLM
@@ -151,7 +151,7 @@ def check_names(overrides: Overrides, version: ResolvedVersion, catalog: Catalog
     wrong = [flag for flag in flags if "." not in flag and not any(each.startswith(flag) for each in table.flags)]
     if not (wrong and exact and catalog.images.is_official(version.image)):
         return NameCheck(tuple(notes))
-    instead = _instead(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
+    instead = instead_of(wrong[0], catalog.replacements, table.flags) or " Remove it from spec.engine."
     return NameCheck(tuple(notes), f"{vllm} does not know the flag {wrong[0]} and does not start with it.{instead}")
 
 
@@ -173,8 +173,8 @@ def _fields(flag: str, value: str | None) -> list[str]:
     return [f"{flag}.{name}" for name in content] if isinstance(content, dict) else []
 
 
-def _instead(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
-    """The replacement of a name, or the known name that it is a misspelling of, as a sentence."""
+def instead_of(name: str, replacements: Mapping[str, str], known: Collection[str]) -> str:
+    """The replacement of a flag or variable, or the known name that it is a misspelling of, as a sentence."""
     if name in replacements:
         return f" Use {replacements[name]} instead."
     alike = difflib.get_close_matches(name[:NAME_LIMIT], sorted(known), 1, LIKENESS)

@@ -1,0 +1,83 @@
+"""`vllm-operator import`: write how another tool deploys vLLM as a VLLMDeployment.
+
+The VLLMDeployment goes to standard output. What was kept, translated and dropped, and what to look at, goes to standard error.
+
+Exit status: 0, or 2 if the input cannot be read or cannot be written as a VLLMDeployment.
+"""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from vllm_operator.api.validation import violations
+from vllm_operator.catalog.loader import load_catalog
+from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cli.imports.report import ImportRefusedError, Report
+from vllm_operator.cli.imports.sources import find_engines
+from vllm_operator.cli.imports.translation import translate
+from vllm_operator.cli.tables import wrap
+
+IMPORTED_STATUS, BAD_INPUT_STATUS = 0, 2
+_LIVE = ("deployment/", "deploy/", "deployments/")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "source",
+        metavar="FILE|deployment/NAME",
+        help="file with a Deployment, an InferenceService or LLMInferenceService of KServe, an InferenceService and a Model of LLMKube, or "
+        "values of the production stack (- is standard input); or a Deployment of the cluster",
+    )
+    parser.add_argument("-n", "--namespace", help="namespace of the Deployment (default: that of the current context)")
+    parser.add_argument("--model", metavar="URI", help="hf:// or pvc:// URI of the model, if the operator cannot read it from where it is")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the VLLMDeployments and the reports. Return the exit status."""
+    try:
+        objects = _read(arguments.source, arguments.namespace)
+        results = [(engine.source, *translate(engine, load_catalog(), model=arguments.model)) for engine in find_engines(objects)]
+        for _, manifest, _ in results:
+            _check(manifest)
+    except (InputError, ImportRefusedError) as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return BAD_INPUT_STATUS
+    print(yaml.safe_dump_all([manifest for _, manifest, _ in results], sort_keys=False, width=140, allow_unicode=True), end="")
+    for source, manifest, report in results:
+        print("\n".join(report_lines(source, manifest, report)), file=sys.stderr)
+    return IMPORTED_STATUS
+
+
+def report_lines(source: str, manifest: Mapping[str, Any], report: Report) -> list[str]:
+    """The report as text."""
+    lines = [f"{source} -> VLLMDeployment {manifest['metadata']['name']}"]
+    for title, sentences in report.sections():
+        lines += ["", f"{title}:", *(line for sentence in sentences for line in wrap(sentence, "  "))]
+    return [*lines, "", "Look at the plan before you apply it: vllm-operator plan -f FILE --nodes nodes.yaml", ""]
+
+
+def _read(source: str, namespace: str | None) -> Sequence[Mapping[str, Any]]:
+    kind = next((kind for kind in _LIVE if source.startswith(kind)), None)
+    return read_objects(source) if kind is None else [asyncio.run(_read_live(source.removeprefix(kind), namespace))]
+
+
+async def _read_live(name: str, given: str | None) -> Mapping[str, Any]:
+    # imported only here, because the Kubernetes client is slow to import
+    from vllm_operator.cli.live import connected, namespace_or_current
+    from vllm_operator.cluster.client import DEPLOYMENT
+
+    namespace = await namespace_or_current(given)
+    async with connected(f"Deployment {name} in the namespace {namespace}") as client:
+        return {**await client.get(DEPLOYMENT, name, namespace), "kind": DEPLOYMENT.kind}
+
+
+def _check(manifest: Mapping[str, Any]) -> None:
+    problems = violations(manifest)
+    if problems:
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ImportRefusedError(f"the VLLMDeployment {manifest['metadata']['name']} would be invalid:\n{listed}")
