@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from testenv.api import ApiClient
-from testenv.binaries import TEST_ENVIRONMENT, ensure_binaries
+from testenv.binaries import CONTROL_PLANE, ensure_binaries
 from testenv.environment import Environment
 from testenv.nodes import gpu_node
 
@@ -45,8 +45,8 @@ class Cluster:
         self._kubectl = ""
 
     def __enter__(self) -> Self:
-        # all at once and first: what is missing is built, with progress shown
-        self._kubectl = str(ensure_binaries(TEST_ENVIRONMENT)["kubectl"])
+        # all at once and first: what is missing is downloaded or built, with progress shown
+        self._kubectl = str(ensure_binaries((*CONTROL_PLANE, "kwok", "kubectl"))["kubectl"])
         self.environment.start()
         return self
 

@@ -1,4 +1,4 @@
-"""Finds the control plane's binaries, or builds them.
+"""Finds the control plane's binaries, downloads them, or builds them.
 
 Each binary comes from a Go module of its own kind below `tools/`, whose go.mod pins the version as a `tool` and whose
 go.sum pins every byte that goes in. Where a binary is looked for, in this order:
@@ -6,7 +6,8 @@ go.sum pins every byte that goes in. Where a binary is looked for, in this order
 1. the folder named by KUBEBUILDER_ASSETS, the conventional place of ready-made ones
 2. our cache, outside the source tree, keyed by the module's go.mod and go.sum
 3. PATH, for the command line tools only: any recent kubectl, helm or promtool will do, a server has to be the pinned one
-4. the build: minutes the first time, so it shows what it is doing
+4. the official releases, by pinned checksums (`releases.py`), into our cache
+5. the build: minutes the first time, so it shows what it is doing
 """
 
 import fcntl
@@ -23,6 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from testenv.releases import ReleaseError, by_release, download, known_releases
 from testenv.toolchain import find_go
 
 TOOLS = Path(__file__).parent / "tools"
@@ -102,6 +104,8 @@ def ensure_binaries(names: Sequence[str]) -> dict[str, Path]:
         with _only_one_builder():
             # another run may have built them while we waited for its lock
             missing = [name for name in missing if find_binary(name) is None]
+            _download(missing)
+            missing = [name for name in missing if find_binary(name) is None]
             go = find_go(cache_root() / "go") if missing else Path()
             for position, name in enumerate(missing, start=1):
                 _build(go, name, label=f"building {name} ({position} of {len(missing)})")
@@ -134,6 +138,16 @@ def _cached(name: str) -> Path:
     ]
     key = hashlib.sha256(b"\0".join(contents)).hexdigest()[:16]
     return cache_root() / f"{binary.module}-{platform.system()}-{platform.machine()}-{key}".lower() / name
+
+
+def _download(names: Sequence[str]) -> None:
+    """Downloads what is released. What cannot be downloaded is left to the build."""
+    for release, having in by_release(names, known_releases() if names else ()):
+        print(f"downloading {', '.join(having)} {release.version}", file=sys.stderr, flush=True)
+        try:
+            download(release, {name: _cached(name) for name in having})
+        except ReleaseError as error:
+            print(f"not downloaded: {error}", file=sys.stderr, flush=True)
 
 
 @contextmanager
