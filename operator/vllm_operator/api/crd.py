@@ -161,6 +161,7 @@ def _columns() -> list[dict[str, Any]]:
         _column("Status", f"{READY}.reason", "Reason of the condition Ready."),
         _column("Stage", ".status.startup.stage", "Stage of the start."),
         _column("Age", ".metadata.creationTimestamp", "Time since creation.", type="date"),
+        _column("URL", ".status.url", "URL of the engine for clients in the cluster.", priority=1),
         _column("Message", f"{READY}.message", "Message of the condition Ready.", priority=1),
         _column("Cache", ".status.cache.state", "State of the caches.", priority=1),
         _column("Image", ".status.pinnedPlan.image", "Container image.", priority=1),
