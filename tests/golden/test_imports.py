@@ -1,6 +1,7 @@
 """Ten deployments as other tools write them become VLLMDeployments that can be planned; what was done with each setting is told."""
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from support.fake_cluster import FakeCluster
 from support.gpus import machines_of_the_examples
 from support.plans import planned
 from vllm_operator.__main__ import main
@@ -101,6 +103,24 @@ def test_a_model_that_the_operator_cannot_read_can_be_given(tmp_path: Path, run:
     (tmp_path / "a.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "/data/model")), "utf-8")
     model = yaml.safe_load(run(tmp_path / "a.yaml", "--model", "pvc://models/llama")[1])["spec"]["model"]
     assert model == {"uri": "pvc://models/llama", "servedName": "/data/model"}
+
+
+def test_a_deployment_of_the_cluster_is_imported_without_what_the_api_server_adds(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    added = {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler", "securityContext": {}, "terminationGracePeriodSeconds": 30}
+    live = deployment("vllm", "serve", "a/b", pod=added, imagePullPolicy="IfNotPresent")
+    cluster = FakeCluster()
+    cluster.put({**live, "apiVersion": "apps/v1", "metadata": {"name": "a", "namespace": "models"}})
+
+    @asynccontextmanager
+    async def connected(what: str) -> AsyncIterator[FakeCluster]:
+        yield cluster
+
+    monkeypatch.setattr("vllm_operator.cli.live.connected", connected)
+    status, out, report = run("deployment/a", "-n", "models")
+    assert status == 0
+    assert yaml.safe_load(out)["metadata"] == {"name": "a", "namespace": "models"}
+    assert set(yaml.safe_load(out)["spec"]) == {"model", "engine"}
+    assert "grace period" not in report
 
 
 @pytest.mark.parametrize(

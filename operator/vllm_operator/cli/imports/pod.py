@@ -1,7 +1,7 @@
 """The Pod of a deployed engine: what belongs into the spec, into `spec.podTemplate`, and what the operator does itself."""
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +29,13 @@ _KEPT_OF_POD = (
     "automountServiceAccountToken",
 )
 _KEPT_OF_CONTAINER = ("securityContext", "imagePullPolicy", "envFrom", "workingDir")
+_DEFAULTS: Mapping[str, Any] = {
+    "dnsPolicy": "ClusterFirst",
+    "schedulerName": "default-scheduler",
+    "imagePullPolicy": "IfNotPresent",
+    "terminationGracePeriodSeconds": 30,
+}
+"""What the API server adds to every Pod template."""
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
 _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu", "habana.ai/gaudi", "aws.amazon.com/neuron")
@@ -83,8 +90,8 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
         ImportRefusedError: The engine does not use an NVIDIA GPU.
     """
     parts = PodParts()
-    pod: dict[str, Any] = {name: engine.pod[name] for name in _KEPT_OF_POD if engine.pod.get(name)}
-    container: dict[str, Any] = {name: engine.container[name] for name in _KEPT_OF_CONTAINER if engine.container.get(name)}
+    pod = _kept(engine.pod, _KEPT_OF_POD)
+    container = _kept(engine.container, _KEPT_OF_CONTAINER)
     _selector(engine.pod, parts, pod, report)
     _resources(engine.container, parts, container)
     parts.kept += [*pod, *(f"{name} of the container" for name in container)]
@@ -97,6 +104,10 @@ def read_pod(engine: Engine, report: Report) -> PodParts:
         parts.template["spec"] = pod
     _dropped(engine, report)
     return parts
+
+
+def _kept(source: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: source[name] for name in names if source.get(name) and source[name] != _DEFAULTS.get(name)}
 
 
 def _selector(source: Mapping[str, Any], parts: PodParts, pod: dict[str, Any], report: Report) -> None:
@@ -163,7 +174,7 @@ def _volumes(engine: Engine, parts: PodParts, pod: dict[str, Any], container: di
 def _dropped(engine: Engine, report: Report) -> None:
     if any(name in engine.container for name in _PROBES):
         report.dropped.append("Probes: those of the operator allow for long starts, until a deadline (spec.startup.deadlineSeconds).")
-    if "lifecycle" in engine.container or "terminationGracePeriodSeconds" in engine.pod:
+    if "lifecycle" in engine.container or _kept(engine.pod, ("terminationGracePeriodSeconds",)):
         report.dropped.append("Hooks and the grace period: the operator drains Pods (spec.rollout.drainSeconds).")
     for each in objects(engine.pod, "initContainers"):
         report.dropped.append(
