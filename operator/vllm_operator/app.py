@@ -14,7 +14,6 @@ kubeconfig is invalid. The operator waits for everything that may still come: th
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import signal
 import socket
@@ -41,6 +40,7 @@ from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.cluster.shard import ServedNamespaces, Shard
 from vllm_operator.planning.artifact import ArtifactTrust
 from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.runtime import memory
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
@@ -185,7 +185,7 @@ class Operator:
             )
         )
         client.refused = self.supervisor.recheck_access
-        _tune_garbage_collector()
+        memory.tune()
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""
@@ -273,6 +273,7 @@ class Operator:
     def _parts(self, stop: asyncio.Event) -> Iterator[tuple[str, Coroutine[Any, Any, object]]]:
         """Yield name and coroutine of each part. All of them run for as long as the operator."""
         yield "stop", stop.wait()
+        yield "memory", memory.return_unused()
         if self.leadership is not None:
             yield "leadership", self.leadership.run()
         yield "workers", self._lead(self.workers.run)
@@ -327,12 +328,3 @@ def _log_end(task: asyncio.Task[object]) -> None:
         log.warning("%s. The operator exits, to be started again as a standby", failure)
         return
     log.error("the task %r %s; the operator exits, to be started again", task.get_name(), describe_end(task), exc_info=failure)
-
-
-def _tune_garbage_collector() -> None:
-    """Run Python's cyclic garbage collector less often, because it caused a measurable part of the latency."""
-    # what was loaded so far is never garbage
-    gc.collect()
-    gc.freeze()
-    # what a reconciliation makes is freed by reference counts; a collection after every 700 objects finds nothing
-    gc.set_threshold(20_000, 20, 20)

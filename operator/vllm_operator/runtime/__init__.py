@@ -4,5 +4,5 @@ one object   reconciler, cache_reconciler, plan_cache, plan_revisions, observati
 the queue    watches, mirroring, queue, workers
 logs         followers (of all Pods), follower (of one run of a container), container_runs, log_lines,
              log_slots (how many are open)
-the process  leadership, supervisor, permissions, user_data, health, metrics, log_output
+the process  leadership, supervisor, permissions, user_data, health, metrics, log_output, memory
 """

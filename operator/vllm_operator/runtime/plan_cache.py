@@ -1,8 +1,10 @@
 """The latest outcome of planning for each VLLMDeployment: most reconciliations find nothing changed that a plan depends on."""
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.inventory.pools import Inventory
@@ -10,15 +12,18 @@ from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 
-MAX_OUTCOMES = 512
-"""Objects whose latest outcome is remembered: those that change at the moment. Each takes up to 60 KiB."""
+MAX_OUTCOMES = 8192
+"""Objects whose latest outcome is remembered. Each takes 2 KiB beside the pinned plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An outcome, and what it was planned from."""
+    """An outcome, and what it was planned from. The generation stands for the spec."""
 
-    resource: VLLMDeployment
+    generation: int | None
+    annotations: Mapping[str, str]
+    cache_generation: int
+    pinned: Plan | None
     inventory: Inventory
     catalog: Catalog
     files: ModelFiles
@@ -27,7 +32,9 @@ class _Entry:
     def answers(self, resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, files: ModelFiles) -> bool:
         """Whether planning from these would lead to the same outcome."""
         same = self.inventory is inventory and self.catalog is catalog and self.files == files
-        return same and _plans_alike(self.resource, resource)
+        metadata = resource.metadata
+        of_one = (self.generation, self.cache_generation) == (metadata.generation, _cache_generation(resource))
+        return same and of_one and self.annotations == metadata.annotations and self.pinned == resource.pinned
 
 
 class PlanCache:
@@ -52,17 +59,21 @@ class PlanCache:
         generation = _cache_generation(resource)
         outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
         if uid:
-            self._entries[uid] = _Entry(resource, inventory, catalog, files, outcome)
+            outcome, metadata = _without_today(outcome), resource.metadata
+            entry = _Entry(metadata.generation, metadata.annotations, generation, resource.pinned, inventory, catalog, files, outcome)
+            self._entries[uid] = entry
             self._entries.move_to_end(uid)
             if len(self._entries) > MAX_OUTCOMES:
                 self._entries.popitem(last=False)
         return outcome
 
 
-def _plans_alike(old: VLLMDeployment, new: VLLMDeployment) -> bool:
-    if old.metadata.generation != new.metadata.generation or old.metadata.annotations != new.metadata.annotations:
-        return False
-    return _cache_generation(old) == _cache_generation(new) and old.pinned == new.pinned and old.spec == new.spec
+def _without_today(outcome: Outcome) -> Outcome:
+    """Keep today's plan only if it is for another GPU, which is all that is read of it: it is as large as the pinned one."""
+    plan, today = outcome.plan, outcome.today
+    if plan is None or today is None or today.plan is None or today.plan.product != plan.product:
+        return outcome
+    return replace(outcome, today=replace(today, plan=plan))
 
 
 def _cache_generation(resource: VLLMDeployment) -> int:
