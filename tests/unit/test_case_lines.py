@@ -67,6 +67,13 @@ def test_an_engine_that_vllm_cannot_divide_is_refused(changes: dict[str, Any], s
     assert said in made.limit
 
 
+@pytest.mark.parametrize(("gpu", "budget"), [("DGX Spark", 111.9), ("NVIDIA GB10", 111.9), ("Jetson Thor", None)])
+def test_a_machine_with_unified_memory_has_that_of_its_gpu(gpu: str, budget: float | None) -> None:
+    assert case("f3a63f53f4", gpu=gpu, gpu_memory_gib=None, gpu_memory_utilization=None).budget == (
+        budget and pytest.approx(budget, abs=0.1)
+    )
+
+
 @pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
 def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
     [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], SHAPES, GPUS, FACTS)

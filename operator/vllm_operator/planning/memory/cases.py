@@ -140,6 +140,8 @@ def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
     product = find_product(case.device_name, gpus)
     named = (known for word, known in facts.usable_memory.unified_names.items() if word in case.device_name.lower())
     architecture = product.architecture if product else next(named, None)
+    if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
+        product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
     if case.memory_gib is None:
         return device_of(product, architecture, None, gpus, facts)
     family = gpus.architectures.get(architecture or "")
