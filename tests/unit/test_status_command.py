@@ -123,6 +123,21 @@ def test_a_pipe_gets_only_screens_that_differ(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "a\n\nb\n\n"
 
 
+def test_a_terminal_gets_each_screen_in_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def two() -> AsyncIterator[list[Line]]:
+        for text in ("first", "second"):
+            yield [line(text), line("below")]
+
+    stream = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setattr(sys, "stdout", stream)
+    asyncio.run(terminal.show_each(two()))
+    first, _, rest = stream.getvalue().partition("second")
+    assert "first" in first
+    assert "\x1b[1A" in first  # one line up, over the screen before
+    assert "below" in rest
+
+
 def test_the_operator_does_not_import_what_draws_screens() -> None:
     code = "import sys, vllm_operator.app; print([name for name in sys.modules if name.split('.')[0] == 'rich' or '.cli.' in name])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
