@@ -45,11 +45,12 @@ def bench(registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytes
 def test_what_was_published_is_fetched(bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
     registry.account, registry.bearer = ACCOUNT, "t0ken"
     bench.log_in()
-    status, result = bench.publish(fill(tmp_path / "filled"))
+    status, result = bench.publish(fill(tmp_path / "filled"), coldSeconds=459)
     assert (status, result["result"], result["tag"]) == (0, "Published", TAG)
     assert set(registry.manifests) == {TAG, BASE}
     assert any("pull%2Cpush" in path for _, path, _ in registry.requests)
-    assert bench.fetch()[1]["digest"] == result["digest"]
+    fetched = bench.fetch()[1]
+    assert (fetched["digest"], fetched["coldSeconds"]) == (result["digest"], 459)
     assert (bench.root / "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so").read_bytes() == FILES[
         "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so"
     ]

@@ -73,6 +73,9 @@ class ArtifactStatus(Model):
     fetch_seconds: int | None = Field(default=None, ge=0, description="Duration of that fetch, in seconds, rounded up.")
     fetch_message: str | None = Field(default=None, max_length=600, description="Why that fetch failed.")
     size_bytes: int | None = Field(default=None, ge=0, description="Size of the files of the artifact, in bytes.")
+    cold_start_seconds: int | None = Field(
+        default=None, ge=0, description="Duration of the cold start of the engine that published this artifact, in seconds."
+    )
     publication: str | None = Field(
         default=None, max_length=64, description="What the last publication was for: repository, cache key, model and settings."
     )

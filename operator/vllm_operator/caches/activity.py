@@ -129,6 +129,7 @@ class ArtifactResult:
     seconds: float | None = None
     size_bytes: int | None = None
     files: int | None = None
+    cold_seconds: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

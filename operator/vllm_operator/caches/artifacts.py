@@ -157,6 +157,7 @@ def read_result(container: Any) -> ArtifactResult | None:
         seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 10**6 else None,
         size_bytes=_count(found, "bytes"),
         files=_count(found, "files"),
+        cold_seconds=_count(found, "coldSeconds"),
     )
 
 

@@ -26,10 +26,12 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import controller_of
-from vllm_operator.pods.view import Phase
+from vllm_operator.pods.view import Phase, PodView
 
 PAUSE = timedelta(minutes=15)
 """Interval between two attempts, if the last one failed for a reason that may go away."""
+SETTLE_SECONDS = 30.0
+"""How long a Pod is Ready before its caches are published, if the duration of its start is not known yet."""
 DEADLINE_SECONDS = 900
 KEPT_SECONDS = 600
 """How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt has the same name."""
@@ -71,11 +73,22 @@ def describe_publication(context: CacheContext) -> tuple[Publication | None, Pub
         if known.publish_result in FINAL or left > timedelta(0):
             recheck = None if known.publish_result in FINAL else left.total_seconds()
             return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck), None
-    node = next((view.node for at, view in context.replicas if view.phase is Phase.READY and at == address), "")
+    view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
     is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
-    if not node or not is_filled or is_terminating(context.claim):
+    if view is None or not is_filled or is_terminating(context.claim):
         return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion), None
-    return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, node)
+    if (seconds := _seconds_to_settle(context, view)) > 0:
+        return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion, recheck_seconds=seconds), None
+    return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, view.node)
+
+
+def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
+    """How long to wait for the duration of the start, which the artifact carries; 0 if it is known, or has not become known in time."""
+    known = context.resource.status.cache
+    is_known = known is not None and known.key == context.plan.cache_key
+    if is_known and known is not None and (known.cold_start_seconds is not None or known.warm_start_seconds is not None):
+        return 0.0
+    return SETTLE_SECONDS - (context.now - view.ready_at).total_seconds() if view.ready_at is not None else 0.0
 
 
 def publication_occasion(context: CacheContext) -> str:
@@ -131,6 +144,7 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
         "architecture": plan.architecture or "",
         "mounts": _mounts(context, caches),
         "deadline": DEADLINE_SECONDS - 60,
+        "coldSeconds": (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0,
         **({"secret": ARTIFACT_SECRET_ROOT} if resource.spec.cache.artifact.push_secret_name else {}),
     }
     spec = _pod_spec(context, engine, settings, resource.spec.cache.artifact, need)

@@ -220,10 +220,12 @@ def _samples(status: VLLMDeploymentStatus, start: StartClock | None, reasons: Co
 
 def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
     cold, warm = cache.cold_start_seconds, cache.warm_start_seconds
+    of_artifact = cache.artifact.cold_start_seconds if cache.artifact is not None else None
+    before = cold if cold is not None else of_artifact
     shown: Iterable[tuple[str, tuple[str, ...], int | None]] = (
         ("start_seconds", ("cold",), cold),
         ("start_seconds", ("warm",), warm),
-        ("start_saved_seconds", (), max(0, cold - warm) if cold is not None and warm is not None else None),
+        ("start_saved_seconds", (), max(0, before - warm) if before is not None and warm is not None else None),
         # also 0, because `increase` needs an earlier sample
         ("quarantined_caches", (), cache.generation or 0),
     )

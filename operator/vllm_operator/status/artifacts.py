@@ -62,6 +62,7 @@ def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[st
         "fetch_seconds": None if result.seconds is None else math.ceil(result.seconds),
         "fetch_message": wording.clean(result.message, _MAX_MESSAGE) or None,
         "size_bytes": result.size_bytes,
+        "cold_start_seconds": result.cold_seconds,
     }
 
 

@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 from vllm_operator.caches.scripts.artifact import (
+    COLD_LABEL,
     LABEL,
     MAX_BYTES,
     ArtifactError,
@@ -107,7 +108,9 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
     finally:
         remove_tree(staging)
-    return {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, "packedBytes": layer["size"], **state}
+    result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **state}
+    cold = labels.get(COLD_LABEL, "")
+    return {**result, "packedBytes": layer["size"], **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {})}
 
 
 def find_manifest(registry: Registry, pinned: str, tags: list[str]) -> tuple[bytes, str, str]:

@@ -15,6 +15,7 @@ import time
 from typing import Any
 
 from vllm_operator.caches.scripts.artifact import (
+    COLD_LABEL,
     LABEL,
     MAX_BYTES,
     ArtifactError,
@@ -67,7 +68,8 @@ def publish(settings: dict[str, Any]) -> dict[str, Any]:
     if (there := find_present(registry, tag, base)) is not None:
         return {"result": "AlreadyPublished", "tag": tag, "digest": there}
     with tempfile.TemporaryFile() as file:
-        packed = pack_unchanged(settings, file, {f"{LABEL}base": base, f"{LABEL}tag": tag})
+        cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
+        packed = pack_unchanged(settings, file, {f"{LABEL}base": base, f"{LABEL}tag": tag, **cold})
         if packed.size > int(settings.get("maxBytes") or MAX_BYTES):
             raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
         push(registry, packed, file)

@@ -1,0 +1,60 @@
+"""`kubectl vllm caches`: where caches are, what they save, and what was fetched and published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from support.operators import llama
+from vllm_operator.__main__ import kubectl_plugin
+
+CACHE = {
+    "key": "v0.20.1-sm90-h200-tp1-11e89eaa",
+    "claimName": "llama-cache",
+    "state": "Warm",
+    "coldStartSeconds": 459,
+    "warmStartSeconds": 35,
+    "artifact": {"tag": "v0.20.1-sm90-h200-tp1-x86-64-abc-def", "publishResult": "Published"},
+}
+FETCHED = {"key": "k", "state": "Cold", "artifact": {"fetch": "Fetched", "sizeBytes": 76 * 2**20, "tag": "t\x1b[31m"}}
+
+
+def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any], *arguments: str) -> tuple[int, str]:
+    (tmp_path / "objects.yaml").write_text(yaml.safe_dump({"kind": "List", "items": objects}), "utf-8")
+    status = kubectl_plugin(["caches", "-f", str(tmp_path / "objects.yaml"), *arguments])
+    captured = capsys.readouterr()
+    return status, captured.out + captured.err
+
+
+@pytest.fixture
+def objects() -> list[dict[str, Any]]:
+    published = {**llama("published"), "status": {"cache": CACHE}}
+    fetched = {**llama("fetched", cache={"storage": "EmptyDir"}), "status": {"cache": FETCHED}}
+    return [published, fetched, llama("new"), {**llama("odd"), "status": {"cache": {"key": 1, "artifact": []}}}]
+
+
+def test_the_table_says_where_caches_are_and_what_they_save(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any]) -> None:
+    status, page = run(tmp_path, capsys, objects)
+    header, first, second = page.splitlines()
+    assert status == 0
+    assert header.split()[:4] == ["NAMESPACE", "NAME", "KEY", "WHERE"]
+    assert first.split()[:-1] == ["default", "fetched", "k", "EmptyDir", "Cold", "-", "-", "-", "Fetched", "76", "MiB", "-"]
+    assert "\x1b" not in page
+    expected = ["default", "published", CACHE["key"], "llama-cache", "Warm", "459", "s", "35", "s", "424", "s", "-", "-", "Published"]
+    assert second.split()[:-1] == expected
+
+
+def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str], objects: list[Any]) -> None:
+    rows = json.loads(run(tmp_path, capsys, objects, "-o", "json")[1])
+    assert [(row["name"], row["savedSeconds"], row["fetch"]) for row in rows] == [("fetched", None, "Fetched"), ("published", 424, "")]
+
+
+def test_without_caches_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(tmp_path, capsys, [llama()]) == (0, "No VLLMDeployment has caches yet.\n")
+
+
+def test_a_file_that_cannot_be_read_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert kubectl_plugin(["caches", "-f", "/nowhere.yaml"]) == 2
+    assert "Error:" in capsys.readouterr().err
