@@ -19,7 +19,9 @@ DEFINITION = CHART / "files" / "vllmdeployments.yaml"
 METADATA = CHART / "Chart.yaml"
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
-OWN_VALUES = frozenset({"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "lease", "identity"})
+OWN_VALUES = frozenset(
+    {"namespaces", "http_host", "http_port", "log_format", "log_level", "hub_endpoint", "integrations", "lease", "identity"}
+)
 """Settings that have a value of their own in the chart, or none because the chart needs them as they are."""
 HEADER = "| value | default | meaning |\n|---|---|---|\n"
 KEEP = """\

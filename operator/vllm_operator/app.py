@@ -161,6 +161,7 @@ class Operator:
             metrics=self.metrics,
             configs=self.configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
+            integrations=settings.integrations,
         )
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

@@ -44,6 +44,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     await stall(served, sim)
     await leave_replicas_to_an_autoscaler(served)
     await meet_what_is_not_ours(served)
+    await limit_who_connects(served)
     await use_a_claim_of_the_user(served)
     await pin_a_device(served)
     await replace_what_an_earlier_object_left(served)
@@ -207,6 +208,16 @@ async def meet_what_is_not_ours(cluster: Cluster) -> None:
     await cluster.create(llama(cluster.namespace, "taken"))
     await cluster.wait_for("VLLMDeployment", "taken", lambda it: "a Service of this name" in str(it.get("status")))
     await cluster.delete("VLLMDeployment", "taken")
+
+
+async def limit_who_connects(cluster: Cluster) -> None:
+    """A NetworkPolicy comes, changes and goes."""
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": {}}})
+    await cluster.wait_for("NetworkPolicy", "llama", bool)
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": {"ingressFrom": [{"podSelector": {}}]}}})
+    await cluster.wait_for("NetworkPolicy", "llama", lambda it: "from" in it["spec"]["ingress"][0])
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": None}})
+    await cluster.wait_until_gone("NetworkPolicy", "llama")
 
 
 def template(name: str, namespace: str) -> Manifest:

@@ -1,6 +1,7 @@
 """The account that the chart gives to the operator, in a namespace of a test: what it may do there, and nothing more."""
 
 from pathlib import Path
+from typing import Any
 
 from support import helm
 from support.cluster import Cluster, Manifest
@@ -9,9 +10,9 @@ ACCOUNT = "vllm-operator"
 ROLE_GROUP = "rbac.authorization.k8s.io"
 
 
-def _values(namespace: str) -> Manifest:
+def _values(namespace: str, **values: Any) -> Manifest:
     settings = {"rules_config_map": rules_of(namespace)}
-    return {"namespaces": [namespace], "settings": settings, "crds": {"install": False}, "rbac": {"aggregate": False}}
+    return {"namespaces": [namespace], "settings": settings, "crds": {"install": False}, "rbac": {"aggregate": False}, **values}
 
 
 def rules_of(namespace: str) -> str:
@@ -19,10 +20,10 @@ def rules_of(namespace: str) -> str:
     return f"{namespace}/rules"
 
 
-async def make_account(cluster: Cluster, path: Path) -> Path:
-    """Create the account with the chart's roles for the test's namespace; write a kubeconfig that acts as it."""
+async def make_account(cluster: Cluster, path: Path, **values: Any) -> Path:
+    """Create the account with the chart's roles for the test's namespace and these values; write a kubeconfig that acts as it."""
     # the release lies in the namespace itself: its cluster-wide objects are named after it
-    for manifest in helm.template(_values(cluster.namespace), namespace=cluster.namespace):
+    for manifest in helm.template(_values(cluster.namespace, **values), namespace=cluster.namespace):
         if manifest["kind"] == "ServiceAccount" or manifest["apiVersion"].startswith(ROLE_GROUP):
             await cluster.apply(manifest)
     return await cluster.act_as(ACCOUNT, path)
@@ -45,7 +46,7 @@ async def remove_account(cluster: Cluster) -> None:
         await cluster.delete(kind, f"{cluster.namespace}-{helm.RELEASE}")
 
 
-def granted(namespace: str) -> set[tuple[str, str, str]]:
-    """What the account may do: (group, resource, verb)."""
-    manifests: list[Manifest] = helm.template(_values(namespace), namespace=namespace)
+def granted(namespace: str, **values: Any) -> set[tuple[str, str, str]]:
+    """What the account may do with these values: (group, resource, verb)."""
+    manifests: list[Manifest] = helm.template(_values(namespace, **values), namespace=namespace)
     return helm.rules(manifests, "Role") | helm.rules(manifests, "ClusterRole")

@@ -89,6 +89,7 @@ def test_only_what_kubernetes_itself_or_an_earlier_version_defines_is_left_unche
         f"{value_from}.configMapKeyRef",
         f"{value_from}.fieldRef",
         f"{value_from}.resourceFieldRef",
+        *(f"spec.networkPolicy.ingressFrom[].{field}" for field in ("podSelector", "namespaceSelector", "ipBlock")),
         "status.plan",
     }
 

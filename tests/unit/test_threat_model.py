@@ -36,8 +36,10 @@ def fields(schema: dict[str, Any], path: str = "spec") -> Iterator[tuple[str, di
         yield from fields(field.get("items", field), f"{path}.{name}")
 
 
-def test_no_field_names_another_namespace() -> None:
-    assert [path for path, _ in fields(SPEC) if "namespace" in path.lower()] == []
+def test_no_field_names_another_namespace_but_that_of_a_gateway_which_decides_for_itself() -> None:
+    named = [path for path, _ in fields(SPEC) if "namespace" in path.lower()]
+    # a selector of who may connect, and the Gateway, whose listeners say which namespaces they admit
+    assert named == ["spec.networkPolicy.ingressFrom.namespaceSelector", "spec.gateway.parentRefs.namespace"]
 
 
 def test_what_a_field_refers_to_is_a_name_and_no_path() -> None:
@@ -45,7 +47,9 @@ def test_what_a_field_refers_to_is_a_name_and_no_path() -> None:
     assert {"spec.cache.claimName", "spec.model.tokenSecretRef.name"} <= set(references)
     open_fields = {path for path, field in fields(SPEC) if field.get("x-kubernetes-preserve-unknown-fields")}
     # what Kubernetes itself judges when the Pod, the claim or the Service is made
-    assert all(path.startswith(("spec.podTemplate.", "spec.engine.env.valueFrom")) for path in open_fields), open_fields
+    assert all(
+        path.startswith(("spec.podTemplate.", "spec.engine.env.valueFrom", "spec.networkPolicy.ingressFrom.")) for path in open_fields
+    ), open_fields
 
 
 @pytest.mark.parametrize("field", ["namespace", "name", "ownerReferences", "finalizers"])

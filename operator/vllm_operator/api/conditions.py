@@ -25,10 +25,12 @@ STARTING = "Starting"
 """A Pod is starting. False: a Pod cannot start, or no longer responds. Absent if all replicas have started."""
 CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
+EXPOSED = "Exposed"
+"""False: a NetworkPolicy, HTTPRoute or InferencePool that the spec asks for is not in effect. Absent otherwise."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, STARTING, CRASHED, STALLED)
+ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, STARTING, CRASHED, EXPOSED, STALLED)
 """Order in which conditions are shown."""
 
 
@@ -149,6 +151,11 @@ class Reason:
     """The Pod crashed earlier and is ready now."""
     UNKNOWN_CRASH = "UnknownCrash"
     """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
+    # Exposed
+    KIND_NOT_INSTALLED = "KindNotInstalled"
+    """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it."""
+    INTEGRATION_DISABLED = "IntegrationDisabled"
+    """The operator may not create an object that the spec asks for. The message names the value of the chart."""
     # Ready
     SERVING = "Serving"
     """All replicas are ready and serve the current spec."""
@@ -157,7 +164,7 @@ class Reason:
     STOPPED = "Stopped"
     """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash."""
     APPLY_FAILED = "ApplyFailed"
-    """The API server refused an object that the operator applied. The message says which and why."""
+    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed."""
     PERMISSION_MISSING = "PermissionMissing"
     """The service account of the operator lacks a permission. The message names it. Also a reason of Planned."""
     OPERATOR_FAILED = "OperatorFailed"

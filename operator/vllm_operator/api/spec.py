@@ -33,6 +33,7 @@ from vllm_operator.api.base import (
     list_set,
     open_objects,
 )
+from vllm_operator.api.exposure import GatewaySpec, NetworkPolicySpec
 from vllm_operator.api.operation import AuthSpec, CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
 
 
@@ -118,9 +119,6 @@ class ModelSpec(Model):
     )
 
 
-ArgumentValue = Annotated[str, Field(max_length=4096)]
-
-
 class EngineArgument(Model):
     """A command line flag of the engine."""
 
@@ -129,7 +127,7 @@ class EngineArgument(Model):
         description="Name of the flag, with or without leading dashes: `--max-model-len` or `max-model-len`.",
     )
     value: str | None = Field(default=None, max_length=16384, description="Value. Absent for a flag without a value.")
-    values: list[ArgumentValue] | None = Field(
+    values: list[Annotated[str, Field(max_length=4096)]] | None = Field(
         default=None,
         min_length=1,
         max_length=64,
@@ -386,6 +384,8 @@ class VLLMDeploymentSpec(Model):
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
     rollout: RolloutSpec | None = Field(default=None, description="Replacement of Pods when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
+    network_policy: NetworkPolicySpec | None = Field(default=None, description="A NetworkPolicy for the Pods. Default: none.")
+    gateway: GatewaySpec | None = Field(default=None, description="An HTTPRoute from a Gateway to the engine. Default: none.")
     auth: AuthSpec | None = Field(default=None, description="Key that clients must send.")
     startup: StartupSpec | None = Field(default=None, description="Time limits of a start, and what to do about a stalled one.")
     remediation: RemediationSpec | None = Field(default=None, description="What the operator does about crashes.")

@@ -27,6 +27,9 @@ from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
+    NETWORK_POLICY,
     SERVICE,
     ClusterClient,
     ClusterError,
@@ -42,7 +45,7 @@ from vllm_operator.cluster.recent import Recent
 
 log = logging.getLogger(__name__)
 
-PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE)
+PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE, NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
 """Kinds whose children are deleted when they are no longer desired. Never a PersistentVolumeClaim: it holds data."""
 CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 """Where additions of others are removed. Elsewhere they stay, such as a paused rollout or the address of a load balancer."""

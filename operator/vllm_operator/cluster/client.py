@@ -68,6 +68,9 @@ SECRET = Kind("v1", "Secret", "secrets")
 POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
 JOB = Kind("batch/v1", "Job", "jobs")
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
+INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
@@ -89,6 +92,9 @@ KINDS = (
     POD_METRICS,
     JOB,
     AUTOSCALER,
+    NETWORK_POLICY,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     CLAIM_TEMPLATE,
     RESOURCE_SLICE,
     DEFINITION,

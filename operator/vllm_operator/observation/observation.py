@@ -53,6 +53,30 @@ _NOT_SERVING_YET = frozenset(
 )
 
 
+@dataclass(frozen=True, slots=True)
+class ExposureProblem:
+    """Why an object of this kind is not in effect. `detail` is the name of the integration, or the message of the API server."""
+
+    reason: str
+    kind: str
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exposure:
+    """What exposes an engine beside its Service.
+
+    `url` is the one of an HTTPRoute that a Gateway has accepted. `awaits_gateway`: there is an HTTPRoute, and none has accepted it yet.
+    """
+
+    problems: tuple[ExposureProblem, ...] = ()
+    url: str | None = None
+    awaits_gateway: bool = False
+
+
+NO_EXPOSURE = Exposure()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
     """Everything known of one VLLMDeployment at one moment.
@@ -80,6 +104,7 @@ class Observation:
             be read.
         activity: What is being done for the caches.
         not_kept: Fields of the Pod template that were applied and that the API server or a webhook dropped or changed.
+        exposure: What exposes the engine beside its Service.
         apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
     """
 
@@ -104,6 +129,7 @@ class Observation:
     activity: CacheActivity = NO_ACTIVITY
     not_kept: tuple[str, ...] = ()
     apply_error: str | None = None
+    exposure: Exposure = NO_EXPOSURE
 
     @property
     def previous(self) -> VLLMDeploymentStatus:

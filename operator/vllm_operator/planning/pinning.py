@@ -61,9 +61,13 @@ def planned_generation(resource: VLLMDeployment) -> int:
     return plan.observed_generation
 
 
+UNPLANNED = ("replicas", "networkPolicy", "gateway")
+"""Fields of the spec that change no plan."""
+
+
 def digest_of(spec: VLLMDeploymentSpec) -> str:
-    """A digest of the spec without `replicas`."""
-    fields = {name: value for name, value in spec.to_json().items() if name != "replicas"}
+    """A digest of the spec without the fields that no plan depends on."""
+    fields = {name: value for name, value in spec.to_json().items() if name not in UNPLANNED}
     return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -9,8 +9,11 @@ from vllm_operator.cluster.client import (
     CLAIM_TEMPLATE,
     DEPLOYMENT,
     EVENT,
+    HTTP_ROUTE,
+    INFERENCE_POOL,
     JOB,
     NAMESPACE,
+    NETWORK_POLICY,
     NODE,
     POD,
     POD_METRICS,
@@ -84,9 +87,17 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(POD_METRICS, "get", "the CPU use of a silent start is unknown, and it gets the time that its stage may need"),
     *_all(JOB, "create", "a full cache volume is not cleaned"),
     *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
+    *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
     *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
 )
 """Without one of these the operator is ready, but a feature does not work."""
+
+_NO_GATEWAY = "spec.gateway has no effect"
+GATEWAY: tuple[Permission, ...] = (
+    *_all(HTTP_ROUTE, "get create patch delete", _NO_GATEWAY),
+    *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
+)
+"""Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
 
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 

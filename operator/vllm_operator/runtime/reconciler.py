@@ -50,6 +50,7 @@ from vllm_operator.planning.pinning import compares_free, max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
+from vllm_operator.runtime.exposure_reconciler import ExposureReconciler
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
@@ -111,6 +112,7 @@ class Reconciler:
         metrics: Metrics,
         configs: ModelConfigs | None = None,
         trust: ArtifactTrust | None = None,
+        integrations: Collection[str] = (),
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Set up a reconciler.
@@ -125,6 +127,7 @@ class Reconciler:
             metrics: The operator's metrics.
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
+            integrations: APIs of others that the operator may use; see `ExposureReconciler`.
             now: The clock.
         """
         self._client = client
@@ -142,6 +145,7 @@ class Reconciler:
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
+        self._exposure = ExposureReconciler(client, integrations=integrations, count=metrics.wrote)
         self._recorder = EventRecorder(client)
         self._pod_schema = PodSchemas(client)
 
@@ -190,7 +194,9 @@ class Reconciler:
         """Run the steps after `apply`, also if that failed."""
         if not self._follow_logs(key, resource, snapshot):
             return Result("waiting", CATCH_UP_SECONDS)
+        exposure = await self._exposure.reconcile(resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
+        observation = replace(observation, exposure=exposure)
         decision, reported = self._decide(observation)
         await self._write_events(resource, snapshot, reported)
         await self._write_status(resource, snapshot, reported)

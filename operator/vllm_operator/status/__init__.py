@@ -8,6 +8,7 @@ artifacts       CachePublished, `status.cache.artifact`
 starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
                 Pods that the scheduler or an admission plugin refuses)
 crashed         Crashed
+exposed         Exposed, `status.url`
 ready           Ready, Stalled, and which conditions have something to report
 events          the difference to the previous status, as events
 """

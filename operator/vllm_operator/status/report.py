@@ -13,6 +13,7 @@ from vllm_operator.api.conditions import (
     CACHE_PUBLISHED,
     CACHE_WARM,
     CRASHED,
+    EXPOSED,
     PLANNED,
     READY,
     STALLED,
@@ -28,7 +29,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, planned, ready, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, exposed, planned, ready, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -89,6 +90,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         CACHE_PUBLISHED: artifacts.cache_published(observed, cached.artifact if cached else None),
         STARTING: starting.starting(observed, block, remediation),
         CRASHED: crashed.crashed(observed, crashes, remediation),
+        EXPOSED: exposed.exposed(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     judged[READY] = ready.ready(observed, crashes, judged)
@@ -103,7 +105,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         replicas=rollout.replicas(observed),
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
-        url=ready.service_url(observed),
+        url=exposed.url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, now=now),
         pinned_plan=summary_of_plan,
         plan=planned.deprecated_plan(observed, summary_of_plan),
@@ -127,6 +129,8 @@ def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus |
         yield observed.observation.now + timedelta(seconds=NODES_SECONDS)
     if observed.observation.apply_error:
         yield _next_try(observed.observation)
+    if observed.observation.exposure.awaits_gateway:
+        yield observed.observation.now + timedelta(seconds=exposed.GATEWAY_SECONDS)
     yield startup.held_until(observed, block)
     recheck = observed.observation.activity.recheck_seconds
     yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None

@@ -1,0 +1,38 @@
+"""Exposed: what of the gateway or the NetworkPolicy is not in effect; and the URL of the engine."""
+
+from collections.abc import Mapping
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.observation.observation import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.status.conditions import FALSE
+from vllm_operator.status.ready import service_url
+
+GATEWAY_SECONDS = 30
+"""Interval between looks at an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
+_RELEASES = "https://github.com/kubernetes-sigs"
+_MANIFESTS: Mapping[str, str] = {
+    "HTTPRoute": f"{_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
+    "InferencePool": f"{_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
+}
+"""Manifests of the CustomResourceDefinitions, by kind."""
+
+
+def exposed(observed: ObservedState) -> Verdict | None:
+    """Judge Exposed: the first problem; None if there is none."""
+    problem = next(iter(observed.observation.exposure.problems), None)
+    if problem is None:
+        return None
+    say, kind = observed.messages.say, problem.kind
+    if problem.reason == Reason.KIND_NOT_INSTALLED:
+        text = say("exposed.not_installed", kind=kind, manifests=_MANIFESTS.get(kind))
+    elif problem.reason == Reason.INTEGRATION_DISABLED:
+        text = say("exposed.disabled", kind=kind, integration=problem.detail)
+    else:
+        text = say("exposed.refused", kind=kind, error=problem.detail)
+    return Verdict(FALSE, problem.reason, text)
+
+
+def url(observed: ObservedState) -> str | None:
+    """The URL of a host that a Gateway serves, else that of the Service; None without one."""
+    return observed.observation.exposure.url or service_url(observed)
