@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -11,7 +12,8 @@ import yaml
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has
+from support.operator_process import llama as any_llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
 from vllm_operator.api.labels import REPLAN_ANNOTATION
@@ -21,6 +23,12 @@ pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
 SLICES = Path(__file__).parent.parent / "golden" / "cases" / "mig-uuid-claim" / "slices.yaml"
+
+
+def llama(namespace: str, name: str = "llama", **spec: Any) -> Manifest:
+    """A VLLMDeployment on whole GPUs: there are few slices."""
+    return any_llama(namespace, name, **{"accelerator": {"mig": {"mode": "Disabled"}}, **spec})
+
 
 NO_REQUEST = {
     # the API server looks this up itself when a child names its owner (OwnerReferencesPermissionEnforcement, as on OpenShift)
