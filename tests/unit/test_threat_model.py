@@ -213,7 +213,8 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
     ours = [role for role in roles if "rbac.authorization.k8s.io/aggregate-to-edit" not in role["metadata"].get("labels", {})]
     rules = [rule for role in ours for rule in role["rules"]]
     may_delete = {resource for rule in rules for resource in rule["resources"] if {"delete", "*"} & set(rule["verbs"])}
-    assert may_delete == {"deployments", "services", "pods", "jobs", "resourceclaimtemplates", "controllerrevisions"}
+    ours_to_delete = {"deployments", "services", "pods", "jobs", "resourceclaimtemplates", "controllerrevisions", "networkpolicies"}
+    assert may_delete == ours_to_delete
     assert not any({"deletecollection", "escalate", "bind", "impersonate", "*"} & set(rule["verbs"]) for rule in rules)
 
 
