@@ -115,6 +115,7 @@ generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_crds.py
 	$(BIN)/python hack/generate_docs.py
 	$(BIN)/python hack/generate_chart.py
+	$(BIN)/python hack/generate_dashboards.py
 	$(BIN)/python hack/generate_backends_doc.py
 	$(BIN)/python hack/generate_sizing_doc.py
 	$(BIN)/python hack/release_differences.py

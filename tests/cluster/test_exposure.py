@@ -81,7 +81,9 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     # drift is put right, and what is no longer asked for goes
     for kind, wrong in (("HTTPRoute", {"hostnames": ["wrong.example.com"]}), ("InferencePool", {"targetPorts": [{"number": 9}]})):
         await served.patch(kind, "llama", {"spec": wrong})
+    await served.patch("NetworkPolicy", "llama", {"spec": {"ingress": []}})
     await look_again(served, "after the drift")
+    await served.wait_for("NetworkPolicy", "llama", lambda it: bool(it["spec"]["ingress"]))
     await served.wait_for("HTTPRoute", "llama", lambda it: it["spec"]["hostnames"] == ["llama.example.com"])
     await served.wait_for("InferencePool", "llama", lambda it: it["spec"]["targetPorts"] == [{"number": 8000}])
     await served.patch("VLLMDeployment", "llama", {"spec": {"gateway": {"inferencePool": None}}})
@@ -98,6 +100,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     added = granted(served.namespace, **INTEGRATIONS) - granted(served.namespace)
     used = {(it.group, it.resource, verb) for it in requests for verb in (it.verb, *(["create"] if it.status == 201 else []))}
     assert added - used == set()
+    assert {(group, kind, verb) for group, kind, verb in granted(served.namespace) if kind == "networkpolicies"} - used == set()
 
 
 async def test_a_route_that_the_chart_does_not_allow_is_explained_and_changes_nothing_else(

@@ -24,6 +24,9 @@ WAYS: dict[str, Way] = {
     "prometheus-operator": Way(
         {"metrics": {"monitor": {"labels": {"release": "prometheus"}}, "alerts": {"labels": {"release": "prometheus"}}}}, MONITORS
     ),
+    "dashboards": Way(
+        {"namespaces": ["team-a"], "metrics": {"dashboards": {"enabled": True}, "engines": {"monitor": "Enabled"}}}, MONITORS
+    ),
     "service-monitor": Way(
         {"metrics": {"service": {"enabled": False}, "monitor": {"kind": "ServiceMonitor"}, "alerts": {"mode": "Disabled"}}}, MONITORS
     ),

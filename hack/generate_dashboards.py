@@ -1,0 +1,220 @@
+"""Write the dashboards of the chart: one of all VLLMDeployments, one of a single engine. `make generate`.
+
+They ask only for metrics that every version of vLLM in the catalog has, and for those of the operator. The PodMonitor of the chart gives
+the metrics of engines the labels `namespace`, `name` (of the VLLMDeployment) and `pod`.
+"""
+
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent.parent / "charts" / "vllm-operator" / "files" / "dashboards"
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+WIDTH, HEIGHT = 12, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A graph, a number or a table: its title, its unit in Grafana, and its queries with their legends."""
+
+    title: str
+    queries: Sequence[tuple[str, str]]
+    unit: str = "short"
+    type: str = "timeseries"
+    width: int = WIDTH
+
+
+def rate(name: str, by: str, where: str = "") -> str:
+    """The sum of the rates of a counter."""
+    return f"sum by ({by}) (rate({name}{where}[$__rate_interval]))"
+
+
+OF_FLEET = '{namespace=~"$namespace"}'
+OBJECT = "namespace, name"
+LEGEND = "{{namespace}}/{{name}}"
+
+
+def condition(type: str, status: str) -> str:
+    """The series of a condition with a status."""
+    return f'vllm_operator_condition{{namespace=~"$namespace",type="{type}",status="{status}"}}'
+
+
+FLEET = (
+    Panel("VLLMDeployments", [(f"count({condition('Ready', 'True')}) or vector(0)", "ready")], type="stat", width=6),
+    Panel("Not ready", [(f"count({condition('Ready', 'False')}) or vector(0)", "not ready")], type="stat", width=6),
+    Panel("Crashed", [(f"count({condition('Crashed', 'True')}) or vector(0)", "crashed")], type="stat", width=6),
+    Panel("Ready replicas", [(f"sum(vllm_operator_ready_replicas{OF_FLEET})", "replicas")], type="stat", width=6),
+    Panel("Why they are not ready", [(condition("Ready", "False"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
+    Panel("Crashes", [(condition("Crashed", "True"), f"{LEGEND}: {{{{reason}}}}")], type="table"),
+    Panel("Starts in progress", [(f"time() - vllm_operator_start_timestamp_seconds{OF_FLEET}", LEGEND)], "s"),
+    Panel(
+        "Starts in progress, share of the time after which they are late",
+        [
+            (
+                f"(time() - vllm_operator_start_timestamp_seconds{OF_FLEET}) / vllm_operator_start_late_after_seconds{OF_FLEET}",
+                LEGEND,
+            )
+        ],
+        "percentunit",
+    ),
+    Panel("Last start", [(f"vllm_operator_start_seconds{OF_FLEET}", f"{LEGEND} {{{{caches}}}}")], "s"),
+    Panel("Generated tokens", [(rate("vllm:generation_tokens_total", OBJECT, OF_FLEET), LEGEND)], "short"),
+    Panel(
+        "Requests",
+        [
+            (f"sum by ({OBJECT}) (vllm:num_requests_running{OF_FLEET})", f"{LEGEND} running"),
+            (f"sum by ({OBJECT}) (vllm:num_requests_waiting{OF_FLEET})", f"{LEGEND} waiting"),
+        ],
+    ),
+    Panel("KV cache in use, fullest replica", [(f"max by ({OBJECT}) (vllm:kv_cache_usage_perc{OF_FLEET})", LEGEND)], "percentunit"),
+    Panel(
+        "Time to first token, 95th percentile",
+        [
+            (
+                f"histogram_quantile(0.95, {rate('vllm:time_to_first_token_seconds_bucket', f'{OBJECT}, le', OF_FLEET)})",
+                LEGEND,
+            )
+        ],
+        "s",
+    ),
+    Panel("Operator: age of its queue", [("vllm_operator_queue_age_seconds", "oldest key")], "s"),
+)
+
+OF_ENGINE = '{namespace="$namespace",name="$name"}'
+
+
+def percentiles(name: str) -> list[tuple[str, str]]:
+    """The median and the 95th and 99th percentile of a histogram."""
+    buckets = rate(f"{name}_bucket", "le", OF_ENGINE)
+    return [(f"histogram_quantile({quantile}, {buckets})", label) for quantile, label in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))]
+
+
+def mean(name: str) -> str:
+    """The mean of a histogram."""
+    return f"sum(rate({name}_sum{OF_ENGINE}[$__rate_interval])) / sum(rate({name}_count{OF_ENGINE}[$__rate_interval]))"
+
+
+ENGINE = (
+    Panel("Ready replicas", [(f"vllm_operator_ready_replicas{OF_ENGINE}", "replicas")], type="stat", width=6),
+    Panel("Conditions", [(f"vllm_operator_condition{OF_ENGINE}", "{{type}}={{status}} {{reason}}")], type="table", width=18),
+    Panel(
+        "Tokens per second",
+        [
+            (f"sum(rate(vllm:prompt_tokens_total{OF_ENGINE}[$__rate_interval]))", "prompt"),
+            (f"sum(rate(vllm:generation_tokens_total{OF_ENGINE}[$__rate_interval]))", "generated"),
+        ],
+    ),
+    Panel(
+        "Requests",
+        [
+            (f"sum by (pod) (vllm:num_requests_running{OF_ENGINE})", "{{pod}} running"),
+            (f"sum by (pod) (vllm:num_requests_waiting{OF_ENGINE})", "{{pod}} waiting"),
+        ],
+    ),
+    Panel("Time to first token", percentiles("vllm:time_to_first_token_seconds"), "s"),
+    Panel("Time between tokens", percentiles("vllm:inter_token_latency_seconds"), "s"),
+    Panel("Duration of requests", percentiles("vllm:e2e_request_latency_seconds"), "s"),
+    Panel(
+        "Parts of a request, mean",
+        [(mean(f"vllm:request_{part}_time_seconds"), part) for part in ("queue", "prefill", "decode")],
+        "s",
+    ),
+    Panel("KV cache in use", [(f"max by (pod) (vllm:kv_cache_usage_perc{OF_ENGINE})", "{{pod}}")], "percentunit"),
+    Panel(
+        "Prompt tokens found in the prefix cache",
+        [
+            (
+                f"sum(rate(vllm:prefix_cache_hits_total{OF_ENGINE}[$__rate_interval])) / "
+                f"sum(rate(vllm:prefix_cache_queries_total{OF_ENGINE}[$__rate_interval]))",
+                "share",
+            )
+        ],
+        "percentunit",
+    ),
+    Panel("Finished requests", [(rate("vllm:request_success_total", "finished_reason", OF_ENGINE), "{{finished_reason}}")], "reqps"),
+    Panel("Preempted requests", [(rate("vllm:num_preemptions_total", "pod", OF_ENGINE), "{{pod}}")], "reqps"),
+    Panel("HTTP requests by status", [(rate("http_requests_total", "status", OF_ENGINE), "{{status}}")], "reqps"),
+    Panel("Stage of the start in progress", [(f"vllm_operator_startup_stage{OF_ENGINE}", "stage")]),
+    Panel("Last start", [(f"vllm_operator_start_seconds{OF_ENGINE}", "{{caches}}")], "s"),
+)
+
+
+def variable(name: str, query: str, *, several: bool) -> dict[str, Any]:
+    """A variable with the values of a label."""
+    return {
+        "name": name,
+        "type": "query",
+        "datasource": DATASOURCE,
+        "query": {"query": query, "refId": name},
+        "refresh": 2,
+        "sort": 1,
+        **({"multi": True, "includeAll": True, "allValue": ".*", "current": {"text": "All", "value": "$__all"}} if several else {}),
+    }
+
+
+_NAMESPACES = "label_values(vllm_operator_condition, namespace)"
+_NAMES = 'label_values(vllm_operator_condition{namespace="$namespace"}, name)'
+DASHBOARDS: dict[str, tuple[str, Sequence[Panel], list[dict[str, Any]]]] = {
+    "vllm-fleet": ("vLLM: all VLLMDeployments", FLEET, [variable("namespace", _NAMESPACES, several=True)]),
+    "vllm-engine": (
+        "vLLM: one VLLMDeployment",
+        ENGINE,
+        [variable("namespace", _NAMESPACES, several=False), variable("name", _NAMES, several=False)],
+    ),
+}
+
+
+def dashboard(uid: str) -> dict[str, Any]:
+    """A dashboard in the JSON model of Grafana."""
+    title, panels, variables = DASHBOARDS[uid]
+    source = {"name": "datasource", "label": "Data source", "type": "datasource", "query": "prometheus"}
+    return {
+        "uid": uid,
+        "title": title,
+        "tags": ["vllm", "vllm-operator"],
+        "schemaVersion": 39,
+        "editable": True,
+        "refresh": "30s",
+        "time": {"from": "now-3h", "to": "now"},
+        "templating": {"list": [source, *variables]},
+        "panels": list(_placed(panels)),
+    }
+
+
+def _placed(panels: Sequence[Panel]) -> Iterator[dict[str, Any]]:
+    x = y = 0
+    for number, panel in enumerate(panels, start=1):
+        if x + panel.width > 2 * WIDTH:
+            x, y = 0, y + HEIGHT
+        yield {
+            "id": number,
+            "type": panel.type,
+            "title": panel.title,
+            "datasource": DATASOURCE,
+            "gridPos": {"x": x, "y": y, "w": panel.width, "h": HEIGHT},
+            "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
+            "targets": [
+                {"refId": chr(ord("A") + index), "expr": query, "legendFormat": legend, "instant": panel.type == "table"}
+                for index, (query, legend) in enumerate(panel.queries)
+            ],
+        }
+        x += panel.width
+
+
+def render(uid: str) -> str:
+    """A dashboard as text."""
+    return json.dumps(dashboard(uid), indent=1) + "\n"
+
+
+def main() -> int:
+    FOLDER.mkdir(exist_ok=True)
+    for uid in DASHBOARDS:
+        (FOLDER / f"{uid}.json").write_text(render(uid), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
