@@ -123,6 +123,14 @@ def test_a_deployment_of_the_cluster_is_imported_without_what_the_api_server_add
     assert "grace period" not in report
 
 
+def test_an_engine_without_a_gpu_is_told_that_it_gets_one(tmp_path: Path, run: Run) -> None:
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump(deployment("vllm", "serve", "a/b")), "utf-8")
+    status, out, report = run(tmp_path / "a.yaml")
+    assert status == 0
+    assert "accelerator" not in yaml.safe_load(out)["spec"]
+    assert "The manifest requests no GPU." in report
+
+
 @pytest.mark.parametrize(
     ("words", "model", "flags"),
     [

@@ -237,6 +237,8 @@ class _Translation:
         for size in sizes.values():
             product *= size
         accelerator = dict(parts.accelerator)
+        if parts.gpus == 0:
+            self.report.advice.append("The manifest requests no GPU. An engine of the operator always runs on a GPU, and requests it.")
         parallelism = {**sizes, **self.spec.pop("parallelism", {})}
         if parts.gpus and product == 1 and parts.gpus > 1:
             parallelism = {"tensor": parts.gpus, **{name: value for name, value in parallelism.items() if name != "tensor"}}
