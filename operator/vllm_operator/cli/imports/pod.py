@@ -37,6 +37,14 @@ _DEFAULTS: Mapping[str, Any] = {
 }
 """What the API server adds to every Pod template."""
 _PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
+POD_FIELDS = frozenset(
+    (*_KEPT_OF_POD, "containers", "initContainers", "nodeSelector", "runtimeClassName", "terminationGracePeriodSeconds", "volumes")
+)
+"""Fields of a Pod about which the translation or the report says something."""
+CONTAINER_FIELDS = frozenset(
+    (*_KEPT_OF_CONTAINER, *_PROBES, "args", "command", "env", "image", "lifecycle", "name", "ports", "resources", "volumeMounts")
+)
+"""Fields of a container about which they do."""
 _CACHE_PATHS = ("/root/.cache", "/.cache", "/home/vllm/.cache", "/root/.triton", "/tmp/.cache")
 _ELSEWHERE = ("amd.com/gpu", "gpu.intel.com/i915", "gpu.intel.com/xe", "google.com/tpu", "habana.ai/gaudi", "aws.amazon.com/neuron")
 

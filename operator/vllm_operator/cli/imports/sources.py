@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.cli.imports.engine import Engine, words_of_settings
+from vllm_operator.cli.imports.pod import CONTAINER_FIELDS, POD_FIELDS
 from vllm_operator.cli.imports.report import ImportRefusedError
 from vllm_operator.pods.reading import integer, mapping, objects, read_integer, sequence, text
 
@@ -15,6 +16,36 @@ _KINDS = (
 )
 _EXPOSING = "of KServe. See the page about exposing a model."
 _ROUTER = "The router of the production stack finds engines by labels. Point it at the Services of the VLLMDeployments."
+
+_LLMKUBE = frozenset(
+    ("modelRef", "runtime", "image", "skipModelInit", "replicas", "vllmConfig", "extraArgs", "env", "endpoint", "resources")
+)
+_MODEL_SPEC = frozenset(
+    [
+        "name",
+        "repository",
+        "tag",
+        "modelURL",
+        "replicaCount",
+        "requestCPU",
+        "requestMemory",
+        "requestGPU",
+        "requestGPUType",
+        "limitCPU",
+        "limitMemory",
+        "vllmConfig",
+        "env",
+        "hf_token",
+        "pvcStorage",
+        "storageClass",
+        "pvcAccessMode",
+        "nodeSelector",
+        "tolerations",
+        "runtimeClassName",
+    ]
+)
+_OF_API_SERVER = frozenset(("restartPolicy", "serviceAccount", "terminationMessagePath", "terminationMessagePolicy"))
+"""Fields of Pods and containers that the API server adds."""
 
 
 def find_engines(given: Iterable[Manifest]) -> list[Engine]:
@@ -61,6 +92,7 @@ def of_deployment(manifest: Manifest, others: Sequence[Manifest] = ()) -> Engine
         pod=pod,
         replicas=integer(manifest, "spec", "replicas"),
         service=service,
+        dropped=[*_unread("Pod", pod, POD_FIELDS | _OF_API_SERVER), *_unread("container", container, CONTAINER_FIELDS | _OF_API_SERVER)],
         advice=[] if services else advice,
     )
 
@@ -84,6 +116,8 @@ def of_inference_service(manifest: Manifest, others: Sequence[Manifest] = ()) ->
     dropped = [
         f"spec.{part}: the operator runs engines only." for part in ("transformer", "explainer") if part in mapping(manifest, "spec")
     ]
+    dropped += _unread("spec.predictor", predictor, POD_FIELDS | {"model", "minReplicas", "maxReplicas"})
+    dropped += _unread("spec.predictor.model", model, CONTAINER_FIELDS | {"modelFormat", "runtime", "storageUri"})
     maximum = integer(predictor, "maxReplicas")
     advice = [f"Requests went through the gateway {_EXPOSING}"]
     if maximum is not None and maximum > (integer(predictor, "minReplicas") or 1):
@@ -112,8 +146,10 @@ def of_llm_inference_service(manifest: Manifest) -> Engine:
     sizes = {name: value for name, value in mapping(spec, "parallelism").items() if name in ("tensor", "pipeline", "data")}
     words = [*_words(container), *words_of_settings({f"{name}ParallelSize": value for name, value in sizes.items()})]
     words += ["--enable-expert-parallel"] if mapping(spec, "parallelism").get("expert") is True else []
-    parts = ("worker", "prefill", "scaling", "baseRefs", "tracing")
-    dropped = [f"spec.{part}: the operator has no counterpart." for part in parts if spec.get(part)]
+    dropped = _unread("spec", spec, frozenset(("model", "replicas", "parallelism", "router", "template")))
+    dropped += _unread("spec.model", mapping(spec, "model"), frozenset(("uri", "name")))
+    dropped += _unread("spec.parallelism", mapping(spec, "parallelism"), frozenset(("tensor", "pipeline", "data", "expert")))
+    dropped += _unread("spec.template", pod, POD_FIELDS)
     router = [f"Requests went through the router {_EXPOSING}"] if spec.get("router") else []
     return Engine(
         source=f"LLMInferenceService {text(manifest, 'metadata', 'name')} of KServe",
@@ -164,7 +200,10 @@ def of_llmkube(manifest: Manifest, others: Sequence[Manifest] = ()) -> Engine:
         model=text(model, "spec", "source") or None,
         token=(text(secret, "name"), text(secret, "key") or "token") if secret else None,
         service={**({"port": port} if port not in (None, 8000) else {}), **({"type": kind} if kind not in ("", "ClusterIP") else {})},
-        dropped=["vllmConfig.speculative: write it as the flag --speculative-config."] if config.get("speculative") else [],
+        dropped=[
+            *(["vllmConfig.speculative: write it as the flag --speculative-config."] if config.get("speculative") else []),
+            *_unread("spec", spec, POD_FIELDS | _LLMKUBE),
+        ],
     )
 
 
@@ -187,7 +226,6 @@ def _of_model_spec(each: Manifest, common: Manifest, *, has_router: bool) -> Eng
     modes = sequence(each.get("pvcAccessMode"))
     volume |= {"accessMode": modes[0]} if modes and modes[0] != "ReadWriteOnce" else {}
     weights = {"volume": {name: value for name, value in volume.items() if value}} if any(volume.values()) else {}
-    parts = ("lmcacheConfig", "initContainer", "keda", "autoscaling", "nodeSelectorTerms", "raySpec", "pvcMatchLabels", "chatTemplate")
     image = f"{text(each, 'repository')}:{text(each, 'tag') or 'latest'}" if text(each, "repository") else None
     pod = {**common, **{name: each[name] for name in ("nodeSelector", "tolerations", "runtimeClassName") if each.get(name)}}
     return Engine(
@@ -201,9 +239,14 @@ def _of_model_spec(each: Manifest, common: Manifest, *, has_router: bool) -> Eng
         model=text(each, "modelURL") or None,
         token=(text(secret, "secretName"), text(secret, "secretKey")) if isinstance(secret, dict) else None,
         weights=weights,
-        dropped=[f"{part}: the operator has no field for it." for part in parts if each.get(part)],
+        dropped=_unread("modelSpec", each, _MODEL_SPEC),
         advice=[_ROUTER] if has_router else [],
     )
+
+
+def _unread(where: str, source: Manifest, known: frozenset[str]) -> list[str]:
+    """A sentence for each setting that has a value and is not translated."""
+    return [f"{where}.{name}: it has no counterpart here." for name, value in source.items() if name not in known and value]
 
 
 def _container(pod: Manifest) -> Manifest:
