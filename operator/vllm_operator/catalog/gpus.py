@@ -7,7 +7,7 @@ An architecture is a compute capability: `sm_90` is (9, 0). Versions and capabil
 import fnmatch
 import re
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Annotated, Literal
 
 from pydantic import Field, PlainValidator, StrictBool, StrictInt
@@ -166,6 +166,7 @@ def architecture_of(capability: Version) -> str:
     return f"sm_{capability[0]}{capability[1]}"
 
 
+@lru_cache(maxsize=1024)
 def product_key(name: str) -> str:
     """Return a product name in the form for comparison. Old drivers omit the prefix "NVIDIA-"."""
     return re.sub(r"^nvidia-", "", re.sub(r"[\s_]+", "-", name.strip().lower()))
