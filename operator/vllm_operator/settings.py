@@ -90,6 +90,9 @@ class Settings:
     prices_config_map: str = ""
     """Name of a ConfigMap with prices of GPUs, for the policy LeastCost, in the operator's namespace or as `namespace/name`. None if
     empty."""
+    instance_types_config_map: str = ""
+    """Name of a ConfigMap with node pools that a cluster autoscaler would add nodes to, in the operator's namespace or as
+    `namespace/name`. None if empty."""
     integrations: tuple[str, ...] = ()
     """APIs of others that the operator may use, separated by commas: `gateway` (HTTPRoute, InferencePool). The operator needs the
     permissions for them."""

@@ -33,6 +33,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "Namespace": ("v1", "namespaces", False),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies", True),
     "Node": ("v1", "nodes", False),
+    "NodePool": ("karpenter.sh/v1", "nodepools", False),
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),
     "Pod": ("v1", "pods", True),

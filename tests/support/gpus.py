@@ -95,5 +95,19 @@ def resource_slice(node: str, *devices: dict[str, Any], driver: str = "gpu.nvidi
     return {"kind": "ResourceSlice", "spec": {"driver": driver, "nodeName": node, "devices": list(devices)}}
 
 
-def inventory_of(*nodes: dict[str, Any], slices: tuple[dict[str, Any], ...] = ()) -> Inventory:
-    return read_inventory(nodes, slices, known_gpus())
+def inventory_of(*nodes: dict[str, Any], slices: tuple[dict[str, Any], ...] = (), node_pools: tuple[dict[str, Any], ...] = ()) -> Inventory:
+    return read_inventory(nodes, slices, known_gpus(), node_pools=node_pools)
+
+
+def node_pool(
+    name: str = "gpu", *, labels: Mapping[str, str] | None = None, limits: Mapping[str, str] | None = None, **allowed: Any
+) -> Any:
+    """A NodePool of Karpenter on EKS; `gpu_name=["l40s"]` becomes a requirement for `karpenter.k8s.aws/instance-gpu-name`."""
+    keys = {"arch": "kubernetes.io/arch"}
+    requirements = [
+        {"key": keys.get(key, f"karpenter.k8s.aws/instance-{key.replace('_', '-')}"), "operator": "In", "values": values}
+        for key, values in allowed.items()
+    ]
+    template = {"metadata": {"labels": dict(labels or {})}, "spec": {"requirements": requirements}}
+    spec = {"template": template, "limits": dict(limits or {})}
+    return {"apiVersion": "karpenter.sh/v1", "kind": "NodePool", "metadata": {"name": name}, "spec": spec}

@@ -33,7 +33,7 @@ class World:
         self.now = 0.0
         self.cluster = SlowCluster()
         self.cluster.put(GPU_NODE)
-        self.cache = InventoryCache(self.cluster, lambda nodes, slices: len(nodes), seconds=30, clock=lambda: self.now)
+        self.cache = InventoryCache(self.cluster, lambda nodes, slices, node_pools: len(nodes), seconds=30, clock=lambda: self.now)
 
     async def waiting(self, number: int, max_age: float | None = None) -> list[asyncio.Task[int]]:
         """Reads that have begun."""

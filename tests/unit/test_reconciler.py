@@ -239,7 +239,7 @@ async def test_nothing_is_reported_before_the_logs_have_shown_what_they_hold(ben
 
 
 async def test_a_bug_ends_in_a_condition_and_another_try(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    def broken(nodes: Sequence[Manifest], slices: Sequence[Manifest]) -> Inventory:
+    def broken(nodes: Sequence[Manifest], slices: Sequence[Manifest], *, node_pools: Sequence[Manifest]) -> Inventory:
         raise ZeroDivisionError("a bug")
 
     bench.inventory = InventoryCache(bench.cluster, broken)

@@ -1,13 +1,15 @@
 """Which GPUs a replica gets, and what is said when it gets none."""
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from support.gpus import device, real_node, resource_slice
-from support.plans import deployment, made, planned, refusal
+from support.gpus import device, inventory_of, real_node, resource_slice
+from support.plans import deployment, known, made, planned, refusal
 from vllm_operator.api.plan import ChosenBy
+from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
 
 SMALL = "hf://Qwen/Qwen3-0.6B"
@@ -322,3 +324,20 @@ def test_unknown_gpus_are_used_and_the_kernels_left_to_vllm() -> None:
     assert outcome.plan.architecture is None
     assert {choice.chosen_by for choice in outcome.plan.backends} <= {ChosenBy.ENGINE}
     assert any("vllm-operator.dev/gpu-architecture" in note for note in outcome.plan.notes)
+
+
+def test_fewer_slices_than_replicas_come_after_whole_gpus() -> None:
+    nodes = real_node("h100-mig-mixed"), real_node("h100-sxm")
+    assert made(deployment(replicas=1), *nodes).mig_profile == "3g.40gb"  # there is one
+    plan = made(deployment(replicas=2), *nodes)
+    assert plan.mig_profile is None
+    assert "fits, but too few are free for all replicas" in [each.verdict for each in plan.candidates or ()]
+    assert made(deployment(replicas=2), nodes[0]).mig_profile == "3g.40gb"
+
+
+def test_slices_in_use_come_after_whole_gpus() -> None:
+    mixed, whole = real_node("h100-mig-mixed"), real_node("h100-sxm")
+    inventory = replace(inventory_of(mixed, whole), used={(mixed["metadata"]["name"], "nvidia.com/mig-3g.40gb"): 1})
+    outcome = plan(deployment(), inventory, known())
+    assert outcome.plan is not None
+    assert outcome.plan.resource == "nvidia.com/gpu"

@@ -114,7 +114,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- /* The ConfigMaps with rules and signatures that the operator reads, as NAMESPACE/NAME: those of the chart, or named ones. */}}
 {{- define "vllm-operator.knowledge" -}}
 {{- $root := . }}
-{{- range $kind, $own := dict "rules" .Values.extraRules "signatures" .Values.extraSignatures "prices" list }}
+{{- range $kind, $own := dict "rules" .Values.extraRules "signatures" .Values.extraSignatures "prices" list "instance_types" list }}
 {{- $setting := printf "%s_config_map" $kind }}
 {{- $named := get $root.Values.settings $setting }}
 {{- if and $own $named }}
@@ -135,5 +135,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [list]
 - apiGroups: [resource.k8s.io]
   resources: [resourceslices]
+  verbs: [list]
+- apiGroups: [karpenter.sh]
+  resources: [nodepools]
   verbs: [list]
 {{- end }}

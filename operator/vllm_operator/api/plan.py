@@ -208,6 +208,11 @@ class Plan(Model):
     resource_per_node: int | None = Field(
         default=None, ge=0, description="Quantity of the resource on each of the chosen nodes. Absent if unknown."
     )
+    provisioner: str | None = Field(
+        default=None,
+        max_length=256,
+        description="What would add a node with these GPUs. Absent if there were nodes when the plan was made.",
+    )
     sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
     memory: PlannedMemory | None = Field(
         default=None, description="Predicted memory of one GPU. Absent if the sizes of the model are unknown."

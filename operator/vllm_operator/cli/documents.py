@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.catalog.instance_types import InstanceType, read_instance_types
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.catalog.prices import Prices, read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
@@ -81,14 +82,29 @@ def prices_in(path: str) -> Prices:
     Raises:
         InputError: The file cannot be read or contains no ConfigMap.
     """
-    maps = [entry for entry in read_objects(path) if entry.get("kind") == "ConfigMap"]
-    if not maps or any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
-        raise InputError(f"{path} contains no ConfigMap with prices")
-    data = {name: text for each in maps for name, text in (each.get("data") or {}).items() if isinstance(text, str)}
-    read = read_prices(data)
+    read = read_prices(_texts_in(path, "prices"))
     for problem in read.problems:
         print(f"Warning: {problem}", file=sys.stderr)
     return read.prices
+
+
+def instance_types_in(path: str, catalog: Catalog) -> tuple[InstanceType, ...]:
+    """Read node pools that a cluster autoscaler would add nodes to from a ConfigMap, as `prices_in` does with prices.
+
+    Raises:
+        InputError: The file cannot be read or contains no ConfigMap.
+    """
+    read = read_instance_types(_texts_in(path, "node pools"), catalog.gpus)
+    for problem in read.problems:
+        print(f"Warning: {problem}", file=sys.stderr)
+    return read.types
+
+
+def _texts_in(path: str, what: str) -> dict[str, str]:
+    maps = [entry for entry in read_objects(path) if entry.get("kind") == "ConfigMap"]
+    if not maps or any(not isinstance(entry.get("data") or {}, Mapping) for entry in maps):
+        raise InputError(f"{path} contains no ConfigMap with {what}")
+    return {name: text for each in maps for name, text in (each.get("data") or {}).items() if isinstance(text, str)}
 
 
 def name_of(manifest: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ from vllm_operator.cli.documents import (
     STANDARD_INPUT,
     InputError,
     catalog_with,
+    instance_types_in,
     name_of,
     parse_deployment,
     prices_in,
@@ -60,6 +61,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model-config", metavar="FILE", help="config.json of the model. The operator reads it from the hub, this command does not"
     )
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
+    parser.add_argument(
+        "--instance-types", metavar="FILE", help="file with the ConfigMap of node pools that a cluster autoscaler would add nodes to"
+    )
     parser.add_argument("--prices", metavar="FILE", help="file with the ConfigMap of prices, for the policy LeastCost")
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
     parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, the nodes, their Pods and the ResourceSlices")
@@ -81,6 +85,8 @@ def run(arguments: argparse.Namespace) -> int:
         catalog = catalog_with(arguments.rules)
         if arguments.prices is not None:
             catalog = replace(catalog, prices=prices_in(arguments.prices))
+        if arguments.instance_types is not None:
+            catalog = replace(catalog, instance_types=instance_types_in(arguments.instance_types, catalog))
         files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
         resource = parse_deployment(manifest)
         if arguments.diff:
@@ -90,7 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
     except InputError as error:
         print(f"Error: {error}", file=sys.stderr)
         return BAD_INPUT_STATUS
-    inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus)
+    node_pools = _of_kind(nodes, "NodePool")
+    inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus, node_pools=node_pools)
     if pods := _of_kind(nodes, "Pod"):
         inventory = replace(inventory, used=read_usage(pods, except_for=(resource.metadata.namespace, resource.metadata.name)))
     if resource.pinned is not None:

@@ -73,6 +73,7 @@ HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
+NODE_POOL = Kind("karpenter.sh/v1", "NodePool", "nodepools", namespaced=False)
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
@@ -97,6 +98,7 @@ KINDS = (
     INFERENCE_POOL,
     CLAIM_TEMPLATE,
     RESOURCE_SLICE,
+    NODE_POOL,
     DEFINITION,
     LEASE,
     ACCESS_REVIEW,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import NODE, POD, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import NODE, NODE_POOL, POD, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -35,21 +35,24 @@ uses an inventory that is at most 3 s old, and reading takes a tenth of the time
 CONCURRENT_LISTS = 8
 """Nodes whose Pods are listed at the same time."""
 
+NODE_POOLS_RETRY_SECONDS = 600.0
+"""A cluster without Karpenter is not asked again for NodePools for so long."""
+
 Content = TypeVar("Content")
 
 
 class InventoryCache(Generic[Content]):
-    """A cache of what `read` makes of the nodes with GPUs and of the ResourceSlices."""
+    """A cache of what `read` makes of the nodes with GPUs, of the ResourceSlices and of Karpenter's NodePools."""
 
     def __init__(
         self,
         client: ClusterClient,
-        read: Callable[[Sequence[Manifest], Sequence[Manifest]], Content],
+        read: Callable[..., Content],
         *,
         seconds: float = 30.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` gets the nodes and the ResourceSlices; its result is cached for `seconds`."""
+        """`read` gets the nodes and the ResourceSlices, and the NodePools as `node_pools`; its result is cached for `seconds`."""
         self._client = client
         self._read = read
         self._seconds = seconds
@@ -57,7 +60,8 @@ class InventoryCache(Generic[Content]):
         self._reading: asyncio.Task[None] | None = None
         self._read_at: float | None = None
         self._took = 0.0
-        self._seen: tuple[Sequence[bytes], Sequence[Manifest]] | None = None
+        self._seen: tuple[Sequence[bytes], Sequence[Manifest], Sequence[Manifest]] | None = None
+        self._node_pools_from = 0.0
         self._content: Content | None = None
 
     async def read(self, *, max_age: float | None = None) -> Content:
@@ -103,10 +107,10 @@ class InventoryCache(Generic[Content]):
     async def _refresh(self) -> None:
         asked_at = self._clock()
         nodes = [_packed(node) async for page in self._client.pages(NODE) for node in page.items if has_gpu_sign(node)]
-        seen = nodes, await self._slices()
+        seen = nodes, await self._slices(), await self._node_pools()
         self._took = self._clock() - asked_at
         if seen != self._seen:  # `read` takes 40 µs for each node
-            content = self._read([marshal.loads(node) for node in nodes], seen[1])
+            content = self._read([marshal.loads(node) for node in nodes], seen[1], node_pools=seen[2])
             self._seen = seen
             if content != self._content:  # otherwise keep the object: callers compare by identity
                 self._content = content
@@ -123,6 +127,16 @@ class InventoryCache(Generic[Content]):
         except (NotFound, Forbidden):
             return ()  # dynamic resource allocation is not available, or not allowed
 
+    async def _node_pools(self) -> tuple[Manifest, ...]:
+        if self._clock() < self._node_pools_from:
+            return ()
+        try:
+            found = await self._client.find(NODE_POOL, cached=True)
+        except (NotFound, Forbidden):
+            self._node_pools_from = self._clock() + NODE_POOLS_RETRY_SECONDS
+            return ()
+        return tuple({"metadata": _named(each["metadata"]), "spec": each.get("spec") or {}} for each in found)
+
 
 def has_gpu_sign(node: Manifest) -> bool:
     """Whether a node may have a GPU, by its labels and capacity. No label selector can express this."""
@@ -130,6 +144,10 @@ def has_gpu_sign(node: Manifest) -> bool:
         return True
     status: dict[str, Any] = node.get("status") or {}
     return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
+
+
+def _named(metadata: Manifest) -> Manifest:
+    return {key: metadata[key] for key in ("name", "deletionTimestamp") if key in metadata}
 
 
 def _packed(node: Manifest) -> bytes:

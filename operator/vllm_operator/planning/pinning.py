@@ -14,7 +14,7 @@ from vllm_operator.api.conditions import PLANNED, Reason, find_condition
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.plan import CacheMarker, Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorPolicy, VLLMDeploymentSpec
+from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.caches.artifacts import rejected_artifacts
 from vllm_operator.caches.key import CacheOrigin, plan_cache
@@ -22,6 +22,7 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
 from vllm_operator.planning.placement.target import InUse
 from vllm_operator.planning.pod_template import run_as_user
@@ -47,10 +48,15 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
 
 
-def compares_free(resource: VLLMDeployment) -> bool:
-    """Whether a new plan is due that depends on which GPUs are free."""
-    policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-    return policy is AcceleratorPolicy.MOST_FREE and (resource.pinned is None or not is_in_force(resource.pinned, resource))
+def nodes_to_count(resource: VLLMDeployment, inventory: Inventory) -> tuple[str, ...]:
+    """The nodes on which a new plan must know which devices are free: those with MIG slices that nobody asks for, or all for MostFree."""
+    accelerator = resource.spec.accelerator or AcceleratorSpec()
+    if resource.pinned is not None and is_in_force(resource.pinned, resource):
+        return ()
+    if accelerator.policy is AcceleratorPolicy.MOST_FREE:
+        return inventory.nodes
+    sliced = {node for pool in inventory.pools if pool.mig_profile is not None and not pool.claims for node in pool.nodes}
+    return tuple(sorted(sliced)) if accelerator.sliced is None and not accelerator.count else ()
 
 
 def planned_generation(resource: VLLMDeployment) -> int:
@@ -101,13 +107,14 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
         )
         return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
     drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
+    shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # there may be nodes by now
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN
-        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(pinned, gpus)), pinned, today=fresh)
+        return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, reason, summarize(shown, gpus)), pinned, today=fresh)
     listed = " ".join(drift[:DIFFERENCES_IN_MESSAGE])
     more = f" And {len(drift) - DIFFERENCES_IN_MESSAGE} more." if len(drift) > DIFFERENCES_IN_MESSAGE else ""
     message = (
-        f"{summarize(pinned, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
+        f"{summarize(shown, gpus, with_notes=False)} This plan stays in force. A new plan would differ: {listed}{more} "
         f"To apply a new plan, which restarts the Pods, set the annotation {REPLAN_ANNOTATION} to a new value."
     )
     return Outcome(ACCEPTED, Verdict(ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, message), pinned, tuple(drift), fresh)

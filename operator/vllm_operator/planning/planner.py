@@ -30,11 +30,12 @@ from vllm_operator.planning.engine.command_line import ArgumentError, check_argu
 from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
 from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
 from vllm_operator.planning.engine.host import plan_requests
-from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, read_overrides
+from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.provisioned import read_instance_pools
 from vllm_operator.planning.memory.flags import read_offload
 from vllm_operator.planning.model.facts import (
     NO_FILES,
@@ -103,6 +104,7 @@ def plan(
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
     resource, translated = translate(resource)
+    inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
     steps = _FreshPlan(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files)
     fresh = steps.outcome()
     if pinned is None or not in_force:
@@ -179,7 +181,7 @@ class _FreshPlan:
         except (PodTemplateError, ArgumentError) as error:
             return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
-        engine = _engine_of(spec.engine, overrides)
+        engine = engine_of(spec.engine, overrides)
         version = resolve_version(engine, self.catalog.versions)
         if isinstance(version, Verdict):
             return version
@@ -260,6 +262,7 @@ class _FreshPlan:
         return Request(
             accelerator=spec.accelerator or AcceleratorSpec(),
             count=premises.shape.count,
+            replicas=spec.replicas,
             options=image_options(premises.engine, version, images),
             host_architectures=images.host_architectures if images.is_official(version.image) else (),
             forced=self._allows_known_bad() or premises.overrides.variables.get(variable) == "1",
@@ -361,6 +364,7 @@ class _FreshPlan:
             requests=plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,
             resource_per_node=self.inventory.most_per_node(target.pool),
+            provisioner=target.pool.provider,
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),
@@ -385,11 +389,6 @@ class _FreshPlan:
             arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,
         )
-
-
-def _engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
-    """The engine of the spec, with an image of `spec.podTemplate` if there is one."""
-    return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine
 
 
 def _distinct(planned: Iterable[Named]) -> list[Named]:

@@ -54,8 +54,8 @@ class Metrics:
             registry=self.registry,
         )
         self._user_data = {
-            what: self._gauge(f"user_{what}", f"Number of the users' own {what} by state: used or ignored.", "state")
-            for what in ("rules", "signatures", "prices")
+            what: self._gauge(f"user_{what}", f"Number of the users' own {what.replace('_', ' ')} by state: used or ignored.", "state")
+            for what in ("rules", "signatures", "prices", "instance_types")
         }
         self._gauge("info", "Version of the operator.", "version").labels(__version__).set(1)
         # looking up a counter by its labels takes longer than the rest of the work for a watch event

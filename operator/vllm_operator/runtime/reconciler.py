@@ -46,7 +46,7 @@ from vllm_operator.planning.artifact import ArtifactTrust, refuse_artifact
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
-from vllm_operator.planning.pinning import compares_free, max_age_seconds
+from vllm_operator.planning.pinning import max_age_seconds, nodes_to_count
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
@@ -238,8 +238,8 @@ class Reconciler:
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
-        if compares_free(resource):
-            pods = await self._inventory.pods_on(sorted({node for pool in inventory.pools for node in pool.nodes}))
+        if nodes := nodes_to_count(resource, inventory):
+            pods = await self._inventory.pods_on(nodes)
             key = (resource.metadata.namespace, resource.metadata.name)
             inventory = replace(inventory, used=None if pods is None else read_usage(pods, except_for=key))
         catalog = self._catalog.current

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
+from vllm_operator.catalog.instance_types import InstanceType, read_instance_types
 from vllm_operator.catalog.loader import Catalog, with_user_rules
 from vllm_operator.catalog.prices import Prices, read_prices
 from vllm_operator.catalog.startup import StartupKnowledge
@@ -51,11 +52,12 @@ class Read(Protocol):
 
 @dataclass(slots=True)
 class KnownCatalog:
-    """The catalog in use: `shipped` with the operator, and `current` with the rules and prices of the cluster's owner."""
+    """The catalog in use: `shipped` with the operator, and `current` with the rules, prices and node pools of its owner."""
 
     shipped: Catalog
     current: Catalog
     prices: Prices = field(default_factory=Prices)
+    instance_types: tuple[InstanceType, ...] = ()
 
     @classmethod
     def of(cls, catalog: Catalog) -> "KnownCatalog":
@@ -65,7 +67,7 @@ class KnownCatalog:
     def use(self, texts: Mapping[str, str]) -> Read:
         """Replace the rules of the cluster's owner."""
         catalog, read = with_user_rules(self.shipped, texts)
-        self.current = replace(catalog, prices=self.prices)
+        self.current = replace(catalog, prices=self.prices, instance_types=self.instance_types)
         log.info("rules of the ConfigMap in use: %d; the catalog is %s", len(read.added), self.current.version)
         return read
 
@@ -75,6 +77,14 @@ class KnownCatalog:
         self.prices = read.prices
         self.current = replace(self.current, prices=read.prices)
         log.info("prices of the ConfigMap in use: %d", len(read.added))
+        return read
+
+    def use_instance_types(self, texts: Mapping[str, str]) -> Read:
+        """Replace the node pools that a cluster autoscaler would add nodes to. Plans in force stay."""
+        read = read_instance_types(texts, self.shipped.gpus)
+        self.instance_types = read.types
+        self.current = replace(self.current, instance_types=read.types)
+        log.info("node pools of the ConfigMap in use: %d", len(read.added))
         return read
 
 
@@ -125,7 +135,7 @@ class UserData:
         Args:
             client: Client of the API server.
             use: Puts the texts of the ConfigMap to use.
-            what: `rules`, `signatures` or `prices`.
+            what: `rules`, `signatures`, `prices` or `instance_types`.
             config_map: `namespace/name`, or empty.
             seconds: Duration of a watch. After each, the ConfigMap is read again, whatever the watch delivered.
             metrics: Counts used and ignored entries.
@@ -135,7 +145,7 @@ class UserData:
         """
         self._client = client
         self._use = use
-        self._what = what
+        self._name_of_metric, self._what = what, what.replace("_", " ")
         self._namespace, _, self._name = config_map.rpartition("/")
         self._seconds = seconds
         self._metrics = metrics
@@ -226,11 +236,11 @@ class UserData:
             problems = [
                 f"The {self._what} in it cannot be used ({type(error).__name__}); the previous ones stay in use. Please report this."
             ]
-            self._metrics.user_data(self._what, used=self._used, ignored=1)
+            self._metrics.user_data(self._name_of_metric, used=self._used, ignored=1)
         else:
             problems = list(read.problems)
             self._used = len(read.added)
-            self._metrics.user_data(self._what, used=self._used, ignored=len(problems))
+            self._metrics.user_data(self._name_of_metric, used=self._used, ignored=len(problems))
         self._texts = texts
         self._is_due = self._is_running
         for problem in problems:
@@ -252,7 +262,7 @@ class UserData:
 
     async def _report(self, manifest: Manifest) -> None:
         """Write an event for each problem that has none yet. If the API server is unavailable, the next refresh writes the rest."""
-        reason = f"{self._what.removesuffix('s').capitalize()}Ignored"
+        reason = f"{self._what.removesuffix('s').title().replace(' ', '')}Ignored"
         while self._unreported and manifest:
             problem = self._unreported[0]
             occurrence = Occurrence(type="Warning", reason=reason, message=problem, key=problem)

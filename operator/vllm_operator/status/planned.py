@@ -82,7 +82,7 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
         return observation.previous.pinned_plan if observation.deployment is not None else None
     if observation.revision is None:
         return None
-    names, measured = observed.knowledge.logged_names, _measured(observed, plan)
+    names, measured = observed.knowledge.logged_names, _measured(observed, plan) if plan.memory is not None else None
     return PlanSummary(
         revision=observation.revision,
         replan_token=plan.replan_token,

@@ -199,3 +199,8 @@ def _show(flag: str, value: str | None) -> str:
 
 def _why(reason: str | None) -> str:
     return f" Reason: {reason}" if reason else ""
+
+
+def engine_of(engine: EngineSpec | None, overrides: Overrides) -> EngineSpec | None:
+    """Return the engine of the spec, with an image of `spec.podTemplate` if there is one."""
+    return (engine or EngineSpec()).model_copy(update={"image": overrides.image}) if overrides.image else engine

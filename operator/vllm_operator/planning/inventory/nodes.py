@@ -22,6 +22,7 @@ from vllm_operator.planning.inventory.pools import (
     Pool,
     Source,
 )
+from vllm_operator.planning.inventory.provisioned import read_node_pools
 from vllm_operator.planning.inventory.resource_slices import Device, read_slices
 from vllm_operator.planning.inventory.taints import Taint, read_taints
 from vllm_operator.pods.reading import mapping, read_count, read_integer, read_text, sequence
@@ -34,8 +35,14 @@ NOTES_LIMIT = 32
 """Maximum number of notes."""
 
 
-def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[str, Any]], gpus: GPUs) -> Inventory:
-    """Read Nodes and ResourceSlices into an inventory. The result does not depend on their order."""
+def read_inventory(
+    nodes: Iterable[Mapping[str, Any]],
+    slices: Iterable[Mapping[str, Any]],
+    gpus: GPUs,
+    *,
+    node_pools: Iterable[Mapping[str, Any]] = (),
+) -> Inventory:
+    """Read Nodes, ResourceSlices and Karpenter's NodePools into an inventory. The result does not depend on their order."""
     devices = read_slices(slices)
     notes: set[str] = set()
     pools: list[Pool] = []
@@ -52,7 +59,8 @@ def read_inventory(nodes: Iterable[Mapping[str, Any]], slices: Iterable[Mapping[
         if found:
             labels[name], taints[name] = reader.labels, read_taints(mapping(node).get("spec"))
         pools.extend(found)
-    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels, taints)
+    templates = sorted(read_node_pools(node_pools, gpus), key=lambda template: (template[0].nodes, template[0].labels))
+    return Inventory(_merge(pools), count, tuple(sorted(notes)[:NOTES_LIMIT]), labels, taints).with_templates(templates)
 
 
 def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:

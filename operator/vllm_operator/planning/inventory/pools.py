@@ -4,8 +4,8 @@ A pool is one kind of device on one kind of node. A node with MIG slices of two 
 devices are available both from the device plugin and for ResourceClaims.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from vllm_operator.catalog.gpus import Version
@@ -52,6 +52,7 @@ class Pool:
         problems: Why the nodes are unavailable; empty if they are available.
         uuids: UUIDs of the devices, if ResourceSlices list them.
         nodes: Names of the nodes, sorted.
+        provider: What would add such nodes, for example `NodePool gpu`; None if they exist.
     """
 
     architecture: str | None
@@ -72,6 +73,7 @@ class Pool:
     problems: tuple[str, ...]
     uuids: tuple[str, ...]
     nodes: tuple[str, ...]
+    provider: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,28 @@ class Inventory:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     used: Usage | None = None
+
+    def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
+        """Add pools of nodes that do not exist, each with the labels that its nodes would have."""
+        added = tuple(templates)
+        if not added:
+            return self
+        labels = {pool.nodes[0]: labels for pool, labels in added}
+        return replace(self, pools=(*self.pools, *(pool for pool, _ in added)), labels={**self.labels, **labels})
+
+    def free(self, pool: Pool, count: int) -> int | None:
+        """How many replicas with so many devices the free ones of a pool hold; None if it is unknown what is free."""
+        if pool.provider is not None:
+            return 0
+        if self.used is None or pool.claims:
+            return None
+        used = self.used
+        return sum(max(pool.count - used.get((node, pool.resource), 0), 0) // max(count, 1) for node in pool.nodes)
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Names of the nodes with GPUs, sorted."""
+        return tuple(sorted({node for pool in self.pools if pool.provider is None for node in pool.nodes}))
 
     def taints_of(self, resource: str | None, architecture: str | None) -> Mapping[str, tuple[Taint, ...]]:
         """The taints of the nodes with such a GPU, by node name. None as the architecture matches all."""

@@ -1,4 +1,4 @@
-"""Devices in use: what the Pods on each node request. The policy MostFree and `kubectl vllm gpus` need it."""
+"""Devices in use: what the Pods on each node request. New plans and `kubectl vllm gpus` need it."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

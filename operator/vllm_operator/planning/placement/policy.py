@@ -46,10 +46,7 @@ class Ranking:
 
     def free(self, pool: Pool, count: int) -> int | None:
         """How many replicas the free devices of a pool hold; None if it is unknown what is free."""
-        used = self.inventory.used
-        if used is None or pool.claims:
-            return None
-        return sum(max(pool.count - used.get((node, pool.resource), 0), 0) // max(count, 1) for node in pool.nodes)
+        return self.inventory.free(pool, count)
 
     def key(self, target: Target, count: int) -> tuple[object, ...]:
         """The place of a GPU in the order of the policy, apart from what its memory decides."""
@@ -71,7 +68,7 @@ class Ranking:
 
         def place(target: Target) -> tuple[object, ...]:
             other = preferred is not None and preferred != in_use_of(target.pool)
-            return (other, target.pool.mig_profile is not None, self.key(target, target.count))
+            return (target.rank, other, target.pool.mig_profile is not None, self.key(target, target.count))
 
         return tuple(sorted(targets, key=place))
 
@@ -93,9 +90,9 @@ class Ranking:
         return [each for each in candidates if each.shape == largest]
 
     def _place(self, candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
-        """The place of a candidate that fits. Where the policy sees no difference, the smallest comes first."""
-        count = candidate.shape.count
-        return (self.key(candidate.target, count), count, size_of(candidate, sizing))
+        """The place of a candidate that fits: GPUs that are there first; where the policy sees no difference, the smallest."""
+        count, target = candidate.shape.count, candidate.target
+        return (target.rank, self.key(target, count), count, size_of(candidate, sizing))
 
     def about(self, target: Target, count: int) -> str:
         """What the policy says about a GPU; empty without a policy."""
@@ -103,7 +100,7 @@ class Ranking:
             case AcceleratorPolicy.LEAST_COST:
                 price = self.price(target.pool, count)
                 return "no price is known" if price is None else f"{price:.2f} per hour"
-            case AcceleratorPolicy.MOST_FREE:
+            case AcceleratorPolicy.MOST_FREE if target.pool.provider is None:
                 free = self.free(target.pool, count)
                 return "it is unknown what is free" if free is None else f"room for {counted(free, 'replica')}"
             case _:
@@ -169,7 +166,12 @@ def describe_candidates(
         by_kind[kind_of(chosen)] = mine
     others = sorted(
         (each for kind, each in by_kind.items() if kind != kind_of(chosen)),
-        key=lambda each: (_group(each.judgement.room), ranking.key(each.target, each.shape.count), each.shape.count),
+        key=lambda each: (
+            _group(each.judgement.room),
+            each.target.rank,
+            ranking.key(each.target, each.shape.count),
+            each.shape.count,
+        ),
     )
     entries = (_entry(each.target, each.shape.count, _why(each, mine, ranking)) for each in ([mine] if mine is not None else []) + others)
     listed = list({(entry.gpu, entry.verdict): entry for entry in entries}.values())
@@ -182,10 +184,10 @@ def describe_candidates(
     return listed[:CANDIDATES_LIMIT] if len(listed) > 1 else []
 
 
-def _nearness(candidate: Candidate) -> tuple[int, int]:
+def _nearness(candidate: Candidate) -> tuple[int, int, int]:
     """Of one kind of GPU, the smallest size that fits comes first; if none fits, the largest."""
     room, count = candidate.judgement.room, candidate.shape.count
-    return _group(room), -count if room is Room.NONE else count
+    return _group(room), candidate.target.rank, -count if room is Room.NONE else count
 
 
 def _group(room: Room) -> int:
@@ -203,7 +205,8 @@ def _name(title: str, pool: Pool) -> str:
 def _why(each: Candidate, chosen: Candidate | None, ranking: Ranking) -> str:
     """Why a GPU was chosen, or why not."""
     made, room = each.judgement.made, each.judgement.room
-    about = ranking.about(each.target, each.shape.count)
+    provider = each.target.pool.provider
+    about = "; ".join(filter(None, (ranking.about(each.target, each.shape.count), f"{provider} would add a node" if provider else "")))
     also = f"; {about}" if about else ""
     if each is chosen:
         return f"chosen{also}"
@@ -217,6 +220,8 @@ def _why(each: Candidate, chosen: Candidate | None, ranking: Ranking) -> str:
         return f"fits only a context of {each.judgement.length} tokens{also}"
     if room is Room.FEW:
         return f"holds only {each.judgement.held or 0:.1f} of the requests wanted{also}"
+    if each.target.rank == 1:
+        return f"fits, but too few are free for all replicas{also}"
     if about:
         return f"fits{also}"
     if chosen is not None and each.shape.count > chosen.shape.count:

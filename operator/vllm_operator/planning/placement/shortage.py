@@ -149,6 +149,7 @@ def _kind(title: str, sliced: bool, remarks: str, amounts: Sequence[str]) -> str
 def _remarks(pool: Pool) -> str:
     text = " shared between Pods" if pool.shared else ""
     text += " for ResourceClaims" if pool.claims else ""
+    text += f" that {pool.provider} would add" if pool.provider else ""
     return text + (f", unavailable ({' and '.join(pool.problems)})" if pool.problems else "")
 
 

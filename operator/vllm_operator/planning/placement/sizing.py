@@ -276,7 +276,11 @@ def find_candidates(
             found.append(Candidate(shape, target, judgement))
             if at_least is None and judgement.room <= Room.SHORTENED:
                 done.add(target.pool)
-        if at_least is not None and shape.count >= at_least and any(each.judgement.room <= Room.SHORTENED for each in found):
+        if (
+            at_least is not None
+            and shape.count >= at_least
+            and any(each.judgement.room <= Room.SHORTENED and each.target.rank == 0 for each in found)
+        ):
             break
     return found
 
@@ -314,7 +318,7 @@ def choose(
     own = in_use(candidates, preferred, preferred_count)
     for group in (own, candidates):
         for rooms in ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,)):
-            fitting = [each for each in group if each.judgement.room in rooms]
+            fitting = nearest([each for each in group if each.judgement.room in rooms])
             if not fitting or (group is own and Room.UNKNOWN in rooms):
                 continue
             # no size holds as many requests as wanted: the one that holds the most
@@ -329,6 +333,12 @@ def choose(
     return [each for each in candidates if each.shape == largest]
 
 
+def nearest(candidates: list[Candidate]) -> list[Candidate]:
+    """Those of the lowest `Target.rank`."""
+    lowest = min((each.target.rank for each in candidates), default=0)
+    return [each for each in candidates if each.target.rank == lowest]
+
+
 def in_use(candidates: Iterable[Candidate], preferred: InUse | None, preferred_count: int | None) -> list[Candidate]:
     """The GPUs in use, in the number in use."""
     own = (each for each in candidates if preferred == in_use_of(each.target.pool))
@@ -341,7 +351,8 @@ def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
     family = sizing.gpus.architectures.get(pool.architecture or "")
     unified = family is None or family.unified_memory
     linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # one GPU needs none and leaves it to others
-    return (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
+    place = (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
+    return (candidate.target.rank, *place)
 
 
 def has_nvlink(pool: Pool, gpus: GPUs) -> bool:

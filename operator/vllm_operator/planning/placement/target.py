@@ -4,13 +4,14 @@ Pools that cannot serve the request are rejected, each with a reason. The others
 same request in the same cluster always gets the same GPU:
 
 1. GPUs that are known to be too small for the weights come last
-2. the user's order of architectures, then of products
-3. the GPU in use, if there is one and it still fits
-4. whole GPUs before MIG slices
-5. known GPUs before unknown ones
-6. the order of architectures in the catalog, with the most capable first
-7. a driver that runs the image without restrictions
-8. more memory, then more nodes, then the names
+2. nodes that exist before those that would be provisioned
+3. the user's order of architectures, then of products
+4. the GPU in use, if there is one and it still fits
+5. whole GPUs before MIG slices
+6. known GPUs before unknown ones
+7. the order of architectures in the catalog, with the most capable first
+8. a driver that runs the image without restrictions
+9. more memory, then more nodes, then the names
 
 The node affinity uses labels of the chosen nodes.
 """
@@ -47,6 +48,7 @@ class Request:
     Attributes:
         accelerator: The GPUs in the spec.
         count: Devices of one replica.
+        replicas: Desired number of replicas.
         options: Possible images, the preferred one first.
         host_architectures: CPU architectures of the image; empty if unknown.
         forced: The user allows an image that is known not to suit the driver.
@@ -67,6 +69,7 @@ class Request:
     weight_bytes: int | None = None
     selector: Mapping[str, str] = field(default_factory=dict)
     large_enough: Callable[[Pool], bool | None] | None = None
+    replicas: int = 1
 
     @property
     def claims(self) -> bool:
@@ -83,7 +86,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set."""
+    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set. The lowest `rank` comes first."""
 
     pool: Pool
     resource: str
@@ -93,6 +96,7 @@ class Target:
     requirements: tuple[NodeRequirement, ...]
     title: str
     notes: tuple[Note, ...]
+    rank: int = 0
 
     @property
     def architecture(self) -> str | None:
@@ -146,6 +150,7 @@ def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: 
         requirements=_requirements(pool, request, inventory, fit),
         title=gpus.title(pool.product, pool.architecture),
         notes=_notes(pool, fit, request, inventory),
+        rank=_rank(pool, request, inventory),
     )
 
 
@@ -190,6 +195,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
     architectures = wanted.architectures or []
     return (
         _is_too_small(pool, request),
+        pool.provider is not None,
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
         request.preferred is not None and request.preferred != in_use_of(pool),
@@ -203,6 +209,16 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
         pool.resource,
         repr(pool),
     )
+
+
+def _rank(pool: Pool, request: Request, inventory: Inventory) -> int:
+    """Return 2 for nodes to be added, 1 for MIG slices that nobody asked for if too few are free for all replicas, 0 for other GPUs."""
+    if pool.provider is not None:
+        return 2
+    if pool.mig_profile is None or request.accelerator.sliced is not None:
+        return 0
+    free = inventory.free(pool, request.count)
+    return int((pool.count * len(pool.nodes) if free is None else free) < request.replicas)
 
 
 def in_use_of(pool: Pool) -> InUse:
@@ -272,7 +288,10 @@ def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tupl
             "spec.accelerator.allocation to DRA, or install GPU Feature Discovery."
         )
         notes.append(Note(Severity.RISK, text))
-    if pool.architecture is not None and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
+    if pool.provider is not None:
+        text = f"No node has these GPUs now, and {pool.provider} would add one. The first start takes longer by the time that this takes."
+        notes.append(Note(Severity.INFO, text))
+    elif pool.architecture is not None and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
         text = (
             f"The GPU driver version of the nodes is unknown. {fit.option.image} needs a driver that supports CUDA "
             f"{show_version(fit.option.cuda)}. To let the operator check it, install GPU Feature Discovery."
