@@ -143,7 +143,12 @@ class Operator:
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
-        inventory = InventoryCache(client, partial(read_inventory, gpus=known.shipped.gpus), seconds=settings.node_cache_seconds)
+        inventory = InventoryCache(
+            client,
+            partial(read_inventory, gpus=known.shipped.gpus),
+            seconds=settings.node_cache_seconds,
+            sees_all_pods=not settings.namespaces,
+        )
         caches = CacheReconciler(
             mirror,
             known,

@@ -152,7 +152,7 @@ async def wait_for_a_volume(cluster: Cluster) -> None:
 async def crash_on_a_full_volume(cluster: Cluster, sim: Simulator) -> None:
     """Again and again: the crash is counted in one event, and a Job makes room."""
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="1")
-    await cluster.create(llama(cluster.namespace, "full", accelerator={"mig": {"mode": "Disabled"}}))
+    await cluster.create(llama(cluster.namespace, "full"))
     pod = await pod_of(cluster, "full")
     for run in range(9):
         log = sim.log(pod, run=run)

@@ -44,8 +44,8 @@ async def test_each_model_gets_what_it_needs_or_is_told_what_would_fit(
     async def plan_of(name: str) -> Manifest:
         return await pinned_plan(served, await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60))
 
-    # a small model in a mixed fleet does not take the largest GPU, and a MIG slice where it may; a 70B model gets as many as it needs
-    await create("small", QWEN)
+    # a small model in a mixed fleet does not take the largest GPU, and any MIG slice on which it fits; a 70B model gets as many as it needs
+    await create("small", QWEN, accelerator={"mig": {"mode": "Enabled"}})
     await create("whole", QWEN, accelerator={"mig": {"mode": "Disabled"}})
     await create("large", LLAMA_70B, H100)
     assert (await plan_of("small"))["resource"] == "nvidia.com/mig-1g.10gb"

@@ -14,6 +14,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.prices import ENTRIES_LIMIT, Prices, read_prices
 from vllm_operator.cluster.client import POD, Forbidden
+from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.planner import plan as make_plan
 
@@ -213,3 +214,18 @@ async def test_the_status_compares_only_gpus_that_the_spec_allows() -> None:
     assert bench.status().pinned_plan is not None
     assert "compared" not in bench.resource()["status"]["pinnedPlan"]
     assert [each.verdict for each in bench.plan().candidates or ()] == ["chosen", "not in spec.accelerator.products"]
+
+
+async def test_slices_in_use_are_left_to_others_and_an_operator_for_some_namespaces_asks_for_no_pods() -> None:
+    bench = Bench(real_node("h100-mig-mixed", "mixed"), real_node("h100-sxm", "whole"))
+    container = {"name": "other", "resources": {"limits": {"nvidia.com/mig-3g.40gb": "1"}}}
+    other = {"metadata": {"name": "other", "namespace": "x"}, "spec": {"nodeName": "mixed", "containers": [container]}}
+    bench.cluster.put(llama())
+    await bench.settle()
+    assert bench.plan().mig_profile == "3g.40gb"
+    bench.cluster.put({"apiVersion": "v1", "kind": "Pod", **other})
+    bench.cluster.put(llama("second"))
+    await bench.settle(("default", "second"))
+    assert bench.plan("second").mig_profile is None
+    bench.inventory = InventoryCache(bench.cluster, bench.read_inventory, sees_all_pods=False, clock=lambda: 0.0)
+    assert await bench.inventory.pods_on(["mixed"], insist=False) is None

@@ -50,12 +50,17 @@ class InventoryCache(Generic[Content]):
         read: Callable[..., Content],
         *,
         seconds: float = 30.0,
+        sees_all_pods: bool = True,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`read` gets the nodes and the ResourceSlices, and the NodePools as `node_pools`; its result is cached for `seconds`."""
+        """`read` gets the nodes and the ResourceSlices, and the NodePools as `node_pools`; its result is cached for `seconds`.
+
+        `sees_all_pods`: the operator may list the Pods of all namespaces.
+        """
         self._client = client
         self._read = read
         self._seconds = seconds
+        self._sees_all_pods = sees_all_pods
         self._clock = clock
         self._reading: asyncio.Task[None] | None = None
         self._read_at: float | None = None
@@ -84,14 +89,18 @@ class InventoryCache(Generic[Content]):
         assert self._content is not None
         return self._content
 
-    async def pods_on(self, nodes: Iterable[str]) -> list[Manifest] | None:
+    async def pods_on(self, nodes: Iterable[str], *, insist: bool = True) -> list[Manifest] | None:
         """All Pods on these nodes; None if the operator may not list them. Only a new plan for free GPUs needs them.
+
+        Without `insist`, an operator that serves only some namespaces does not ask.
 
         They are listed by node, because a cluster may have many Pods on other nodes.
 
         Raises:
             ClusterError: They cannot be listed.
         """
+        if not (insist or self._sees_all_pods):
+            return None
         slots = asyncio.Semaphore(CONCURRENT_LISTS)
 
         async def listed(node: str) -> Sequence[Manifest]:

@@ -20,6 +20,7 @@ from pydantic import ValidationError
 from vllm_operator.api import labels
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
@@ -238,10 +239,11 @@ class Reconciler:
                 f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
             )
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
+        policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
         if nodes := nodes_to_count(resource, inventory):
-            pods = await self._inventory.pods_on(nodes)
+            pods = await self._inventory.pods_on(nodes, insist=policy is AcceleratorPolicy.MOST_FREE)
             key = (resource.metadata.namespace, resource.metadata.name)
-            inventory = replace(inventory, used=None if pods is None else read_usage(pods, except_for=key))
+            inventory = replace(inventory, used=None if pods is None else read_usage(pods, except_for=key), hidden=pods is None)
         catalog = self._catalog.current
 
         def replan(generation: int) -> Outcome:

@@ -81,7 +81,7 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are those of the nodes with
-    GPUs, by node name. `used` are the devices in use; None if that was not read.
+    GPUs, by node name. `used` are the devices in use; None if that was not read. `hidden`: it cannot be read.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -90,6 +90,7 @@ class Inventory:
     labels: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     used: Usage | None = None
+    hidden: bool = False
 
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
         """Add pools of nodes that do not exist, each with the labels that its nodes would have."""

@@ -218,7 +218,9 @@ def _rank(pool: Pool, request: Request, inventory: Inventory) -> int:
     if pool.mig_profile is None or request.accelerator.sliced is not None:
         return 0
     free = inventory.free(pool, request.count)
-    return int((pool.count * len(pool.nodes) if free is None else free) < request.replicas)
+    if free is None:
+        free = 0 if inventory.hidden else pool.count * len(pool.nodes)
+    return int(free < request.replicas)
 
 
 def in_use_of(pool: Pool) -> InUse:
