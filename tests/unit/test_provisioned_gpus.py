@@ -46,7 +46,6 @@ def test_karpenter_adds_the_node_that_no_pool_has() -> None:
         "nvidia.com/gpu.slices.gi": None,
     }
     assert "on a node that NodePool gpu would add" in outcome.planned.message
-    assert any("No node has these GPUs now, and NodePool gpu would add one." in note for note in found.notes)
 
 
 def test_nodes_that_exist_come_first_if_the_model_fits_on_them() -> None:
@@ -78,6 +77,23 @@ def test_a_plan_stays_when_the_node_is_there_and_no_longer_speaks_of_adding_it()
     assert after.plan == before
     assert "would add" not in after.planned.message
     assert not [each for each in after.drift if "GPU" in each]
+
+
+def test_a_plan_for_a_node_that_is_still_to_come_is_not_questioned_because_of_others() -> None:
+    pools = (node_pool(gpu_name=["h200"], gpu_count=["8"]),)
+    one = {"accelerator": {"count": 1}}
+    before = made("hf://Qwen/Qwen3-32B", real_node("l4"), node_pools=pools, **one)
+    assert (before.product, before.count) == ("NVIDIA-H200", 1)
+    after = planned("hf://Qwen/Qwen3-32B", real_node("l4"), node_pools=pools, pinned=before, **one)
+    assert (after.plan, after.drift) == (before, ())
+
+
+def test_a_product_that_is_named_first_comes_after_one_that_is_there() -> None:
+    pools = (node_pool(gpu_name=["l40s"], gpu_count=["8"]),)
+    found = made(SMALL, real_node("h100-sxm"), node_pools=pools, accelerator={"products": ["NVIDIA-L40S", "NVIDIA-H100-80GB-HBM3"]})
+    assert found.product == "NVIDIA-H100-80GB-HBM3"
+    unknown = made("hf://acme/new", real_node("l4"), node_pools=(node_pool(gpu_name=["b200"]),))
+    assert unknown.product == "NVIDIA-L4"
 
 
 def test_what_no_node_pool_has_is_said_with_what_they_would_add() -> None:

@@ -328,6 +328,8 @@ def choose(
             rest = [each for each in candidates if each.shape == first.shape and each not in best]
             if not ordered and Room.UNKNOWN not in rooms:
                 best.sort(key=lambda each: size_of(each, sizing))
+            else:
+                best.sort(key=lambda each: each.target.rank)
             return [*best, *rest]
     largest = candidates[-1].shape
     return [each for each in candidates if each.shape == largest]

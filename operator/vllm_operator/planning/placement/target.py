@@ -4,7 +4,7 @@ Pools that cannot serve the request are rejected, each with a reason. The others
 same request in the same cluster always gets the same GPU:
 
 1. GPUs that are known to be too small for the weights come last
-2. nodes that exist before those that would be provisioned
+2. nodes that exist, and the GPU in use, before those that would be provisioned
 3. the user's order of architectures, then of products
 4. the GPU in use, if there is one and it still fits
 5. whole GPUs before MIG slices
@@ -195,10 +195,11 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
     architectures = wanted.architectures or []
     return (
         _is_too_small(pool, request),
-        pool.provider is not None,
+        pool.provider is not None and request.preferred != in_use_of(pool),
         architectures.index(pool.architecture) if pool.architecture in architectures else 0,
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
         request.preferred is not None and request.preferred != in_use_of(pool),
+        pool.provider is not None,
         pool.mig_profile is not None,
         pool.source is Source.UNKNOWN,
         gpus.rank(pool.architecture),
@@ -290,10 +291,13 @@ def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tupl
             "spec.accelerator.allocation to DRA, or install GPU Feature Discovery."
         )
         notes.append(Note(Severity.RISK, text))
-    if pool.provider is not None:
-        text = f"No node has these GPUs now, and {pool.provider} would add one. The first start takes longer by the time that this takes."
-        notes.append(Note(Severity.INFO, text))
-    elif pool.architecture is not None and pool.cuda is None and pool.driver is None and fit.option.cuda is not None:
+    if (
+        pool.provider is None
+        and pool.architecture is not None
+        and pool.cuda is None
+        and pool.driver is None
+        and fit.option.cuda is not None
+    ):
         text = (
             f"The GPU driver version of the nodes is unknown. {fit.option.image} needs a driver that supports CUDA "
             f"{show_version(fit.option.cuda)}. To let the operator check it, install GPU Feature Discovery."
