@@ -63,6 +63,10 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
+PROGRESS_SECONDS = 1.0
+"""Delay after a watch event that reports only progress. A Pod that starts causes about five of them within seconds."""
+PROGRESS_SECONDS_PER_KEY = 0.01
+"""The same for each key that waits: about how long a reconciliation takes. Under load, more steps are handled together."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Otherwise the next operator waits until it expires."""
 
@@ -139,7 +143,15 @@ class Operator:
         )
         shard = ServedNamespaces(Shard.parse(settings.shard)) if settings.shard else None
         mirror = Mirror(client) if shard is None else Mirror(client, serves=shard.serves)
-        self.mirroring = Mirroring(mirror, self.queue.add, namespaces=settings.namespaces, shard=shard, seconds=settings.resync_seconds)
+        self.mirroring = Mirroring(
+            mirror,
+            self.queue.add,
+            namespaces=settings.namespaces,
+            shard=shard,
+            seconds=settings.resync_seconds,
+            add_soon=lambda key: self.queue.add_after(key, PROGRESS_SECONDS + len(self.queue) * PROGRESS_SECONDS_PER_KEY),
+            add_unchanged=lambda key: self.queue.add(key, urgent=False),
+        )
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
         self.followers = self._make_followers(crashes)
         self.configs = self._make_configs()
@@ -167,6 +179,7 @@ class Operator:
             configs=self.configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
             integrations=settings.integrations,
+            busy=self.queue.has_urgent,
         )
         self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)

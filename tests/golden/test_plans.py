@@ -17,10 +17,12 @@ from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.cli.plan import conditions_of
+from vllm_operator.planning.model.facts import NO_FILES
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.container import LOG_ENVIRONMENT
 from vllm_operator.rendering.manifests import render
+from vllm_operator.runtime.plan_cache import PlanCache
 
 CASES = sorted(folder for folder in (Path(__file__).parent / "cases").iterdir() if folder.is_dir())
 
@@ -112,3 +114,17 @@ def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) ->
         node["metadata"]["labels"] = dict(reversed(node["metadata"]["labels"].items()))
     again = plan(read_resource(folder), inventory_of(*nodes, slices=read_slices(folder)), known())
     assert again == outcome_of(folder)
+
+
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_objects_with_equal_specs_share_a_plan_and_only_refusals_name_their_object(folder: Path) -> None:
+    resource, outcome = read_resource(folder), outcome_of(folder)
+    metadata = resource.metadata.model_copy(update={"name": "another", "namespace": "elsewhere", "uid": "its-own", "labels": {"a": "b"}})
+    another = resource.model_copy(update={"metadata": metadata})
+    inventory = inventory_of(*read_nodes(folder), slices=read_slices(folder))
+    cache_of_plans = PlanCache()
+    first = cache_of_plans.plan(resource, inventory, known(), NO_FILES)
+    second = cache_of_plans.plan(another, inventory, known(), NO_FILES)
+    assert second == plan(another, inventory, known())
+    assert first == outcome
+    assert (second is first) is (outcome.plan is not None)

@@ -77,6 +77,8 @@ class Bench:
         for node in nodes or (real_node("h100-sxm"),):
             self.cluster.put({"apiVersion": "v1", "kind": "Node", **node})
         self.logs = FakeLogs()
+        self.busy = False
+        """Whether urgent keys wait for a worker."""
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
         self.restart()
@@ -99,6 +101,7 @@ class Bench:
             logs=self.logs,
             metrics=self.metrics,
             configs=configs,
+            busy=lambda: self.busy,
             now=lambda: self.now,
         )
 

@@ -2,15 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 
 from support.fake_cluster import FakeCluster
 from support.operators import llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import DEPLOYMENT, VLLM_DEPLOYMENT, Unavailable
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind, Unavailable
 from vllm_operator.cluster.mirror import Mirror
-from vllm_operator.runtime.mirroring import Mirroring
+from vllm_operator.runtime.mirroring import Mirroring, is_progress
 
 KEY = ("default", "llama")
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT)
@@ -113,3 +114,54 @@ async def test_where_nothing_may_be_watched_all_is_looked_at_all_the_same() -> N
     world = World()
     await world.mirroring.load(())
     assert world.keys == [KEY]
+
+
+def pod(*, ready: bool = False, **state: Any) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": str(ready)}]
+    return {"metadata": {}, "status": {"conditions": conditions, "containerStatuses": [{"state": state}] if state else []}}
+
+
+def at_generation(generation: int, observed: int) -> dict[str, Any]:
+    return {"metadata": {"generation": generation}, "status": {"observedGeneration": observed}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "manifest", "is_step"),
+    [
+        (POD, pod(), True),
+        (POD, pod(waiting={"reason": "ContainerCreating"}), True),
+        (POD, pod(running={}), True),
+        (POD, pod(running={}, ready=True), False),
+        (POD, pod(terminated={"exitCode": 1}), False),
+        (POD, pod(terminated={"exitCode": 0}), True),  # an init container
+        (POD, pod(waiting={"reason": "ImagePullBackOff"}), False),
+        (DEPLOYMENT, at_generation(2, 2), True),
+        (DEPLOYMENT, at_generation(3, 2), False),  # somebody has changed its spec
+        (CLAIM, {"metadata": {}}, True),
+        (CLAIM, {"metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, False),
+        (SERVICE, {"metadata": {}}, False),
+        (VLLM_DEPLOYMENT, {"metadata": {}}, False),
+        (POD, {"metadata": {}, "status": "hostile"}, True),
+        (DEPLOYMENT, {"metadata": None, "status": "hostile"}, True),
+    ],
+)
+def test_steps_of_what_is_under_way_can_be_handled_together(kind: Kind, manifest: dict[str, Any], is_step: bool) -> None:
+    assert is_progress(kind, manifest) is is_step
+
+
+async def test_progress_and_unchanged_objects_take_their_time() -> None:
+    cluster, now, soon, unchanged = FakeCluster(), list[Any](), list[Any](), list[Any]()
+    cluster.put(llama())
+    mirroring = Mirroring(Mirror(cluster), now.append, add_soon=soon.append, add_unchanged=unchanged.append)
+    await mirroring.load(KINDS)
+    assert (now, soon, unchanged) == ([KEY], [], [])  # no status is about it
+    made = cluster.put({**deployment(), "status": {"observedGeneration": 1}})
+    made["status"]["observedGeneration"] = made["metadata"]["generation"]
+    mirroring.notice(DEPLOYMENT, "MODIFIED", made)
+    assert (now, soon) == ([KEY], [KEY])
+    mirroring.notice(DEPLOYMENT, "DELETED", made)
+    assert (now, soon) == ([KEY, KEY], [KEY])
+    generation = cluster.put(llama())["metadata"]["generation"]
+    cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {"observedGeneration": generation})
+    await mirroring.load(KINDS)
+    assert unchanged == [KEY]

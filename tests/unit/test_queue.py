@@ -297,3 +297,67 @@ async def test_a_key_that_was_added_while_it_was_worked_on_is_ready_only_afterwa
     queue.done("a")
     clock.now += 5
     assert queue.stalled_seconds() == 5.0
+
+
+async def test_an_edit_overtakes_the_keys_of_a_resync(queue: WorkQueue[str]) -> None:
+    for number in range(500):
+        queue.add(f"resync-{number}", urgent=False)
+    queue.add("edited")
+    assert await queue.get() == "edited"
+
+
+async def test_a_key_that_waits_without_haste_becomes_urgent_when_its_object_is_edited(queue: WorkQueue[str]) -> None:
+    for key in "abc":
+        queue.add(key, urgent=False)
+    queue.add("c")
+    queue.add("c", urgent=False)
+    assert queue.has_urgent()
+    assert [await queue.get() for _ in range(3)] == ["c", "a", "b"]
+    assert not queue.has_urgent()
+
+
+async def test_urgency_outlives_a_delay(clock: Clock, queue: WorkQueue[str]) -> None:
+    queue.add_after("resync", 1, urgent=False)
+    queue.add_after("retry", 1)
+    queue.add_after("resync and edit", 2, urgent=False)
+    queue.add_after("resync and edit", 1)
+    clock.now += 1
+    assert [await queue.get() for _ in range(3)] == ["retry", "resync", "resync and edit"]
+
+
+async def test_urgency_outlives_the_rest_of_a_key(clock: Clock) -> None:
+    queue: WorkQueue[str] = WorkQueue(rest_seconds=0.2, clock=clock)
+    for key in ("deferred", "edited"):
+        queue.add(key)
+        assert await queue.get() == key
+    queue.add("deferred", urgent=False)
+    queue.add("edited")
+    queue.done("deferred")
+    queue.done("edited")
+    clock.now += 1
+    assert [await queue.get() for _ in range(2)] == ["edited", "deferred"]
+
+
+@pytest.mark.parametrize("older", [0, 1, 10, 100])
+@pytest.mark.parametrize("urgent_before", [0, 3])
+async def test_no_key_waits_longer_than_twice_its_share_however_many_urgent_ones_come(
+    clock: Clock, queue: WorkQueue[str], older: int, urgent_before: int
+) -> None:
+    for number in range(older):
+        queue.add(f"older-{number}", urgent=number < urgent_before)
+    queue.add("patient", urgent=False)
+    for turn in range(1, 2 * older + 3):
+        queue.add(f"urgent-{turn}a")
+        queue.add(f"urgent-{turn}b")
+        clock.now += 0.01
+        key = await queue.get()
+        queue.done(key)
+        if key == "patient":
+            return
+    raise AssertionError(f"it waited for more than {turn} turns")
+
+
+async def test_without_urgent_keys_the_order_is_that_of_adding(queue: WorkQueue[str]) -> None:
+    for key in "abcd":
+        queue.add(key, urgent=False)
+    assert [await queue.get() for _ in range(4)] == list("abcd")

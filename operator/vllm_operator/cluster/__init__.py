@@ -2,7 +2,7 @@
 
 interface   client (Protocol, kinds, selectors, errors)
 transport   kube (a real API server), connection (how to connect), library (the imports of both), responses (parsing),
-            mirror (reads from memory)
+            mirror (reads from memory), kept (what it keeps of an object)
 reading     observe (one VLLMDeployment), inventory (GPUs), schema (fields of a Pod), events
 writing     apply (children), managed_fields (whether they are up to date), ownership (whose an object is), events,
             lease (leader election)

@@ -18,17 +18,15 @@ Of a ControllerRevision, only the metadata and the number are kept: `find` retur
 the API server.
 """
 
-import marshal
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 from vllm_operator.api import labels as names
-from vllm_operator.cluster import client
 from vllm_operator.cluster.client import (
-    POD,
+    DEPLOYMENT,
     REVISION,
+    SERVICE,
     VLLM_DEPLOYMENT,
     ClusterClient,
     Gone,
@@ -42,32 +40,20 @@ from vllm_operator.cluster.client import (
     kind_of,
     selector_of,
 )
-from vllm_operator.pods.owner import instance_of
-
-ObjectName = tuple[str, str]
-"""Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
+from vllm_operator.cluster.kept import Kept, ObjectName, is_selected, key_of, name_of, pack, unpack, user_fields, user_fields_of, version_of
 
 LIST_TRIES = 3
 """How often a list is begun again that took so long that the API server forgot its version."""
-_NOT_APPLIED = (VLLM_DEPLOYMENT, POD, REVISION)
-"""Kinds whose `managedFields` are dropped."""
+_AWAITED_BY_NOBODY = (REVISION, SERVICE, DEPLOYMENT)
+"""Children whose change by the operator allows no next step."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """An object as it was last seen.
+@dataclass(slots=True)
+class _Write:
+    """A write under way: the version of its result, and the VLLMDeployments that watch events about the object affect meanwhile."""
 
-    Attributes:
-        version: The resourceVersion.
-        key: The VLLMDeployment that it is, or belongs to.
-        packed: The serialized object. None after its deletion: an older version may still arrive.
-        noticed: Whether `note` has reported this version, or need not. If so, a watch event with it is ignored.
-    """
-
-    version: int
-    key: Key
-    packed: bytes | None
-    noticed: bool = True
+    version: int | None = None
+    withheld: set[Key] = field(default_factory=set)
 
 
 class Mirror:
@@ -77,7 +63,10 @@ class Mirror:
         """Keep nothing before `load`, and later no objects of a namespace for which `serves` is false: as if they did not exist."""
         self._client = client
         self._serves = serves
-        self._kept: dict[Kind, dict[ObjectName, _Kept]] = {}
+        self.changed: Callable[[Key], None] = lambda key: None
+        """Called with the key of a VLLMDeployment if a watch event during a write turns out to be about something else."""
+        self._writing: dict[tuple[Kind, ObjectName], _Write] = {}
+        self._kept: dict[Kind, dict[ObjectName, Kept]] = {}
         self._children: dict[Kind, dict[Key, set[ObjectName]]] = {}
         self._versions: dict[tuple[Kind, str | None], str] = {}
         self._incomplete: set[Kind] = set()
@@ -118,32 +107,45 @@ class Mirror:
         if self._answers(VLLM_DEPLOYMENT):
             return [place for place, kept in self._kept[VLLM_DEPLOYMENT].items() if kept.packed is not None]
         return [
-            _name_of(item)
+            name_of(item)
             for namespace in namespaces or (None,)
             async for page in self._client.pages(VLLM_DEPLOYMENT, namespace)
             for item in self._served(page)
         ]
+
+    def has_unseen_spec(self, key: Key) -> bool:
+        """Whether the status of a VLLMDeployment is about another generation than its spec."""
+        kept = self._kept.get(VLLM_DEPLOYMENT, {}).get(key)
+        if kept is None or kept.packed is None:
+            return False
+        manifest = unpack(kept.packed)
+        return bool(manifest["metadata"].get("generation") != (manifest.get("status") or {}).get("observedGeneration"))
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
         """Keep the object of a watch event; return the VLLMDeployments to reconcile, none if nothing is new.
 
         A child with changed labels affects the VLLMDeployment that it belongs to now and the one that it belonged to before.
         """
-        if not self._serves(_name_of(manifest)[0]):
+        if not self._serves(name_of(manifest)[0]):
             return set()
         key = key_of(kind, manifest)
         if kind not in self._kept:
             return {key} if key is not None else set()
-        known = self._kept[kind].get(_name_of(manifest))
-        version = _version(manifest)
+        known = self._kept[kind].get(name_of(manifest))
+        version = version_of(manifest)
         if known is not None and (known.version > version or (known.version == version and known.noticed and not deleted)):
             return set()
         former = known.key if known is not None else None
         if (kept_key := key or former) is None:
             return set()
-        packed = None if deleted or key is None else _packed(kind, manifest)
-        self._keep(kind, manifest, _Kept(version, kept_key, packed))
-        return {affected for affected in (key, former) if affected is not None}
+        packed = None if deleted or key is None else pack(kind, manifest)
+        self._keep(kind, manifest, Kept(version, kept_key, packed))
+        affected = {it for it in (key, former) if it is not None}
+        write = self._writing.get((kind, name_of(manifest)))
+        if write is None or deleted:
+            return affected
+        write.withheld |= affected
+        return set()
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. One that is not kept is read from the API server: it may exist without the operator's labels."""
@@ -151,7 +153,7 @@ class Mirror:
             raise NotFound(f"the namespace {namespace} belongs to another operator")
         known = self._kept[kind].get((namespace or "", name)) if self._answers(kind) else None
         if known is not None and known.packed is not None and kind != REVISION:
-            return _unpacked(known.packed)
+            return unpack(known.packed)
         return await self._client.get(kind, name, namespace)
 
     async def get_path(self, path: str) -> Manifest:
@@ -180,21 +182,24 @@ class Mirror:
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""
-        return self._written(await self._client.apply(manifest, manager=manager, force=force))
+        with self._withholding(kind_of(manifest), name_of(manifest)):
+            return self._written(await self._client.apply(manifest, manager=manager, force=force))
 
     async def apply_status(self, manifest: Manifest, *, manager: str) -> Manifest:
         """Server-side apply to the status."""
-        with self._forgetting(kind_of(manifest), _name_of(manifest)):
+        kind, name = kind_of(manifest), name_of(manifest)
+        with self._forgetting(kind, name), self._withholding(kind, name):
             return self._written(await self._client.apply_status(manifest, manager=manager))
 
     async def patch(self, kind: Kind, name: str, namespace: str | None, operations: Sequence[Manifest], *, manager: str) -> Manifest:
         """JSON patch."""
-        with self._forgetting(kind, (namespace or "", name)):
+        with self._forgetting(kind, (namespace or "", name)), self._withholding(kind, (namespace or "", name)):
             return self._written(await self._client.patch(kind, name, namespace, operations, manager=manager))
 
     async def create(self, manifest: Manifest) -> Manifest:
         """Create an object."""
-        return self._written(await self._client.create(manifest))
+        with self._withholding(kind_of(manifest), name_of(manifest)):
+            return self._written(await self._client.create(manifest))
 
     async def delete(self, kind: Kind, name: str, namespace: str | None = None, *, uid: str | None = None) -> None:
         """Delete an object. It is kept until a watch event says that it is gone."""
@@ -224,7 +229,7 @@ class Mirror:
         for namespace in namespaces or (None,):
             async for page in self._pages(kind, namespace):
                 items = self._served(page)
-                listed.update(map(_name_of, items))
+                listed.update(map(name_of, items))
                 changed.update(key for item in items for key in self.note(kind, item))
         for place in before.keys() - listed:
             if kept.get(place) is before[place]:  # otherwise it was created again during the list
@@ -236,7 +241,7 @@ class Mirror:
         return changed
 
     def _served(self, page: Page) -> list[Manifest]:
-        return [item for item in page.items if self._serves(_name_of(item)[0])]
+        return [item for item in page.items if self._serves(name_of(item)[0])]
 
     def _answers(self, kind: Kind) -> bool:
         """Whether all objects of a kind are kept."""
@@ -266,6 +271,35 @@ class Mirror:
                 self._index(kind, name, before.key, None)
             raise
 
+    @contextmanager
+    def _withholding(self, kind: Kind, name: ObjectName) -> Iterator[None]:
+        """Withhold watch events about an object until the result of a write says whether they are about this write.
+
+        The event of a write often comes before its result, and would cause a reconciliation for nothing.
+        """
+        before = self._kept.get(kind, {}).get(name)
+        if (
+            kind not in (*_AWAITED_BY_NOBODY, VLLM_DEPLOYMENT)
+            or (before is not None and not before.noticed)
+            or (kind, name) in self._writing
+        ):
+            yield
+            return
+        write = self._writing[kind, name] = _Write()
+        try:
+            yield
+        finally:
+            del self._writing[kind, name]
+            if write.withheld and not self._is_own(kind, before, self._kept.get(kind, {}).get(name), write.version):
+                for key in write.withheld:
+                    self.changed(key)
+
+    def _is_own(self, kind: Kind, before: Kept | None, now: Kept | None, written: int | None) -> bool:
+        """Whether what is kept of an object now is the result of a write, and of nothing else that matters."""
+        if now is None or now.version != written:
+            return False
+        return kind != VLLM_DEPLOYMENT or (before is not None and user_fields_of(before) == user_fields_of(now))
+
     def _drop(self, kind: Kind) -> None:
         del self._kept[kind]
         self._incomplete.discard(kind)
@@ -275,22 +309,25 @@ class Mirror:
     def _written(self, manifest: Manifest) -> Manifest:
         """Keep the result of a write.
 
-        A changed child may allow the next step, so its watch event counts as new. Nothing waits for a ControllerRevision. The status of a
-        VLLMDeployment does not count, unless the result contains a change by others.
+        A changed child may allow the next step, so its watch event counts as new. Nothing waits for a ControllerRevision or a Service, and
+        for a Deployment only when its controller has seen it, which another watch event tells. The status of a VLLMDeployment does not
+        count, unless the result contains a change by others.
         """
         kind, key = kind_of(manifest), key_of(kind_of(manifest), manifest)
-        if kind not in self._kept or key is None or not _is_selected(kind, manifest):
+        if kind not in self._kept or key is None or not is_selected(kind, manifest):
             return manifest
-        known = self._kept[kind].get(_name_of(manifest))
-        if known is None or known.version < _version(manifest):
-            noticed = kind == REVISION or (
-                kind == VLLM_DEPLOYMENT and known is not None and known.noticed and _user_fields_of(known) == _user_fields(manifest)
+        if (write := self._writing.get((kind, name_of(manifest)))) is not None:
+            write.version = version_of(manifest)
+        known = self._kept[kind].get(name_of(manifest))
+        if known is None or known.version < version_of(manifest):
+            noticed = kind in _AWAITED_BY_NOBODY or (
+                kind == VLLM_DEPLOYMENT and known is not None and known.noticed and user_fields_of(known) == user_fields(manifest)
             )
-            self._keep(kind, manifest, _Kept(_version(manifest), key, _packed(kind, manifest), noticed))
+            self._keep(kind, manifest, Kept(version_of(manifest), key, pack(kind, manifest), noticed))
         return manifest
 
-    def _keep(self, kind: Kind, manifest: Manifest, kept: _Kept) -> None:
-        place = _name_of(manifest)
+    def _keep(self, kind: Kind, manifest: Manifest, kept: Kept) -> None:
+        place = name_of(manifest)
         known = self._kept[kind].get(place)
         self._kept[kind][place] = kept
         self._index(kind, place, known.key if known else None, None if kept.packed is None else kept.key)
@@ -300,7 +337,7 @@ class Mirror:
         for place in sorted(self._children.get(kind, {}).get(key, ())):
             packed = kept[place].packed
             if packed is not None:
-                yield _unpacked(packed)
+                yield unpack(packed)
 
     def _index(self, kind: Kind, place: ObjectName, old: Key | None, new: Key | None) -> None:
         children = self._children.setdefault(kind, {})
@@ -310,55 +347,3 @@ class Mirror:
                 del children[old]
         if new is not None:
             children.setdefault(new, set()).add(place)
-
-
-def key_of(kind: Kind, manifest: Manifest) -> Key | None:
-    """The key of the VLLMDeployment that an object is or belongs to, by its labels; None if it belongs to none."""
-    metadata: Mapping[str, Any] = manifest.get("metadata") or {}
-    match kind:
-        case client.VLLM_DEPLOYMENT:
-            name = metadata.get("name")
-        case client.POD:
-            name = instance_of(manifest)
-        case _:
-            name = (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
-    namespace = metadata.get("namespace")
-    return (namespace, name) if namespace and name else None
-
-
-def _name_of(manifest: Manifest) -> ObjectName:
-    metadata = manifest["metadata"]
-    return metadata.get("namespace") or "", metadata["name"]
-
-
-def _version(manifest: Manifest) -> int:
-    return int(manifest["metadata"]["resourceVersion"])
-
-
-def _is_selected(kind: Kind, manifest: Manifest) -> bool:
-    return selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
-
-
-def _user_fields(manifest: Manifest) -> tuple[Any, ...]:
-    """What users change in an object. The generation stands for the spec."""
-    metadata = manifest["metadata"]
-    return tuple(metadata.get(field) for field in ("uid", "generation", "labels", "annotations", "deletionTimestamp"))
-
-
-def _user_fields_of(kept: _Kept) -> tuple[Any, ...] | None:
-    return None if kept.packed is None else _user_fields(_unpacked(kept.packed))
-
-
-def _packed(kind: Kind, manifest: Manifest) -> bytes:
-    """Serialize an object. marshal takes a third of the time of pickle for JSON; the bytes never leave this process."""
-    if kind in _NOT_APPLIED:
-        metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
-        manifest = {**manifest, "metadata": metadata}
-    if kind == REVISION:
-        manifest = {field: value for field, value in manifest.items() if field != "data"}
-    return marshal.dumps(manifest)
-
-
-def _unpacked(packed: bytes) -> Manifest:
-    manifest: Manifest = marshal.loads(packed)
-    return manifest

@@ -65,12 +65,10 @@ async def observe(client: ClusterClient, namespace: str, name: str) -> Snapshot 
     if resource["metadata"].get("deletionTimestamp"):
         return None
     kinds = [DEPLOYMENT, SERVICE, CLAIM, *((CLAIM_TEMPLATE,) if _may_have_claim_templates(resource) else ())]
-    pods, revisions, found = await asyncio.gather(
-        find_pods(client, namespace, name),
-        _find_revisions(client, namespace, name),
-        asyncio.gather(*(client.find(kind, namespace, labels=children_of(kind, name)) for kind in kinds)),
-    )
-    children = [child for listed in found for child in listed if not _is_of_another(child, name)]
+    # one after the other: almost always from memory, where tasks would take longer than the reads
+    pods, revisions = await find_pods(client, namespace, name), await _find_revisions(client, namespace, name)
+    found = [child for kind in kinds for child in await client.find(kind, namespace, labels=children_of(kind, name))]
+    children = [child for child in found if not _is_of_another(child, name)]
     children += await _find_relabeled(client, resource, children, has_primer=any(is_primer(pod) for pod in pods))
     if CLAIM_TEMPLATE not in kinds and any(_uses_claim_templates(child) for child in children if child["kind"] == DEPLOYMENT.kind):
         # a rollout is held back, and the new plan does not use DRA

@@ -24,6 +24,8 @@ OLD_REVISIONS = 10
 MAX_NUMBER = 2**53
 """Higher numbers are not written by the operator. They are ignored, because no number could follow the highest one."""
 
+_DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
+
 
 class RevisionError(Exception):
     """A ControllerRevision cannot be used. `str()` says why, without a full stop."""
@@ -75,8 +77,8 @@ def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> boo
     """Whether the object controls a revision, by its UID, and its name is one that the operator gives."""
     owners = reading.objects(manifest, "metadata", "ownerReferences")
     controlled = any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
-    pattern = rf"{re.escape(resource.metadata.name)}-[0-9a-f]{{{DIGEST_LENGTH}}}"
-    return controlled and re.fullmatch(pattern, reading.text(manifest, "metadata", "name")) is not None
+    name, _, digest = reading.text(manifest, "metadata", "name").rpartition("-")
+    return controlled and name == resource.metadata.name and _DIGEST.fullmatch(digest) is not None
 
 
 def number_of(manifest: Mapping[str, Any]) -> int:

@@ -7,9 +7,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from vllm_operator.cluster import client
 from vllm_operator.cluster.client import NAMESPACE, ClusterError, Key, Kind, Manifest
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.cluster.shard import ServedNamespaces
+from vllm_operator.pods import reading
 
 log = logging.getLogger(__name__)
 
@@ -17,6 +19,8 @@ SETTLE_SECONDS = 0.1
 """Delay between the first watch that lost its place and the list of the mirror. After an outage, several lose theirs together."""
 RETRY_SECONDS = 2.0
 """Delay before a list that failed is tried again."""
+_CREATING = ("", "ContainerCreating", "PodInitializing")
+"""Reasons why a container waits that are part of each start; empty if it does not wait."""
 
 
 class Mirroring:
@@ -31,9 +35,19 @@ class Mirroring:
         shard: ServedNamespaces | None = None,
         seconds: float = 600.0,
         settle_seconds: float = SETTLE_SECONDS,
+        add_soon: Callable[[Key], None] | None = None,
+        add_unchanged: Callable[[Key], None] | None = None,
     ) -> None:
-        """`add` is called with each key to reconcile. Everything is listed again every `seconds`. `shard` is None for all namespaces."""
+        """Everything is listed again every `seconds`.
+
+        `add` is called with each key to reconcile. `add_soon` is called instead after a watch event that reports only progress, and
+        `add_unchanged` with the keys of objects of a list whose spec has not changed since their last status. `shard` is None for all
+        namespaces.
+        """
+        self._add_soon = add_soon or add
+        self._add_unchanged = add_unchanged or add
         self._mirror = mirror
+        mirror.changed = add
         self._add = add
         self._namespaces = tuple(namespaces)
         self._seconds = seconds
@@ -53,7 +67,8 @@ class Mirroring:
     async def add_all(self) -> None:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
         for key in await self._mirror.list_keys(self._namespaces):
-            self._add(key)
+            add = self._add if self._mirror.has_unseen_spec(key) else self._add_unchanged
+            add(key)
 
     def notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
         """Take a watch event. The type is ADDED, MODIFIED or DELETED."""
@@ -62,8 +77,9 @@ class Mirroring:
                 self._moved.add(manifest["metadata"]["name"])
                 self._recheck.set()
             return
+        add = self._add if type == "DELETED" or not is_progress(kind, manifest) else self._add_soon
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
-            self._add(key)
+            add(key)
 
     def versions(self) -> dict[tuple[Kind, str | None], str]:
         """The resourceVersion of the last list of each kind, by kind and namespace (None: all)."""
@@ -108,3 +124,34 @@ class Mirroring:
             self._outdated.update(outdated, (NAMESPACE,) if has_namespaces else ())
             self._recheck.set()
             await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
+
+
+def is_progress(kind: Kind, manifest: Manifest) -> bool:
+    """Whether an object that was created or changed shows a step of what is under way: several such steps can be handled together.
+
+    It does not if somebody may wait for the reaction: a Pod that is Ready or has failed, and a spec that was changed.
+    """
+    match kind:
+        case client.POD:
+            return not (_is_ready(manifest) or _has_ended(manifest))
+        case client.DEPLOYMENT:
+            return reading.integer(manifest, "metadata", "generation") == reading.integer(manifest, "status", "observedGeneration")
+        case client.CLAIM:
+            return not reading.text(manifest, "metadata", "deletionTimestamp")
+        case _:
+            return False
+
+
+def _is_ready(pod: Manifest) -> bool:
+    return any((it.get("type"), it.get("status")) == ("Ready", "True") for it in reading.objects(pod, "status", "conditions"))
+
+
+def _has_ended(pod: Manifest) -> bool:
+    """Whether a container of a Pod has ended, or cannot start."""
+    states = [
+        reading.mapping(container, "state")
+        for field in ("initContainerStatuses", "containerStatuses")
+        for container in reading.objects(pod, "status", field)
+    ]
+    failed = any(reading.integer(state, "terminated", "exitCode") for state in states)
+    return failed or any(reading.text(state, "waiting", "reason") not in _CREATING for state in states)

@@ -1,9 +1,10 @@
-"""The latest outcome of planning for each VLLMDeployment: most reconciliations find nothing changed that a plan depends on."""
+"""Outcomes of planning: most reconciliations find nothing changed that a plan depends on, and many objects have equal specs."""
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog
@@ -14,6 +15,8 @@ from vllm_operator.planning.planner import plan
 
 MAX_OUTCOMES = 8192
 """Objects whose latest outcome is remembered. Each takes 2 KiB beside the pinned plan."""
+MAX_SHARED = 8
+"""Outcomes that are tried for other objects: those of the last different specs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +40,28 @@ class _Entry:
         return same and of_one and self.annotations == metadata.annotations and self.pinned == resource.pinned
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """An outcome for all objects with an equal spec."""
+
+    resource: VLLMDeployment
+    inventory: Inventory
+    catalog: Catalog
+    files: ModelFiles
+    outcome: Outcome
+
+    def answers(self, resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, files: ModelFiles) -> bool:
+        """Whether planning another object from these would lead to the same outcome."""
+        same = self.inventory is inventory and self.catalog is catalog and self.files == files
+        return same and _plans_alike(self.resource, resource)
+
+
 class PlanCache:
-    """Plans, and remembers the latest outcome of each object."""
+    """Plans, and remembers the latest outcome of each object, and the last ones of all."""
 
     def __init__(self) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._shared: deque[_Shared] = deque(maxlen=MAX_SHARED)
 
     def plan(self, resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, files: ModelFiles) -> Outcome:
         """Plan one VLLMDeployment for these GPUs, with its pinned plan and the cache generation of its status.
@@ -57,7 +77,11 @@ class PlanCache:
         if entry is not None and entry.answers(resource, inventory, catalog, files):
             return entry.outcome
         generation = _cache_generation(resource)
-        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
+        outcome = self._shared_outcome(resource, inventory, catalog, files)
+        if outcome is None:
+            outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
+            if outcome.plan is not None:
+                self._shared.append(_Shared(resource, inventory, catalog, files, outcome))
         if uid:
             outcome, metadata = _without_today(outcome), resource.metadata
             entry = _Entry(metadata.generation, metadata.annotations, generation, resource.pinned, inventory, catalog, files, outcome)
@@ -67,6 +91,10 @@ class PlanCache:
                 self._entries.popitem(last=False)
         return outcome
 
+    def _shared_outcome(self, resource: VLLMDeployment, inventory: Inventory, catalog: Catalog, files: ModelFiles) -> Outcome | None:
+        """The outcome of another object that is the same for this one. Only a refusal may name its object."""
+        return next((entry.outcome for entry in reversed(self._shared) if entry.answers(resource, inventory, catalog, files)), None)
+
 
 def _without_today(outcome: Outcome) -> Outcome:
     """Keep today's plan only if it is for another GPU, which is all that is read of it: it is as large as the pinned one."""
@@ -74,6 +102,18 @@ def _without_today(outcome: Outcome) -> Outcome:
     if plan is None or today is None or today.plan is None or today.plan.product != plan.product:
         return outcome
     return replace(outcome, today=replace(today, plan=plan))
+
+
+def _plans_alike(old: VLLMDeployment, new: VLLMDeployment) -> bool:
+    """Whether two VLLMDeployments have the same plan. Planning reads nothing else of them."""
+    return _read_by_plans(old) == _read_by_plans(new) and old.pinned == new.pinned and old.spec == new.spec
+
+
+def _read_by_plans(resource: VLLMDeployment) -> tuple[object, ...]:
+    """What planning reads of an object beside its spec and the pinned plan."""
+    metadata, summary = resource.metadata, resource.status.pinned_plan
+    annotations = [metadata.annotations.get(name) for name in (REPLAN_ANNOTATION, ALLOW_KNOWN_BAD_ANNOTATION)]
+    return (metadata.generation, *annotations, _cache_generation(resource), summary.measured if summary is not None else None)
 
 
 def _cache_generation(resource: VLLMDeployment) -> int:

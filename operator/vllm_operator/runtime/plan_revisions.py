@@ -1,7 +1,8 @@
 """Reads and writes the ControllerRevisions that contain the plans of a VLLMDeployment.
 
-The status names the revision in force. A revision is written before the children that follow from its plan, and before the status
-that names it. An operator that ends in between makes the same plan again, and finds its revision by name.
+The status names the revision in force. A revision is written before the status that names it, and before the children that follow
+from its plan; a first revision may be written beside them (`may_follow`). An operator that ends in between makes the plan again. If it
+is the same, it finds its revision by name.
 
 The name of a revision contains a digest of its plan, so a plan that was read once needs not be read again, and a revision that
 somebody has deleted is written again from memory.
@@ -9,7 +10,7 @@ somebody has deleted is written again from memory.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pydantic import BaseModel, ValidationError
 
@@ -56,12 +57,13 @@ MAX_PARTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A revision that was read or written, and whether it existed when it was last looked for."""
+    """A revision that was read or written, and whether it existed when it was last looked for. `pinned` is the plan that it is for."""
 
     name: str
     number: int
     plan: Plan
     exists: bool = True
+    pinned: Plan | None = None
 
 
 class PlanRevisions:
@@ -73,6 +75,7 @@ class PlanRevisions:
         self._count = count
         self._known: Recent[_Known] = Recent(MAX_PLANS)  # by UID of the VLLMDeployment
         self._parts: dict[object, object] = {}
+        self._accepting: set[str] = set()  # namespaces in which the last revision could be created
 
     async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
         """Return the object with the plan that is pinned, if any, or why that plan cannot be used.
@@ -100,6 +103,16 @@ class PlanRevisions:
             log.info("planning anew: %s", error)
             return resource
 
+    def may_follow(self, resource: VLLMDeployment, snapshot: Snapshot) -> bool:
+        """Whether the revision of a plan may be written after the children that follow from it.
+
+        It may for a first plan, in a namespace where the last revision could be created. The status names the revision, so an operator that
+        ends before the status was written plans anew in either order. In all other cases a revision that is refused must keep the plan
+        from being applied.
+        """
+        is_first = resource.pinned is None and resource.status.pinned_plan is None and snapshot.child(DEPLOYMENT) is None
+        return is_first and resource.metadata.namespace in self._accepting
+
     async def pin(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> str | Verdict | None:
         """Make sure that a revision contains this plan; return its name, or why it cannot be written.
 
@@ -109,10 +122,11 @@ class PlanRevisions:
             ClusterError: Try again.
         """
         uid, known = resource.metadata.uid, self._known.get(resource.metadata.uid)
-        if known is not None and known.exists and known.plan is plan:
+        if known is not None and known.exists and (known.plan is plan or known.pinned is plan):
             return known.name
         name = revision_name(resource, plan)
         if known is not None and known.name == name and known.exists:
+            self._known.put(uid, replace(known, pinned=plan))
             return name
         revisions = _own(resource, snapshot)
         number = next((number_of(revision) for revision in revisions if revision["metadata"]["name"] == name), None)
@@ -121,7 +135,7 @@ class PlanRevisions:
             refusal = await self._create(resource, render_revision(resource, plan, number))
             if refusal is not None:
                 return None if plan is resource.pinned and resource.status.pinned_plan is None else refusal
-        self._known.put(uid, _Known(name, number, self._with_shared_parts(without_observed(plan))))
+        self._known.put(uid, _Known(name, number, self._with_shared_parts(without_observed(plan)), pinned=plan))
         return name
 
     async def prune(self, resource: VLLMDeployment, snapshot: Snapshot, in_force: str) -> None:
@@ -178,7 +192,9 @@ class PlanRevisions:
             return await self._check_existing(resource, name)
         except (Forbidden, Invalid) as error:
             log.warning("ControllerRevision %s cannot be created: %s", name, error)
+            self._accepting.discard(resource.metadata.namespace)
             return _refused(name, str(error))
+        self._accepting.add(resource.metadata.namespace)
         self._count("create", REVISION.kind)
         return None
 
@@ -212,7 +228,7 @@ def _explain(error: RevisionError) -> str:
 
 
 def _refused(name: str, why: str) -> Verdict:
-    message = f"The plan is not applied, because ControllerRevision {name}, which is to contain it, cannot be created: {why}."
+    message = f"Nothing is changed, because ControllerRevision {name}, which is to contain the plan, cannot be created: {why}."
     return Verdict(ConditionStatus.FALSE, Reason.REVISION_REFUSED, message)
 
 

@@ -2,6 +2,9 @@
 
 A key is *dirty* from `add` until a worker takes it, and *processing* until the worker calls `done`. A key that is added while it is
 processed becomes dirty, and is handed out again after `done`. So no change is lost, and no two workers ever have the same key.
+
+A key is *urgent* or not. An urgent key overtakes others, but only at every second turn: the turns between belong to the key that has
+waited longest. A key before which n keys were added is therefore handed out at most at turn 2n + 2, whatever is added later.
 """
 
 import asyncio
@@ -55,6 +58,9 @@ class WorkQueue(Generic[Key]):
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter
         self._ready: dict[Key, float] = {}
+        self._urgent: dict[Key, None] = {}  # those of the ready keys
+        self._overtaken = False
+        self._relaxed: set[Key] = set()  # keys that wait, or are delayed, and are not urgent
         self._handed_out_at = -math.inf
         self._dirty: dict[Key, float] = {}
         self._processing: dict[Key, float] = {}
@@ -71,8 +77,9 @@ class WorkQueue(Generic[Key]):
         """Number of keys that wait for a worker, without delayed keys."""
         return len(self._dirty)
 
-    def add(self, key: Key) -> None:
-        """Add a key, unless it waits already. A key that rests is added after its rest."""
+    def add(self, key: Key, *, urgent: bool = True) -> None:
+        """Add a key, unless it waits already. A key that rests is added after its rest. One that is not urgent may become so."""
+        self._note_urgency(key, urgent=urgent)
         if self._closed or key in self._dirty:
             return
         until = self._rested.get(key)
@@ -82,15 +89,34 @@ class WorkQueue(Generic[Key]):
         self._dirty[key] = self._clock()
         self._due.pop(key, None)
         if key not in self._processing:
-            self._ready[key] = self._dirty[key]
-            self._wake_one()
+            self._make_ready(key, self._dirty[key])
 
-    def add_after(self, key: Key, seconds: float) -> None:
+    def _note_urgency(self, key: Key, *, urgent: bool) -> None:
+        """Remember whether a key is urgent. It is if one of those who added it said so."""
+        if urgent:
+            self._relaxed.discard(key)
+            if key in self._ready:
+                self._urgent[key] = None
+        elif key not in self._dirty and key not in self._due:
+            self._relaxed.add(key)
+
+    def _make_ready(self, key: Key, since: float) -> None:
+        self._ready[key] = since
+        if key not in self._relaxed:
+            self._urgent[key] = None
+        self._wake_one()
+
+    def add_after(self, key: Key, seconds: float, *, urgent: bool = True) -> None:
         """Add a key later. Of several times for one key, the earliest counts."""
         if seconds <= 0:
-            self.add(key)
+            self.add(key, urgent=urgent)
             return
+        self._note_urgency(key, urgent=urgent)
         self._delay(key, self._clock() + seconds)
+
+    def has_urgent(self) -> bool:
+        """Whether an urgent key waits for a worker."""
+        return bool(self._urgent)
 
     def _delay(self, key: Key, due: float) -> None:
         if self._closed or key in self._dirty or self._due.get(key, due + 1) <= due:
@@ -128,11 +154,20 @@ class WorkQueue(Generic[Key]):
             if self._closed:
                 raise QueueClosed
             if self._ready:
-                key = next(iter(self._ready))
+                key = self._take()
                 del self._ready[key], self._dirty[key]
+                self._urgent.pop(key, None)
+                self._relaxed.discard(key)
                 self._processing[key] = self._handed_out_at = self._clock()
                 return key
             await self._wait()
+
+    def _take(self) -> Key:
+        """The next ready key: the oldest urgent one, or at every second turn the oldest of all."""
+        oldest = next(iter(self._ready))
+        first = next(iter(self._urgent), oldest)
+        self._overtaken = first != oldest and not self._overtaken
+        return first if self._overtaken else oldest
 
     async def _wait(self) -> None:
         """Wait until there may be a key. Only one waiter is woken for each key."""
@@ -176,8 +211,7 @@ class WorkQueue(Generic[Key]):
         if self._rest:
             self._begin_rest(key, max(self._rest, min(took, REST_LIMIT_SECONDS)))
         if key in self._dirty and not self._rest:
-            self._ready[key] = self._clock()
-            self._wake_one()
+            self._make_ready(key, self._clock())
         elif self._dirty.pop(key, None) is not None:
             self._delay(key, self._rested[key])
 
@@ -222,7 +256,7 @@ class WorkQueue(Generic[Key]):
             due, _, key = heapq.heappop(self._delayed)
             if self._due.get(key) == due:  # otherwise it was added meanwhile, or an earlier time was set
                 self._rested.pop(key, None)
-                self.add(key)
+                self.add(key, urgent=key not in self._relaxed)
 
     def _next_due(self) -> float | None:
         while self._delayed and self._due.get(self._delayed[0][2]) != self._delayed[0][0]:

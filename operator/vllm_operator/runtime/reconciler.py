@@ -4,16 +4,19 @@ The steps are always the same:
 
     observe -> plan -> caches -> pin -> apply -> logs -> decide -> status
 
-If `apply` fails, the later steps still run: the status is written, then the error is raised. Each reconciliation reads everything
-again and depends on nothing that an earlier one kept in memory. Events are written before the status of the same report. An operator
-that is killed between the two makes the same report again, and finds the events that it wrote.
+If `apply` fails, the later steps still run: the status is written, then the error is raised. While urgent keys wait, a reconciliation
+that has written a Deployment ends there ("deferred"), and the next one does the rest. So under load, all Deployments come first.
+
+Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory. Events are written before the
+status of the same report. An operator that is killed between the two makes the same report again, and finds the events that it wrote.
 """
 
+import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 from pydantic import ValidationError
 
@@ -26,6 +29,7 @@ from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     DEPLOYMENT,
     POD,
+    SERVICE,
     ClusterClient,
     ClusterError,
     Conflict,
@@ -63,6 +67,8 @@ from vllm_operator.status.report import Report, report
 from vllm_operator.text import wording
 
 log = logging.getLogger(__name__)
+First = TypeVar("First")
+Second = TypeVar("Second")
 
 CATCH_UP_SECONDS = 0.5
 """Delay until the next reconciliation while the followers still read what a log already contains."""
@@ -114,6 +120,7 @@ class Reconciler:
         configs: ModelConfigs | None = None,
         trust: ArtifactTrust | None = None,
         integrations: Collection[str] = (),
+        busy: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
         """Set up a reconciler.
@@ -129,6 +136,7 @@ class Reconciler:
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
             integrations: APIs of others that the operator may use; see `ExposureReconciler`.
+            busy: Whether urgent keys wait for a worker.
             now: The clock.
         """
         self._client = client
@@ -141,6 +149,7 @@ class Reconciler:
         self._metrics = metrics
         self._configs = configs
         self._trust = trust or ArtifactTrust()
+        self._busy = busy
         self._now = now
         self._plans = PlanCache()
         self._revisions = PlanRevisions(client, count=metrics.wrote)
@@ -175,8 +184,17 @@ class Reconciler:
                 return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
             outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
-        cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
-        applied = await self._apply(snapshot, cache_outcome)
+        may_follow, revision = self._revisions.may_follow(resource, snapshot), None
+        if not may_follow:
+            cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
+        if self._busy() and await self._apply_deployments(snapshot, cache_outcome):
+            return Result("deferred")
+        if may_follow:
+            (cache_outcome, revision), applied = await _both(
+                self._pin(resource, snapshot, cache_outcome), self._apply(snapshot, cache_outcome)
+            )
+        else:
+            applied = await self._apply(snapshot, cache_outcome)
         if applied.failure is not None and not _is_reported(applied.failure, resource):
             raise applied.failure
         try:
@@ -260,6 +278,13 @@ class Reconciler:
             return await self._caches.reconcile(resource, snapshot, *_without_plan(revision)), None
         return cache_outcome, revision
 
+    async def _apply_deployments(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> bool:
+        """Apply the manifests that Pods need, and no others. Return whether something was written, and nothing failed."""
+        manifests = [manifest for manifest in cache_outcome.manifests if manifest["kind"] != SERVICE.kind]
+        live = [child for child in cache_outcome.live if child["kind"] != SERVICE.kind]
+        applied = await self._applier.apply(snapshot.resource, manifests, live)
+        return bool(applied.written) and applied.failure is None and not applied.refusals
+
     async def _apply(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> Applied:
         """Apply the manifests. Of the children to keep, change at most the number of replicas."""
         applied = await self._applier.apply(snapshot.resource, cache_outcome.manifests, cache_outcome.live)
@@ -340,6 +365,15 @@ class Reconciler:
         manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
         await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
         self._metrics.wrote("status", labels.KIND)
+
+
+async def _both(first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:
+    """Await both also if one fails, so that none goes on afterwards; then raise the first error."""
+    results = await asyncio.gather(first, second, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return cast(tuple[First, Second], tuple(results))
 
 
 def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:

@@ -104,8 +104,14 @@ class Workers:
     def _requeue(self, key: Key, result: Result) -> None:
         if result.name == "gone":
             return
+        if result.name == "deferred":
+            self._queue.add(key, urgent=False)
+            return
         resync = self._resync * random.uniform(0.9, 1.0)
-        self._queue.add_after(key, resync if result.requeue_seconds is None else max(0.05, min(resync, result.requeue_seconds)))
+        if result.requeue_seconds is None or result.requeue_seconds >= resync:
+            self._queue.add_after(key, resync, urgent=False)
+        else:
+            self._queue.add_after(key, max(0.05, result.requeue_seconds))
 
     async def _report_bug(self, key: Key, error: Exception) -> None:
         try:

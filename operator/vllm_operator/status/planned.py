@@ -63,7 +63,7 @@ def observed_plan(observed: ObservedState) -> Plan | None:
         _observed(choice, _seen(choice, names, logged) or remembered.get(choice.component, ()), observed.knowledge.logged_names)
         for choice in plan.backends
     ]
-    return plan.model_copy(update={"backends": backends})
+    return _with_backends(plan, backends)
 
 
 def previous_plan(observed: ObservedState) -> Plan | None:
@@ -72,7 +72,18 @@ def previous_plan(observed: ObservedState) -> Plan | None:
     if plan is None or summary is None:
         return plan
     seen = {entry.component: entry.backend for entry in summary.observed_backends or ()}
-    return plan.model_copy(update={"backends": [c.model_copy(update={"observed": seen.get(c.component)}) for c in plan.backends]})
+    return _with_backends(plan, [_with_observed(choice, seen.get(choice.component)) for choice in plan.backends])
+
+
+def _with_backends(plan: Plan, backends: Sequence[BackendChoice]) -> Plan:
+    """The plan with these backends; itself if it has them."""
+    if all(new is old for new, old in zip(backends, plan.backends, strict=True)):
+        return plan
+    return plan.model_copy(update={"backends": list(backends)})
+
+
+def _with_observed(choice: BackendChoice, observed: str | None) -> BackendChoice:
+    return choice if choice.observed == observed else choice.model_copy(update={"observed": observed})
 
 
 def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
@@ -188,4 +199,4 @@ def _observed(choice: BackendChoice, backends: Sequence[str], names: LoggedNames
     if not backends:
         return choice
     seen = next((backend for backend in backends if _is_meant(choice, backend, names)), backends[-1])
-    return choice.model_copy(update={"observed": wording.clean(seen, 128)})
+    return _with_observed(choice, wording.clean(seen, 128))

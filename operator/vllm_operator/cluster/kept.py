@@ -1,0 +1,91 @@
+"""An object as the mirror keeps it: serialized, with what tells whether a watch event is news."""
+
+import marshal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api import labels as names
+from vllm_operator.cluster import client
+from vllm_operator.cluster.client import POD, REVISION, VLLM_DEPLOYMENT, Key, Kind, Manifest, selector_of
+from vllm_operator.pods.owner import instance_of
+
+ObjectName = tuple[str, str]
+"""Namespace and name of any object; the namespace of a cluster-scoped one is empty."""
+
+_NOT_APPLIED = (VLLM_DEPLOYMENT, POD, REVISION)
+"""Kinds whose `managedFields` are dropped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An object as it was last seen.
+
+    Attributes:
+        version: The resourceVersion.
+        key: The VLLMDeployment that it is, or belongs to.
+        packed: The serialized object. None after its deletion: an older version may still arrive.
+        noticed: Whether `note` has reported this version, or need not. If so, a watch event with it is ignored.
+    """
+
+    version: int
+    key: Key
+    packed: bytes | None
+    noticed: bool = True
+
+
+def key_of(kind: Kind, manifest: Manifest) -> Key | None:
+    """The key of the VLLMDeployment that an object is or belongs to, by its labels; None if it belongs to none."""
+    metadata: Mapping[str, Any] = manifest.get("metadata") or {}
+    match kind:
+        case client.VLLM_DEPLOYMENT:
+            name = metadata.get("name")
+        case client.POD:
+            name = instance_of(manifest)
+        case _:
+            name = (metadata.get("labels") or {}).get(names.INSTANCE_LABEL)
+    namespace = metadata.get("namespace")
+    return (namespace, name) if namespace and name else None
+
+
+def name_of(manifest: Manifest) -> ObjectName:
+    """Namespace and name of an object."""
+    metadata = manifest["metadata"]
+    return metadata.get("namespace") or "", metadata["name"]
+
+
+def version_of(manifest: Manifest) -> int:
+    """The resourceVersion, which grows with each change."""
+    return int(manifest["metadata"]["resourceVersion"])
+
+
+def is_selected(kind: Kind, manifest: Manifest) -> bool:
+    """Whether the watch of its kind delivers an object."""
+    return selector_of(kind).items() <= (manifest["metadata"].get("labels") or {}).items()
+
+
+def user_fields(manifest: Manifest) -> tuple[Any, ...]:
+    """What users change in an object. The generation stands for the spec."""
+    metadata = manifest["metadata"]
+    return tuple(metadata.get(field) for field in ("uid", "generation", "labels", "annotations", "deletionTimestamp"))
+
+
+def user_fields_of(kept: Kept) -> tuple[Any, ...] | None:
+    """The same of a kept object; None after its deletion."""
+    return None if kept.packed is None else user_fields(unpack(kept.packed))
+
+
+def pack(kind: Kind, manifest: Manifest) -> bytes:
+    """Serialize an object. marshal takes a third of the time of pickle for JSON; the bytes never leave this process."""
+    if kind in _NOT_APPLIED:
+        metadata = {field: value for field, value in manifest["metadata"].items() if field != "managedFields"}
+        manifest = {**manifest, "metadata": metadata}
+    if kind == REVISION:
+        manifest = {field: value for field, value in manifest.items() if field != "data"}
+    return marshal.dumps(manifest)
+
+
+def unpack(packed: bytes) -> Manifest:
+    """A copy of an object that was packed."""
+    manifest: Manifest = marshal.loads(packed)
+    return manifest
