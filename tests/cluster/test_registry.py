@@ -62,6 +62,7 @@ class Programs:
             "secret": str(self._folder / "secret"),
             "root": str(root),
             "excluded": list(EXCLUDED),
+            "whole": ["bytecode"],
             "architecture": "sm_90",
             "mounts": [],
             **more,
