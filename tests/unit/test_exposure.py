@@ -64,5 +64,9 @@ def test_the_service_gets_annotations_and_the_class_of_its_load_balancer() -> No
     assert "loadBalancerClass" not in plain["spec"]
 
 
-def test_the_status_has_the_url_of_the_service() -> None:
-    assert report(o.observe(o.ready_pod())).status.url == "http://vllm-a.models.svc:8000"
+def test_the_status_has_the_url_of_the_service_from_the_first_replica_that_serves() -> None:
+    assert report(o.observe(o.starting_pod())).status.url is None
+    serving = o.observe(o.ready_pod())
+    written = report(serving)
+    assert written.status.url == "http://vllm-a.models.svc:8000"
+    assert report(o.after(serving, written, pods=(o.starting_pod(),))).status.url == written.status.url

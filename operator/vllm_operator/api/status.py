@@ -280,7 +280,11 @@ class VLLMDeploymentStatus(Model):
         description="Conditions that have something to report, Ready first.",
         json_schema_extra=list_map("type"),
     )
-    url: str | None = Field(default=None, max_length=1024, description="URL of the engine for clients in the cluster.")
+    url: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="URL of the engine for clients in the cluster. It is set when the first replica serves, and stays.",
+    )
     # Both change as a whole. With an owner per field, each write costs the API server 50 % more.
     pinned_plan: PlanSummary | None = Field(default=None, description="The pinned plan in short.", json_schema_extra=map_atomic())
     # The CRD must not prune this field before the operator has copied the plan into a ControllerRevision.

@@ -34,5 +34,7 @@ def exposed(observed: ObservedState) -> Verdict | None:
 
 
 def url(observed: ObservedState) -> str | None:
-    """The URL of a host that a Gateway serves, else that of the Service; None without one."""
+    """The URL of a host that a Gateway serves, else that of the Service; None without one, and before the first replica serves."""
+    if not observed.serving and observed.observation.previous.url is None:
+        return None
     return observed.observation.exposure.url or service_url(observed)
