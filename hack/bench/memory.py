@@ -13,13 +13,14 @@ import asyncio
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.imports import memory
-from bench.load import Api, Seen, prepare
+from bench.load import GROUP, Api, Seen, prepare
 from bench.running import Bench, Operator
 from testenv import Environment
 from testenv.nodes import gpu_node
@@ -30,9 +31,15 @@ def row(bench: Bench, what: str) -> None:
     bench.row(what, f"RSS {now['Rss']:.0f} MiB, PSS {now['Pss']:.0f} MiB, peak {now['Peak']:.0f} MiB, {bench.operator.cpu():.1f} s CPU")
 
 
+def is_ready(item: Any) -> bool:
+    conditions = (item.get("status") or {}).get("conditions") or ()
+    return any((condition["type"], condition["status"]) == ("Ready", "True") for condition in conditions)
+
+
 async def burst(api: Api, bench: Bench, objects: int) -> None:
-    """Create objects, and wait for their Deployments however long it takes: time is not what this measures."""
+    """Create objects, and wait until all are Ready however long it takes: time is not what this measures."""
     seen = Seen(api, "/apis/apps/v1/deployments", lambda _: True)
+    ready = Seen(api, f"{GROUP}/vllmdeployments", is_ready)
     await asyncio.sleep(0.2)
     names = [f"burst-{index}" for index in range(objects)]
     cpu = bench.operator.cpu()
@@ -40,6 +47,8 @@ async def burst(api: Api, bench: Bench, objects: int) -> None:
     await seen.until(names, seconds=1800)
     seen.stop()
     row(bench, f"{objects} objects, when all have a Deployment")
+    await ready.until(names, seconds=1800)
+    ready.stop()
     await bench.settle()
     bench.row("CPU of the operator for them", f"{(bench.operator.cpu() - cpu) / objects * 1000:.0f} ms each")
     await asyncio.sleep(10)
