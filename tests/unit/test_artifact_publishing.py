@@ -1,79 +1,52 @@
 """Publishing to a registry: the first writer wins, and neither secrets nor half of a cache get out."""
 
-import io
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.artifacts import FILES, fill, pack_all
-from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
+from support.artifacts import FILES, fill
+from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
 from vllm_operator.caches.scripts import publish
 from vllm_operator.caches.scripts.pack import Packed, pack
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeRegistry]:
-    with run_registry() as running:
-        yield running
-
-
-@pytest.fixture
-def packed(registry: FakeRegistry, tmp_path: Path) -> Packed:
-    """An artifact in the registry."""
-    layer = io.BytesIO()
-    made = pack_all(fill(tmp_path / "made"), layer, base=BASE, tag=TAG)
-    registry.add(made, layer.getvalue(), TAG, BASE)
-    return made
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / ".vllm-operator-key").touch()
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bench(registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactBench:
-    return ArtifactBench(registry, root, tmp_path, monkeypatch)
-
-
-def test_what_was_published_is_fetched(bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
+def test_what_was_published_is_fetched(artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
     registry.account, registry.bearer = ACCOUNT, "t0ken"
-    bench.log_in()
-    status, result = bench.publish(fill(tmp_path / "filled"), coldSeconds=459)
+    artifact_bench.log_in()
+    status, result = artifact_bench.publish(fill(tmp_path / "filled"), coldSeconds=459)
     assert (status, result["result"], result["tag"]) == (0, "Published", TAG)
     assert set(registry.manifests) == {TAG, BASE}
     assert any("pull%2Cpush" in path for _, path, _ in registry.requests)
-    fetched = bench.fetch()[1]
+    fetched = artifact_bench.fetch()[1]
     assert (fetched["digest"], fetched["coldSeconds"]) == (result["digest"], 459)
-    assert (bench.root / "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so").read_bytes() == FILES[
+    assert (artifact_bench.root / "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so").read_bytes() == FILES[
         "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so"
     ]
 
 
-def test_the_first_writer_of_a_tag_wins(bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path) -> None:
+def test_the_first_writer_of_a_tag_wins(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path) -> None:
     before = dict(registry.manifests)
-    status, result = bench.publish(fill(tmp_path / "filled", {"vllm/another": b"one"}))
+    status, result = artifact_bench.publish(fill(tmp_path / "filled", {"vllm/another": b"one"}))
     assert (status, result["result"], result["digest"]) == (0, "AlreadyPublished", packed.digest)
     assert registry.manifests == before
     assert not [method for method, _, _ in registry.requests if method in ("POST", "PUT")]
 
 
-def test_a_tag_with_something_else_is_not_overwritten(bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path) -> None:
+def test_a_tag_with_something_else_is_not_overwritten(
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path
+) -> None:
     put_an_image_of_somebody_else(registry, packed)
-    status, result = bench.publish(fill(tmp_path / "filled"))
+    status, result = artifact_bench.publish(fill(tmp_path / "filled"))
     assert (status, result["result"]) == (1, "TagTaken")
 
 
 def test_a_tag_of_the_first_half_stays_with_its_first_writer(
-    bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path
 ) -> None:
-    assert bench.publish(fill(tmp_path / "filled"), settings="b" * 12)[1]["result"] == "Published"
+    assert artifact_bench.publish(fill(tmp_path / "filled"), settings="b" * 12)[1]["result"] == "Published"
     assert registry.manifests[BASE] == packed.manifest
 
 
@@ -82,36 +55,36 @@ def test_a_tag_of_the_first_half_stays_with_its_first_writer(
     [({"/uploads/": [403]}, "Denied"), ({"/v2/": [500] * 20}, "Unreachable"), ({"/manifests/": [404, 404, 405]}, "Denied")],
 )
 def test_a_push_that_fails_is_reported(
-    bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, failing: dict[str, list[int]], reason: str
+    artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, failing: dict[str, list[int]], reason: str
 ) -> None:
     registry.failing = failing
-    bench.log_in()
-    status, result = bench.publish(fill(tmp_path / "filled"))
+    artifact_bench.log_in()
+    status, result = artifact_bench.publish(fill(tmp_path / "filled"))
     assert (status, result["result"]) == (1, reason)
     assert TAG not in registry.manifests
 
 
 def test_secrets_of_the_pod_are_not_published(
-    bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SECRET_0", "correct horse\n")
     monkeypatch.setenv("SECRET_1", "x")  # too short to be looked for
     filled = fill(tmp_path / "filled", {"vllm/x": b"... correct horse ..."})
-    status, result = bench.publish(filled)
+    status, result = artifact_bench.publish(filled)
     assert (status, result["result"]) == (1, "SecretsFound")
     assert "correct horse" not in json.dumps(result)
     assert registry.blobs == {}
 
 
 def test_a_directory_that_keeps_changing_is_not_published(
-    bench: ArtifactBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: FakeRegistry
+    artifact_bench: ArtifactBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: FakeRegistry
 ) -> None:
     monkeypatch.setattr(publish, "is_quiet", lambda inventory: False)
-    assert bench.publish(fill(tmp_path / "filled"))[1]["result"] == "Changing"
+    assert artifact_bench.publish(fill(tmp_path / "filled"))[1]["result"] == "Changing"
 
 
 def test_a_directory_that_changed_while_it_was_packed_is_packed_again(
-    bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     filled, packing, times = fill(tmp_path / "filled"), pack, []
 
@@ -125,5 +98,5 @@ def test_a_directory_that_changed_while_it_was_packed_is_packed_again(
         return made
 
     monkeypatch.setattr(publish, "pack", slow)
-    assert bench.publish(filled)[1]["files"] == 8
+    assert artifact_bench.publish(filled)[1]["files"] == 8
     assert len(times) == 2

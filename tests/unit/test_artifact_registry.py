@@ -1,16 +1,14 @@
 """Fetching from a registry: accounts, redirects, failures, and what is left on the volume."""
 
-import io
 import json
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.artifacts import FOLDERS, archive, fill, pack_all
+from support.artifacts import FOLDERS, archive, fill
 from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
 from vllm_operator.caches.scripts import artifact, fetch
 from vllm_operator.caches.scripts.artifact import LABEL
@@ -18,84 +16,59 @@ from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
 from vllm_operator.caches.scripts.registry import read_account
 
 
-@pytest.fixture
-def registry() -> Iterator[FakeRegistry]:
-    with run_registry() as running:
-        yield running
-
-
-@pytest.fixture
-def packed(registry: FakeRegistry, tmp_path: Path) -> Packed:
-    """An artifact in the registry."""
-    layer = io.BytesIO()
-    made = pack_all(fill(tmp_path / "made"), layer, base=BASE, tag=TAG)
-    registry.add(made, layer.getvalue(), TAG, BASE)
-    return made
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "cache" / ".vllm-operator-key").touch()
-    return tmp_path / "cache"
-
-
-@pytest.fixture
-def bench(registry: FakeRegistry, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ArtifactBench:
-    return ArtifactBench(registry, root, tmp_path, monkeypatch)
-
-
-def test_an_empty_directory_is_filled_once_and_then_left_alone(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
-    status, result = bench.fetch()
+def test_an_empty_directory_is_filled_once_and_then_left_alone(
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry
+) -> None:
+    status, result = artifact_bench.fetch()
     assert (status, result["result"], result["digest"], result["tag"]) == (0, "Fetched", packed.digest, TAG)
     assert (result["files"], result["bytes"], result["packedBytes"]) == (packed.files, packed.size, packed.layer_size)
-    assert bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
+    assert artifact_bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
     asked = len(registry.requests)
-    assert bench.fetch() == (0, {"result": "Present", "digest": packed.digest, "tag": TAG, "seconds": pytest.approx(0, abs=5)})
+    assert artifact_bench.fetch() == (0, {"result": "Present", "digest": packed.digest, "tag": TAG, "seconds": pytest.approx(0, abs=5)})
     assert len(registry.requests) == asked
 
 
-def test_a_directory_that_starts_have_filled_is_left_alone(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
-    fill(bench.root, {"triton/own": b"own"})
-    status, result = bench.fetch(required=True)
+def test_a_directory_that_starts_have_filled_is_left_alone(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    fill(artifact_bench.root, {"triton/own": b"own"})
+    status, result = artifact_bench.fetch(required=True)
     assert (status, result["result"], result["message"]) == (0, "Present", "The directory already has triton.")
     assert registry.requests == []
 
 
-def test_a_pod_that_was_killed_half_way_is_completed_by_the_next(bench: ArtifactBench, packed: Packed) -> None:
-    fill(bench.root, {"triton/AAAA/kernel.json": b"of the first Pod"})
-    fetch.write_state(str(bench.root), {"state": "Installing"})
-    stale = bench.root / f"{fetch.STAGING}old"
+def test_a_pod_that_was_killed_half_way_is_completed_by_the_next(artifact_bench: ArtifactBench, packed: Packed) -> None:
+    fill(artifact_bench.root, {"triton/AAAA/kernel.json": b"of the first Pod"})
+    fetch.write_state(str(artifact_bench.root), {"state": "Installing"})
+    stale = artifact_bench.root / f"{fetch.STAGING}old"
     stale.mkdir()
     os.utime(stale, (0, 0))
-    assert bench.fetch()[1]["result"] == "Fetched"
-    assert (bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the first Pod"
-    assert (bench.root / "vllm").is_dir()
+    assert artifact_bench.fetch()[1]["result"] == "Fetched"
+    assert (artifact_bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the first Pod"
+    assert (artifact_bench.root / "vllm").is_dir()
     assert not stale.exists()
 
 
-def test_only_the_first_half_of_the_key_matches(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
-    status, result = bench.fetch(settings="b" * 12)
+def test_only_the_first_half_of_the_key_matches(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    status, result = artifact_bench.fetch(settings="b" * 12)
     assert (status, result["result"], result["tag"]) == (0, "PartlyFetched", BASE)
 
 
 def test_a_pinned_artifact_of_another_build_is_refused_with_what_differs(
-    bench: ArtifactBench, packed: Packed, registry: FakeRegistry
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry
 ) -> None:
     reference = f"{registry.host}/{REPOSITORY}@{packed.digest}"
-    assert bench.fetch(reference=reference)[1]["result"] == "Fetched"
-    for name in bench.left() - {".vllm-operator-key"}:
-        path = bench.root / name
+    assert artifact_bench.fetch(reference=reference)[1]["result"] == "Fetched"
+    for name in artifact_bench.left() - {".vllm-operator-key"}:
+        path = artifact_bench.root / name
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-    status, result = bench.fetch(reference=reference, parts={"product": "H100"})
+    status, result = artifact_bench.fetch(reference=reference, parts={"product": "H100"})
     assert (status, result["result"]) == (0, "Mismatch")
     assert BASE in result["message"]
-    assert bench.left() == {".vllm-operator-key"}
+    assert artifact_bench.left() == {".vllm-operator-key"}
 
 
-def test_a_rejected_digest_is_not_taken_again(bench: ArtifactBench, packed: Packed) -> None:
-    assert bench.fetch(rejected=[packed.digest])[1]["result"] == "Rejected"
-    assert bench.left() == {".vllm-operator-key"}
+def test_a_rejected_digest_is_not_taken_again(artifact_bench: ArtifactBench, packed: Packed) -> None:
+    assert artifact_bench.fetch(rejected=[packed.digest])[1]["result"] == "Rejected"
+    assert artifact_bench.left() == {".vllm-operator-key"}
 
 
 def _other_layer(registry: FakeRegistry, packed: Packed) -> None:
@@ -169,35 +142,37 @@ FAILURES = {
 
 @pytest.mark.parametrize(("spoil", "reason"), FAILURES.values(), ids=FAILURES.keys())
 def test_a_failure_leaves_nothing_behind_and_only_fails_where_the_artifact_is_required(
-    bench: ArtifactBench, packed: Packed, registry: FakeRegistry, spoil: Any, reason: str
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, spoil: Any, reason: str
 ) -> None:
     if reason != "SecretMissing":
-        bench.log_in()
+        artifact_bench.log_in()
     spoil(registry, packed)
-    status, result = bench.fetch(deadline=1)
+    status, result = artifact_bench.fetch(deadline=1)
     assert (status, result["result"]) == (0, reason), result
     assert result["seconds"] < 10
-    assert bench.left() == {".vllm-operator-key"}
+    assert artifact_bench.left() == {".vllm-operator-key"}
     spoil(registry, packed)
     registry.blobs.pop(packed.layer_digest, None)
-    assert bench.fetch(deadline=1, required=True)[0] == 1
+    assert artifact_bench.fetch(deadline=1, required=True)[0] == 1
 
 
-def test_nobody_listens(bench: ArtifactBench) -> None:
-    status, result = bench.fetch(repository="127.0.0.1:9/team/caches")
+def test_nobody_listens(artifact_bench: ArtifactBench) -> None:
+    status, result = artifact_bench.fetch(repository="127.0.0.1:9/team/caches")
     assert (status, result["result"]) == (0, "Unreachable")
 
 
-def test_a_full_volume_is_reported_as_such(bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_volume_is_reported_as_such(artifact_bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(fetch, "unpack_layer", full)
-    assert bench.fetch()[1]["result"] == "NoSpace"
-    assert bench.left() == {".vllm-operator-key"}
+    assert artifact_bench.fetch()[1]["result"] == "NoSpace"
+    assert artifact_bench.left() == {".vllm-operator-key"}
 
 
-def test_two_pods_at_once_share_what_one_of_them_installs(bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_pods_at_once_share_what_one_of_them_installs(
+    artifact_bench: ArtifactBench, packed: Packed, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install = fetch.install
 
     def late(staging: str, root: str) -> None:
@@ -205,41 +180,41 @@ def test_two_pods_at_once_share_what_one_of_them_installs(bench: ArtifactBench, 
         install(staging, root)
 
     monkeypatch.setattr(fetch, "install", late)
-    assert bench.fetch()[1]["result"] == "Fetched"
-    assert (bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the other Pod"
-    assert bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
+    assert artifact_bench.fetch()[1]["result"] == "Fetched"
+    assert (artifact_bench.root / "triton/AAAA/kernel.json").read_bytes() == b"of the other Pod"
+    assert artifact_bench.left() == {*FOLDERS, ".vllm-operator-key", ".vllm-operator-artifact"}
 
 
 @pytest.mark.parametrize("bearer", ["", "t0ken"], ids=["basic", "by a token"])
-def test_an_account_of_the_secret_is_used(bench: ArtifactBench, packed: Packed, registry: FakeRegistry, bearer: str) -> None:
+def test_an_account_of_the_secret_is_used(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, bearer: str) -> None:
     registry.account, registry.bearer = ACCOUNT, bearer
-    bench.log_in()
-    assert bench.fetch()[1]["result"] == "Fetched"
+    artifact_bench.log_in()
+    assert artifact_bench.fetch()[1]["result"] == "Fetched"
     assert registry.requests[0][2] == ""
     tokens = [path for _, path, _ in registry.requests if path.startswith("/token")]
     assert tokens == ([f"/token?service=it&scope=repository%3A{REPOSITORY.replace('/', '%2F')}%3Apull"] if bearer else [])
 
 
-def test_a_wrong_account_is_denied(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+def test_a_wrong_account_is_denied(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
     registry.account = "Basic eDp5"
-    bench.log_in()
-    assert bench.fetch()[1]["result"] == "Denied"
+    artifact_bench.log_in()
+    assert artifact_bench.fetch()[1]["result"] == "Denied"
 
 
-def test_credentials_do_not_follow_a_redirect(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+def test_credentials_do_not_follow_a_redirect(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
     registry.account = ACCOUNT
-    bench.log_in()
+    artifact_bench.log_in()
     with run_registry() as other:
         other.blobs, other.account = registry.blobs, ""
         registry.redirect = f"http://{other.host}"
-        assert bench.fetch()[1]["result"] == "Fetched"
+        assert artifact_bench.fetch()[1]["result"] == "Fetched"
         assert {authorization for _, _, authorization in other.requests} == {""}
         assert other.requests
 
 
-def test_a_redirect_to_another_scheme_is_not_followed(bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+def test_a_redirect_to_another_scheme_is_not_followed(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
     registry.redirect = "ftp://127.0.0.1:9"
-    result = bench.fetch()[1]
+    result = artifact_bench.fetch()[1]
     assert (result["result"], result["message"]) == ("Unreachable", "The registry redirects to an address without TLS.")
 
 

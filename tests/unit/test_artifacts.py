@@ -17,7 +17,7 @@ from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.artifacts import FETCH_PROGRAM, load_program
-from vllm_operator.caches.scripts.by_hand import DEFAULT_EXCLUDED
+from vllm_operator.caches.scripts.by_hand import DEFAULT_EXCLUDED, DEFAULT_WHOLE
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cluster.client import JOB, POD
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
@@ -388,3 +388,4 @@ def test_what_is_packed_by_hand_leaves_out_the_same() -> None:
     caches = load_caches()
     assert caches.artifact is not None
     assert caches.artifact.excluded == DEFAULT_EXCLUDED
+    assert caches.artifact.whole == DEFAULT_WHOLE

@@ -33,6 +33,7 @@ DEFAULT_EXCLUDED = (
     ".config",
     "huggingface",
 )
+DEFAULT_WHOLE = ("bytecode",)
 NEVER = ("outlines", "models", "lost+found", ".cache", ".config")
 
 
@@ -68,7 +69,7 @@ def pack_layout(root: str, layout: str, key: str, architecture: str) -> dict[str
     """Pack all folders of a directory into a layout."""
     base, tag = travel_key(key, {}, "0" * 12, build_fingerprint(""))
     folders = [name for name in sorted(os.listdir(root)) if name not in NEVER and not name.startswith(".vllm-operator")]
-    inventory = take_inventory(root, folders, DEFAULT_EXCLUDED, ("bytecode",))
+    inventory = take_inventory(root, folders, DEFAULT_EXCLUDED, DEFAULT_WHOLE)
     os.makedirs(layout, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=layout, delete=False) as file:
         labels = {f"{LABEL}base": base, f"{LABEL}tag": tag}
