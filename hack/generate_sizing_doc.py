@@ -7,10 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.catalog.memory import load_memory
-from vllm_operator.catalog.shapes import load_shapes
-from vllm_operator.cli.fit import estimate_lines
+from vllm_operator.cli.fit import estimate_lines, load_predictor
 
 ROOT = Path(__file__).parent.parent
 PAGE, CASES = ROOT / "docs" / "sizing.md", ROOT / "docs" / "sizing-cases.jsonl"
@@ -23,7 +20,7 @@ Pair = tuple[dict[str, Any], dict[str, Any]]
 def pairs() -> list[Pair]:
     """Each case with its prediction."""
     lines = CASES.read_text("utf-8").splitlines()
-    predicted = estimate_lines(lines, load_shapes(), load_gpus(), load_memory())
+    predicted = estimate_lines(lines, load_predictor())
     return [(json.loads(line), made) for line, made in zip(lines, predicted, strict=True)]
 
 

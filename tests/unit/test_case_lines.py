@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
-from vllm_operator.cli.fit import estimate_lines
+from vllm_operator.cli.fit import estimate_lines, load_predictor
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.estimate import Estimate
@@ -20,6 +20,7 @@ from vllm_operator.planning.memory.weights import weigh
 
 GIB = 1 << 30
 FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
+ESTIMATE = load_predictor()
 CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
 
 
@@ -76,7 +77,7 @@ def test_a_machine_with_unified_memory_has_that_of_its_gpu(gpu: str, budget: flo
 
 @pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
 def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
-    [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], SHAPES, GPUS, FACTS)
+    [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], ESTIMATE)
     assert made["id"] == name
 
 
@@ -104,7 +105,7 @@ LINES = st.sampled_from([json.loads(line) for line in CASES.read_text("utf-8").s
 @given(LINES, st.dictionaries(FIELDS, VALUE, max_size=6), st.booleans())
 def test_no_line_of_cases_raises_an_error(line: dict[str, Any], changes: dict[str, Any], known: bool) -> None:
     written = json.dumps({**(line if known else {}), **changes})
-    [made] = estimate_lines([written], SHAPES, GPUS, FACTS)
+    [made] = estimate_lines([written], ESTIMATE)
     assert made["outcome"] in ("started", "tight", "refused", "oom", "unknown")
     json.dumps(made, allow_nan=False)
 
@@ -112,5 +113,5 @@ def test_no_line_of_cases_raises_an_error(line: dict[str, Any], changes: dict[st
 @pytest.mark.hypothesis
 @given(st.text(max_size=60))
 def test_no_text_instead_of_a_case_raises_an_error(text: str) -> None:
-    for made in estimate_lines([text], SHAPES, GPUS, FACTS):
+    for made in estimate_lines([text], ESTIMATE):
         assert made["outcome"] == "unknown"

@@ -8,19 +8,20 @@ Exit status: 0 for a result, 1 if the model fits on none of the GPUs, 2 invalid 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
-from vllm_operator.catalog.shapes import KnownShapes, load_shapes
+from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release, load_versions, parse_release
 from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import as_line, predict, predict_model, read_case
+from vllm_operator.planning.memory.cases import Case, as_line, predict, predict_model, read_case
 from vllm_operator.planning.memory.devices import device_of, find_product
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
@@ -78,14 +79,19 @@ def run(arguments: argparse.Namespace) -> int:
         return BAD_INPUT_STATUS
 
 
-def estimate_lines(lines: Iterable[str], shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Iterator[dict[str, Any]]:
+def load_predictor() -> Callable[[Case], Estimate]:
+    """Return the function that estimates a case with the catalog."""
+    return partial(predict, shapes=load_shapes(), gpus=load_gpus(), facts=load_memory())
+
+
+def estimate_lines(lines: Iterable[str], estimate: Callable[[Case], Estimate]) -> Iterator[dict[str, Any]]:
     """Estimate each line. A line that cannot be read has the outcome `unknown`, with the reason; empty lines are left out."""
     for number, line in enumerate(lines, 1):
         if line.strip():
-            yield _estimate_line(line, number, shapes, gpus, facts)
+            yield _estimate_line(line, number, estimate)
 
 
-def _estimate_line(line: str, number: int, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> dict[str, Any]:
+def _estimate_line(line: str, number: int, estimate: Callable[[Case], Estimate]) -> dict[str, Any]:
     try:
         if len(line) > LINE_LIMIT:
             raise ValueError(f"it is longer than {LINE_LIMIT} characters")
@@ -96,7 +102,7 @@ def _estimate_line(line: str, number: int, shapes: KnownShapes, gpus: GPUs, fact
         why = "lists are nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         return as_line("", Estimate(Prediction.UNKNOWN, f"Line {number} cannot be read: {why}."))
     case = read_case(written)
-    return as_line(case.name, predict(case, shapes, gpus, facts))
+    return as_line(case.name, estimate(case))
 
 
 def _run_cases(path: str) -> int:
@@ -104,7 +110,7 @@ def _run_cases(path: str) -> int:
         lines: Iterable[str] = sys.stdin if path == STANDARD_INPUT else Path(path).read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror or error}") from error
-    for made in estimate_lines(lines, load_shapes(), load_gpus(), load_memory()):
+    for made in estimate_lines(lines, load_predictor()):
         print(json.dumps(made, ensure_ascii=False))
     return FITS_STATUS
 

@@ -74,85 +74,88 @@ def fit_image(options: Sequence[ImageOption], pool: Pool, gpus: GPUs, images: Im
     """
     if pool.cuda is None and pool.driver is None:  # an older CUDA runs on more nodes; of equal ones, the image of the release
         options = sorted(options, key=lambda option: option.cuda[0] if option.cuda else 0)
-    fits = [_fit(option, pool, gpus, images, forced=False, compatible=compatible) for option in options]
+    judge = _Judge(pool, gpus, images, compatible=compatible)
+    fits = [judge.fit(option) for option in options]
     if forced:
-        fits.append(_fit(options[0], pool, gpus, images, forced=True, compatible=compatible))
+        fits.append(judge.fit(options[0], forced=True))
     return next((fit for fit in fits if fit.clean), None) or next((fit for fit in fits if fit.problem is None), fits[0])
 
 
-def _fit(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
-    if option.cuda is None:
-        return Fit(option)
-    image_cuda = show_version(option.cuda)
-    architecture = gpus.architectures.get(pool.architecture or "")
-    if architecture is not None and option.cuda < architecture.cuda:
-        floor = show_version(architecture.cuda)
-        return Fit(
-            option,
-            problem=f"{option.image} is built with CUDA {image_cuda}, which does not support {architecture.name}",
-            remedy=f"Use an image with CUDA {floor} or later, for example of a newer vLLM version.",
-        )
-    if architecture is not None and architecture.cuda_before is not None and option.cuda >= architecture.cuda_before:
-        ceiling = show_version(architecture.cuda_before)
-        return Fit(
-            option,
-            problem=f"{option.image} is built with CUDA {image_cuda}, which no longer supports {architecture.name}",
-            remedy=f"Use an image with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
-        )
-    if pool.cuda is None:
-        return _fit_by_driver(option, pool, images, forced=forced)
-    if pool.cuda >= option.cuda:
-        return Fit(option)
-    return _fit_older_driver(option, pool, gpus, images, forced=forced, compatible=compatible)
+@dataclass(frozen=True, slots=True)
+class _Judge:
+    """Judges images for the nodes of one pool."""
 
+    pool: Pool
+    gpus: GPUs
+    images: Images
+    compatible: bool
 
-def _fit_by_driver(option: ImageOption, pool: Pool, images: Images, *, forced: bool) -> Fit:
-    """Judge by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
-    needed = images.drivers.get(option.cuda[0]) if option.cuda else None
-    if pool.driver is None or needed is None or pool.driver[0] >= needed or forced:
-        return Fit(option)
-    problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(pool.driver)}"
-    return Fit(option, problem=problem, remedy=_remedy(option, pool, images))
+    def fit(self, option: ImageOption, *, forced: bool = False) -> Fit:
+        if option.cuda is None:
+            return Fit(option)
+        image_cuda = show_version(option.cuda)
+        architecture = self.gpus.architectures.get(self.pool.architecture or "")
+        if architecture is not None and option.cuda < architecture.cuda:
+            floor = show_version(architecture.cuda)
+            return Fit(
+                option,
+                problem=f"{option.image} is built with CUDA {image_cuda}, which does not support {architecture.name}",
+                remedy=f"Use an image with CUDA {floor} or later, for example of a newer vLLM version.",
+            )
+        if architecture is not None and architecture.cuda_before is not None and option.cuda >= architecture.cuda_before:
+            ceiling = show_version(architecture.cuda_before)
+            return Fit(
+                option,
+                problem=f"{option.image} is built with CUDA {image_cuda}, which no longer supports {architecture.name}",
+                remedy=f"Use an image with CUDA before {ceiling}, for example of an older vLLM version, or newer GPUs.",
+            )
+        if self.pool.cuda is None:
+            return self._by_driver_branch(option, option.cuda, forced=forced)
+        if self.pool.cuda >= option.cuda:
+            return Fit(option)
+        return self._on_older_driver(option, option.cuda, self.pool.cuda, forced=forced)
 
+    def _by_driver_branch(self, option: ImageOption, cuda: Version, *, forced: bool) -> Fit:
+        """Judge by the driver branch, which determines the CUDA major, if the CUDA version of the driver is unknown."""
+        needed = self.images.drivers.get(cuda[0])
+        if self.pool.driver is None or needed is None or self.pool.driver[0] >= needed or forced:
+            return Fit(option)
+        problem = f"{option.image} needs GPU driver {needed} or later, but the nodes have {show_version(self.pool.driver)}"
+        return Fit(option, problem=problem, remedy=self._remedy(cuda))
 
-def _fit_older_driver(option: ImageOption, pool: Pool, gpus: GPUs, images: Images, *, forced: bool, compatible: bool) -> Fit:
-    assert option.cuda is not None
-    assert pool.cuda is not None
-    product = gpus.product(pool.product)
-    data_center = product is not None and product.data_center
-    what = f"{option.image} is built with CUDA {show_version(option.cuda)}, but the GPU driver supports CUDA {show_version(pool.cuda)}"
-    if option.cuda[0] != pool.cuda[0]:
-        if forced:
-            return Fit(option, note=Note(Severity.FAILURE, f"{what}. It starts anyway, as requested. {_remedy(option, pool, images)}"))
-        return Fit(option, problem=what, remedy=_remedy(option, pool, images, data_center=data_center and compatible))
-    if data_center and compatible:
-        note = Note(Severity.INFO, f"{what}. The engine loads the forward compatibility package of the image.")
-        return Fit(option, compatibility=True, note=note)
-    if data_center or forced or pool.cuda >= MINOR_COMPATIBILITY_FLOOR:
-        text = (
-            f"{what}. The engine fails if a kernel has to be compiled by the driver (the provided PTX was compiled with an unsupported "
-            f"toolchain). {_update(option, pool, images)}."
-        )
-        return Fit(option, note=Note(Severity.RISK, text))
-    return Fit(option, problem=what, remedy=_remedy(option, pool, images))
+    def _on_older_driver(self, option: ImageOption, cuda: Version, supported: Version, *, forced: bool) -> Fit:
+        product = self.gpus.product(self.pool.product)
+        data_center = product is not None and product.data_center
+        what = f"{option.image} is built with CUDA {show_version(cuda)}, but the GPU driver supports CUDA {show_version(supported)}"
+        if cuda[0] != supported[0]:
+            if forced:
+                note = Note(Severity.FAILURE, f"{what}. It starts anyway, as requested. {self._remedy(cuda)}")
+                return Fit(option, note=note)
+            return Fit(option, problem=what, remedy=self._remedy(cuda, load_package=data_center and self.compatible))
+        if data_center and self.compatible:
+            note = Note(Severity.INFO, f"{what}. The engine loads the forward compatibility package of the image.")
+            return Fit(option, compatibility=True, note=note)
+        if data_center or forced or supported >= MINOR_COMPATIBILITY_FLOOR:
+            text = (
+                f"{what}. The engine fails if a kernel has to be compiled by the driver (the provided PTX was compiled with an unsupported "
+                f"toolchain). {self._update(cuda)}."
+            )
+            return Fit(option, note=Note(Severity.RISK, text))
+        return Fit(option, problem=what, remedy=self._remedy(cuda))
 
+    def _remedy(self, cuda: Version, *, load_package: bool = False) -> str:
+        parts = [self._update(cuda)]
+        if cuda[0] >= 13:
+            parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
+        if load_package:
+            parts.append(f'set {self.images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
+        return f"{listed(parts, 'or')}."
 
-def _remedy(option: ImageOption, pool: Pool, images: Images, *, data_center: bool = False) -> str:
-    assert option.cuda is not None
-    parts = [_update(option, pool, images)]
-    if option.cuda[0] >= 13:
-        parts += ["use an image with CUDA 12 (its tag ends in -cu129)", "remove spec.engine.image"]
-    if data_center:
-        parts.append(f'set {images.compatibility.variable}="1" in spec.engine.env to try the forward compatibility package')
-    return f"{listed(parts, 'or')}."
-
-
-def _update(option: ImageOption, pool: Pool, images: Images) -> str:
-    assert option.cuda is not None
-    driver = images.drivers.get(option.cuda[0])
-    if driver is None or (pool.cuda is not None and pool.cuda[0] == option.cuda[0]):
-        return f"Update the GPU driver to one that supports CUDA {show_version(option.cuda)}"
-    return f"Update the GPU driver to {driver} or later"
+    def _update(self, cuda: Version) -> str:
+        driver = self.images.drivers.get(cuda[0])
+        if driver is None or (self.pool.cuda is not None and self.pool.cuda[0] == cuda[0]):
+            return f"Update the GPU driver to one that supports CUDA {show_version(cuda)}"
+        return f"Update the GPU driver to {driver} or later"
 
 
 def show_version(version: Version) -> str:

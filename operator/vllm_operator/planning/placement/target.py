@@ -147,9 +147,9 @@ def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: 
         claims=pool.claims,
         count=request.count,
         fit=fit,
-        requirements=_requirements(pool, request, inventory, fit),
+        requirements=_requirements(pool, has_older_siblings=_has_older_siblings(pool, inventory, fit)),
         title=gpus.title(pool.product, pool.architecture),
-        notes=_notes(pool, fit, request, inventory),
+        notes=_notes(pool, fit, request, shares_resource=_shares_resource(pool, inventory)),
         rank=_rank(pool, request, inventory),
     )
 
@@ -244,14 +244,14 @@ def _profile_key(profile: str) -> str:
     return profile.lower().replace("+", ".")
 
 
-def _requirements(pool: Pool, request: Request, inventory: Inventory, fit: Fit) -> tuple[NodeRequirement, ...]:
+def _requirements(pool: Pool, *, has_older_siblings: bool) -> tuple[NodeRequirement, ...]:
     """The node affinity for the pool, from labels that its nodes have."""
     requirements = [NodeRequirement(key=HOST_LABEL, operator="In", values=[pool.host])] if pool.host else []
     requirements += [NodeRequirement(key=key, operator="In", values=[value]) for key, value in pool.labels]
     if pool.mig_profile is None and not pool.claims:
         # with the MIG strategy `single`, a slice has the resource name of a whole GPU
         requirements.append(NodeRequirement(key=SLICES, operator="DoesNotExist"))
-    if pool.upgrade_label and pool.cuda and _has_older_siblings(pool, inventory, fit):
+    if pool.upgrade_label and pool.cuda and has_older_siblings:
         requirements.append(NodeRequirement(key=pool.upgrade_label, operator="In", values=[str(pool.cuda[0])]))
     return tuple(requirements)
 
@@ -268,7 +268,7 @@ def _is_too_small(pool: Pool, request: Request) -> bool:
     return known and (request.weight_bytes or 0) > (pool.memory_mebibytes or 0) * MEBIBYTE
 
 
-def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tuple[Note, ...]:
+def _notes(pool: Pool, fit: Fit, request: Request, *, shares_resource: bool) -> tuple[Note, ...]:
     notes: list[Note] = []
     if _is_too_small(pool, request):
         larger = "Use a larger MIG slice, whole GPUs" if pool.mig_profile else "Raise spec.parallelism.tensor, use larger GPUs"
@@ -285,7 +285,7 @@ def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tupl
             f"{ARCHITECTURE_LABEL} (for example sm_90) on the nodes."
         )
         notes.append(Note(Severity.RISK, text))
-    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and _others(pool, inventory):
+    elif pool.source is Source.RESOURCE_SLICE and not pool.claims and not pool.labels and shares_resource:
         text = (
             "The chosen nodes have no label that distinguishes their GPUs from those of other nodes, so Pods may run on other GPUs. Set "
             "spec.accelerator.allocation to DRA, or install GPU Feature Discovery."
@@ -306,5 +306,6 @@ def _notes(pool: Pool, fit: Fit, request: Request, inventory: Inventory) -> tupl
     return tuple(notes)
 
 
-def _others(pool: Pool, inventory: Inventory) -> bool:
+def _shares_resource(pool: Pool, inventory: Inventory) -> bool:
+    """Whether GPUs of another architecture have the same resource name."""
     return any(other.resource == pool.resource and other.architecture != pool.architecture for other in inventory.pools)
