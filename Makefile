@@ -110,6 +110,21 @@ kind-up: ## Create a kind cluster with the operator from this checkout; needs do
 package: ## Package the chart into dist/; needs helm
 	helm package charts/vllm-operator --destination dist
 
+DIGEST ?=
+TAG ?=
+
+.PHONY: install-manifest
+install-manifest: $(STAMP) ## Render the chart into dist/install.yaml; needs helm
+	@PYTHONPATH=hack $(BIN)/python hack/release.py --install-manifest $(if $(DIGEST),--digest $(DIGEST))
+
+.PHONY: release
+release: $(STAMP) ## Build the files of a release into dist/; DIGEST=sha256:... of the image; needs helm
+	@PYTHONPATH=hack $(BIN)/python hack/release.py $(if $(DIGEST),--digest $(DIGEST))
+
+.PHONY: release-notes
+release-notes: $(STAMP) ## Print the notes of a release; fails if the tag is not of this version; TAG=v0.1.0
+	@PYTHONPATH=hack $(BIN)/python hack/release.py --notes $(TAG)
+
 .PHONY: generate
 generate: $(STAMP) ## Regenerate the CRD and the reference pages
 	$(BIN)/python hack/generate_crds.py

@@ -23,6 +23,9 @@ PROGRAMS = (
     "docker",
     "curl",
     "trivy",
+    "cosign",
+    "git",
+    "pipx",
     ".ci/run",
     ".venv/bin/vllm-operator",
 )
@@ -39,6 +42,16 @@ NOT_RUN = {
     "make image IMAGE=registry.example.com/vllm-operator:0.1.0": "takes minutes; tests/node builds the image and runs it",
     "make package": "the test packages the chart by the same command of helm",
     "trivy image --severity HIGH,CRITICAL --ignore-unfixed ghcr.io/vllm-operator/vllm-operator:0.1.0": "asks a registry",
+    "make release": "takes some seconds; tests/unit/test_release.py builds and reads the same files",
+    "make release-notes TAG=v0.1.0": "fails until the version is released; tests/unit/test_release.py tests it",
+    "git tag --sign v0.1.0 --message v0.1.0 && git push origin v0.1.0": "publishes",
+    "make install-manifest": "tests/cluster/test_release.py renders the same file",
+    "kubectl apply --server-side -f dist/install.yaml": "would meet the chart of this page; tests/cluster/test_release.py applies it",
+    "helm install vllm-operator oci://ghcr.io/vllm-operator/charts/vllm-operator --version 0.1.0 "
+    "--namespace vllm-system --create-namespace --wait": "asks a registry; tests/cluster/test_release.py asks one of its own",
+    "cosign verify ghcr.io/vllm-operator/vllm-operator:0.1.0 --certificate-oidc-issuer https://token.actions.githubusercontent.com "
+    "--certificate-identity "
+    "https://github.com/vllm-operator/vllm-operator/.github/workflows/release.yaml@refs/tags/v0.1.0": "asks a registry",
     "make docs": "a target of its own, which CI runs",
     "make audit": "asks pypi.org; CI runs it",
     "make install": "makes the environment that the tests run in",

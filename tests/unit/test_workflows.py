@@ -42,6 +42,8 @@ def test_a_job_may_read_only_and_ends_by_itself(path: Path) -> None:
     workflow = yaml.safe_load(path.read_text("utf-8"))
     assert workflow["permissions"] == {"contents": "read"}
     assert all(job["timeout-minutes"] <= 90 for job in workflow["jobs"].values())
+    writing = {name for name, job in workflow["jobs"].items() if "write" in str(job.get("permissions", ""))}
+    assert writing == (set(workflow["jobs"]) if path.stem == "release" else set())
 
 
 def test_all_tiers_of_tests_run_in_ci() -> None:
