@@ -1,10 +1,12 @@
 """What is answered from memory, and that it is never older than what has happened."""
 
+import marshal
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import pytest
+from hypothesis import given, strategies
 
 from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
@@ -20,6 +22,12 @@ def child(kind: Kind = DEPLOYMENT, name: str = "llama", instance: str = "llama",
     marks = {**OF_LLAMA, labels.INSTANCE_LABEL: instance}
     metadata = {"name": name, "namespace": "default", "labels": marks}
     return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata, **content}
+
+
+manifests = strategies.recursive(
+    strategies.none() | strategies.booleans() | strategies.integers() | strategies.floats(allow_nan=False) | strategies.text(),
+    lambda inner: strategies.lists(inner, max_size=3) | strategies.dictionaries(strategies.text(), inner, max_size=3),
+)
 
 
 class World:
@@ -83,6 +91,27 @@ async def test_that_an_object_is_gone_is_not_believed_unseen(world: World) -> No
 async def test_who_reads_may_change_what_was_read(world: World) -> None:
     (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"].clear()
     assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"] == llama()["spec"]
+
+
+async def test_objects_that_are_alike_take_a_tenth_of_their_size(world: World) -> None:
+    spec = {"template": {str(number): f"value {number * 7919}" for number in range(300)}}
+    for index in range(50):
+        world.mirror.note(DEPLOYMENT, world.cluster.put(child(name=f"other-{index}", instance=f"other-{index}", spec=spec)))
+    kept = world.mirror._kept[DEPLOYMENT]
+    taken = [len(each.packed or b"") for each in kept.values()]
+    whole = [len(marshal.dumps(each.manifest())) for each in kept.values()]
+    assert sum(taken) < sum(whole) / 10
+
+
+@given(first=manifests, second=manifests)
+def test_an_object_is_read_as_it_was_kept_whatever_came_before_it(first: Any, second: Any) -> None:
+    mirror = Mirror(FakeCluster())
+    mirror._kept = {DEPLOYMENT: {}}
+    for index, content in enumerate((first, second)):
+        written = child(name=str(index), content=content)
+        written["metadata"]["resourceVersion"] = "1"
+        mirror.note(DEPLOYMENT, written)
+        assert mirror._kept[DEPLOYMENT]["default", str(index)].manifest() == written
 
 
 async def test_an_event_is_news_once(world: World) -> None:

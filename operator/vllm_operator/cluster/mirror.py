@@ -12,8 +12,8 @@ Why this is safe:
   and finds what is gone.
 * Kinds that cannot be watched are not kept; they are read from the API server.
 
-Objects are kept serialized, which takes a fraction of the memory; each reader gets a copy. Lists are read in pages, so that no more than
-one page is ever in memory as Python objects. `managedFields` are kept only for children.
+Objects are kept serialized and compressed, which takes a fraction of the memory; each reader gets a copy. Lists are read in pages, so
+that no more than one page is ever in memory as Python objects. `managedFields` are kept only for children.
 Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and `get` reads the data, which is immutable, from
 the API server.
 """
@@ -40,7 +40,19 @@ from vllm_operator.cluster.client import (
     kind_of,
     selector_of,
 )
-from vllm_operator.cluster.kept import Kept, ObjectName, is_selected, key_of, name_of, pack, unpack, user_fields, user_fields_of, version_of
+from vllm_operator.cluster.kept import (
+    DICTIONARY_LIMIT,
+    Kept,
+    ObjectName,
+    compress,
+    is_selected,
+    key_of,
+    name_of,
+    serialize,
+    user_fields,
+    user_fields_of,
+    version_of,
+)
 
 LIST_TRIES = 3
 """How often a list is begun again that took so long that the API server forgot its version."""
@@ -67,7 +79,9 @@ class Mirror:
         """Called with the key of a VLLMDeployment if a watch event during a write turns out to be about something else."""
         self._writing: dict[tuple[Kind, ObjectName], _Write] = {}
         self._kept: dict[Kind, dict[ObjectName, Kept]] = {}
-        self._children: dict[Kind, dict[Key, set[ObjectName]]] = {}
+        self._children: dict[Kind, dict[Key, tuple[ObjectName, ...]]] = {}
+        self._dictionaries: dict[Kind, bytes] = {}
+        """A large object of each kind, serialized. The others are compressed with it."""
         self._versions: dict[tuple[Kind, str | None], str] = {}
         self._incomplete: set[Kind] = set()
         """Kinds of which only some pages have been listed yet. They are read from the API server."""
@@ -116,9 +130,9 @@ class Mirror:
     def has_unseen_spec(self, key: Key) -> bool:
         """Whether the status of a VLLMDeployment is about another generation than its spec."""
         kept = self._kept.get(VLLM_DEPLOYMENT, {}).get(key)
-        if kept is None or kept.packed is None:
+        manifest = kept.manifest() if kept is not None else None
+        if manifest is None:
             return False
-        manifest = unpack(kept.packed)
         return bool(manifest["metadata"].get("generation") != (manifest.get("status") or {}).get("observedGeneration"))
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
@@ -138,8 +152,10 @@ class Mirror:
         former = known.key if known is not None else None
         if (kept_key := key or former) is None:
             return set()
-        packed = None if deleted or key is None else pack(kind, manifest)
-        self._keep(kind, manifest, Kept(version, kept_key, packed))
+        if deleted or key is None:
+            self._keep(kind, manifest, Kept(version, kept_key, None))
+        else:
+            self._keep(kind, manifest, self._packed(kind, manifest, kept_key))
         affected = {it for it in (key, former) if it is not None}
         write = self._writing.get((kind, name_of(manifest)))
         if write is None or deleted:
@@ -152,8 +168,9 @@ class Mirror:
         if kind == VLLM_DEPLOYMENT and not self._serves(namespace or ""):
             raise NotFound(f"the namespace {namespace} belongs to another operator")
         known = self._kept[kind].get((namespace or "", name)) if self._answers(kind) else None
-        if known is not None and known.packed is not None and kind != REVISION:
-            return unpack(known.packed)
+        manifest = known.manifest() if known is not None and kind != REVISION else None
+        if manifest is not None:
+            return manifest
         return await self._client.get(kind, name, namespace)
 
     async def get_path(self, path: str) -> Manifest:
@@ -304,6 +321,7 @@ class Mirror:
         del self._kept[kind]
         self._incomplete.discard(kind)
         self._children.pop(kind, None)
+        self._dictionaries.pop(kind, None)
         self._versions = {place: version for place, version in self._versions.items() if place[0] != kind}
 
     def _written(self, manifest: Manifest) -> Manifest:
@@ -323,8 +341,15 @@ class Mirror:
             noticed = kind in _AWAITED_BY_NOBODY or (
                 kind == VLLM_DEPLOYMENT and known is not None and known.noticed and user_fields_of(known) == user_fields(manifest)
             )
-            self._keep(kind, manifest, Kept(version_of(manifest), key, pack(kind, manifest), noticed))
+            self._keep(kind, manifest, self._packed(kind, manifest, key, noticed))
         return manifest
+
+    def _packed(self, kind: Kind, manifest: Manifest, key: Key, noticed: bool = True) -> Kept:
+        serialized = serialize(kind, manifest)
+        dictionary = self._dictionaries.get(kind, b"")
+        if 2 * len(dictionary) < len(serialized) <= DICTIONARY_LIMIT:  # the first of a kind may have no status yet
+            dictionary = self._dictionaries[kind] = serialized
+        return Kept(version_of(manifest), key, compress(serialized, dictionary), dictionary, noticed)
 
     def _keep(self, kind: Kind, manifest: Manifest, kept: Kept) -> None:
         place = name_of(manifest)
@@ -335,15 +360,15 @@ class Mirror:
     def _found(self, kind: Kind, key: Key) -> Iterator[Manifest]:
         kept = self._kept[kind]
         for place in sorted(self._children.get(kind, {}).get(key, ())):
-            packed = kept[place].packed
-            if packed is not None:
-                yield unpack(packed)
+            manifest = kept[place].manifest()
+            if manifest is not None:
+                yield manifest
 
     def _index(self, kind: Kind, place: ObjectName, old: Key | None, new: Key | None) -> None:
         children = self._children.setdefault(kind, {})
         if old is not None and old != new and old in children:
-            children[old].discard(place)
+            children[old] = tuple(other for other in children[old] if other != place)
             if not children[old]:
                 del children[old]
-        if new is not None:
-            children.setdefault(new, set()).add(place)
+        if new is not None and place not in (places := children.get(new, ())):
+            children[new] = (*places, place)
