@@ -273,6 +273,10 @@ class VLLMDeploymentStatus(Model):
     )
     replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
+    # A column of kubectl has one path, so both numbers are in one field.
+    ready: str | None = Field(
+        default=None, max_length=32, description="Number of ready and of desired Pods, for example 1/2, as `kubectl get` shows them."
+    )
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(
         default_factory=list,
