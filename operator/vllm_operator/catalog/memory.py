@@ -217,11 +217,21 @@ class ExpertPadding(Entry):
     scales: bool = True
 
 
+class SectionPositions(Entry):
+    """How many times as long as the context the rotary table is where positions have sections; `models` are words in the architecture."""
+
+    since: Since
+    models: tuple[str, ...] = ()
+    factor: StrictInt
+
+
 class WeightFacts(Entry):
-    """Rules for the weights on a GPU."""
+    """Rules for the weights on a GPU. `repacked_mib` is lost in each layer when a kernel orders weights with groups anew."""
 
     vocabulary_multiple: StrictInt
     parallel_gib: Number
+    repacked_mib: Number
+    section_positions: tuple[SectionPositions, ...]
     expert_padding: tuple[ExpertPadding, ...]
     source: str
 

@@ -64,15 +64,18 @@ class KnownShapes:
         for known in (sought, last):
             if known in self._by_name:
                 return self._by_name[known]
-        best = ""
+        best = (False, "")
         for known in self._by_name:
-            if "/" in known or len(known) <= len(best):
+            if "/" in known:
                 continue
-            own = VARIANT.sub("", known) if VARIANT.search(known) and known.endswith((VARIANT.search(known) or [""])[0]) else known
-            for start in {known, own}:
-                if last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
-                    best = known
-        return self._by_name[best] if best else None
+            found = VARIANT.search(known)
+            base = VARIANT.sub("", known) if found and known.endswith(found[0]) else known
+            for start in {known, base}:
+                rank = (start == known, known)  # an entry of another format only if there is none of the model itself
+                better = (rank[0], len(known)) > (best[0], len(best[1]))
+                if better and last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
+                    best = rank
+        return self._by_name[best[1]] if best[1] else None
 
 
 def load_shapes() -> KnownShapes:

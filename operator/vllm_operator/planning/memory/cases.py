@@ -26,6 +26,9 @@ SIZE_LIMIT = 1 << 40
 OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
 """The versions between which the rules changed. Without a version the smaller KV cache of the two counts."""
 DRAFT_TOKENS = 1
+COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
+NEARER_COMMITS = 300
+"""Half of the commits between two minor releases of vLLM, about."""
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
 """Layers of each pipeline stage, in the note of a case."""
 BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
@@ -161,12 +164,19 @@ def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ..
 
 
 def _releases(version: str) -> tuple[Release, ...]:
-    """The release whose rules hold. A development version has those of the release before."""
+    """The release whose rules hold.
+
+    `0.19.2rc1.dev134` is the main branch, 134 commits after 0.19.2rc0 was tagged there. It is nearer to the release before, or to the next
+    minor one. `0.20.1.dev0`, without a candidate, is a build of the release before.
+    """
     release = parse_release(version)
     if release is None:
         return OLDEST_TYPICAL, NEWEST
     major, minor, patch = release
-    return ((major, minor, patch - 1),) if "dev" in version and patch > 0 else (release,)
+    found = COMMITS.search(version)
+    if found is None or patch == 0:
+        return (release,)
+    return ((major, minor + 1, 0),) if found[1] and int(found[2]) > NEARER_COMMITS else ((major, minor, patch - 1),)
 
 
 def _name(value: Any) -> str:

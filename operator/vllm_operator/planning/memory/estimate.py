@@ -27,7 +27,7 @@ from vllm_operator.planning.memory.overhead import (
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.runner import has_runner_v2, steps_in_flight
-from vllm_operator.planning.memory.weights import eagle_bytes, stage_layers, weigh_stages
+from vllm_operator.planning.memory.weights import buffer_bytes, eagle_bytes, stage_layers, weigh_stages
 
 KEPT_LAYERS, KEPT_RULES = 256, 64
 """Estimates of larger models, and of formats with longer lists, are not kept: what a config.json states is not bounded otherwise."""
@@ -164,6 +164,8 @@ def _estimate(
         return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights))
     utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
     batch = _batch(shape, device, device.memory_gib, options, max_length, facts, release)
+    if options.weights_gib is None:
+        weights = [held + buffer_bytes(shape, batch.tokens) / GIB for held in weights]
     layers = stage_layers(shape.layers, parallel.pipeline, options.partition)
     memory = options.stage_gib if len(options.stage_gib) == parallel.pipeline else (device.memory_gib,) * parallel.pipeline
     v2 = has_runner_v2(shape, form.quantized, options.runner_v2, options.drafts_without_model, facts, release)

@@ -116,6 +116,7 @@ class ModelShape:
         compressed: Set for DeepSeek V4, which has no other cache.
         recurrent_width: Width of the recurrent layers; 0 without.
         rotary: Width of the rotary embedding of one head, of all tables together where layers have different ones.
+        sections: Positions have a time, a height and a width, so the rotary table is longer than the context.
         state_bytes: Bytes per element of a recurrent state; None for that of the model.
         vision: The model has an encoder for images or the like.
         vision_width: Size of a patch in it; 0 if unknown.
@@ -146,6 +147,7 @@ class ModelShape:
     compressed: CompressedAttention | None = None
     recurrent_width: int = 0
     cache_known: bool = True
+    sections: bool = False
     state_bytes: int | None = None
     vision: bool = False
     vision_width: int = 0

@@ -6,10 +6,28 @@ from typing import Any
 
 from vllm_operator.pods.reading import mapping
 
-TWO_TABLES = ("gemma3", "gemma4")
+TWO_TABLES = ("gemma3", "gemma4", "laguna")
 """Models whose layers with a window have a rotary embedding of their own."""
 MOST = 64
 """Larger factors are not read."""
+
+
+WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
+"""Models whose positions have a time, a height and a width (`mrope_section`), for files that do not say it."""
+
+
+def has_sections(config: Mapping[str, Any], architecture: str) -> bool:
+    """Whether positions have sections for time, height and width. vLLM makes their tables longer than the context."""
+    return bool(_parameters(config).get("mrope_section")) or any(name in architecture for name in WITH_SECTIONS)
+
+
+def rotary_share(config: Mapping[str, Any]) -> float:
+    """Return the part of a head that is rotated."""
+    places = (config, _parameters(config), mapping(_parameters(config), "full_attention"))
+    for value in (place.get("partial_rotary_factor") for place in places):
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1:
+            return float(value)
+    return 1.0
 
 
 def rotary_width(config: Mapping[str, Any], architecture: str, width: int, second: int) -> int:
@@ -26,9 +44,13 @@ def rotary_width(config: Mapping[str, Any], architecture: str, width: int, secon
 
 def _factor(config: Mapping[str, Any]) -> int:
     """How many times as long linear scaling makes a table (rotary_embedding/linear_scaling_rope.py, 0.11.0 to 0.33.0)."""
-    written = mapping(config, "rope_parameters") or mapping(config, "rope_scaling")
+    written = _parameters(config)
     scaling = mapping(written, "full_attention") or written
     factor = scaling.get("factor")
     if scaling.get("rope_type", scaling.get("type")) != "linear" or isinstance(factor, bool) or not isinstance(factor, int | float):
         return 1
     return ceil(factor) if 1 <= factor <= MOST else 1
+
+
+def _parameters(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    return mapping(config, "rope_parameters") or mapping(config, "rope_scaling")

@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from vllm_operator.planning.memory.compressed import compressed_modules, compressed_rotary, read_compression, read_streams
 from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
-from vllm_operator.planning.memory.layers import Cache, CachedLayers, CompressedAttention, ModelShape, Module, Shard
-from vllm_operator.planning.memory.rotary import rotary_width
-from vllm_operator.pods.reading import mapping, read_integer
+from vllm_operator.planning.memory.layers import Cache, CachedLayers, ModelShape, Module, Shard
+from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width
+from vllm_operator.pods.reading import mapping, read_integer, sequence
 
 LARGEST = 1 << 40
 """Sizes above this are not sizes. It keeps the arithmetic short."""
@@ -22,7 +23,6 @@ CHUNKED_EVERY = 4
 INDEX_SCALE_BYTES = 4
 LINEAR_KINDS = ("linear_attention", "mamba", "M")
 FULL_KINDS = ("full_attention", "attention", "deepseek_sparse_attention", "*")
-DEFAULT_STREAMS, MOST_STREAMS = 4, 64
 WINDOW_PATTERNS = {"gemma3": 6, "gemma2": 2, "cohere2": 4}
 """One layer in so many has full attention, where config.json does not say it (Transformers' defaults)."""
 
@@ -70,8 +70,9 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     outside += [Module("vision_tower", vision, Shard.TENSOR, linear=False)] if vision else []
     latent = bool(read.size("kv_lora_rank"))
     head_dim = read.size("head_dim", default=hidden // heads)
-    compressed = _compression(read, layers)
-    rotary = read.size("qk_rope_head_dim") if latent else int(head_dim * _fraction(read.text.get("partial_rotary_factor")))
+    compressed = read_compression(read.text, read.size, layers)
+    rotary = compressed_rotary(compressed, read.size) if compressed else read.size("qk_rope_head_dim") if latent else 0
+    rotary = rotary or (0 if "nemotronh" in architecture else int(head_dim * rotary_share(read.text)))
     second = read.size("global_head_dim", default=head_dim) if len(set(kinds)) > 1 else 0
     return ModelShape(
         architecture=architecture,
@@ -92,13 +93,14 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         compressed=compressed,
         recurrent_width=_recurrent_width(read),
         rotary=rotary_width(read.text, architecture, rotary, second),
+        sections=has_sections(read.text, architecture),
         cache_known=known,
         state_bytes=_state_bytes(read),
         vision=bool(vision) or "vision_config" in config,
         vision_width=min(_Config(mapping(config.get("vision_config")), {}).size("hidden_size", "embed_dim"), MOST_WIDTH),
         latent=latent,
         projected=heads * (read.size("qk_nope_head_dim") + read.size("v_head_dim")) if latent else 0,
-        streams=min(read.size("hc_mult", default=DEFAULT_STREAMS if compressed else 1) or 1, MOST_STREAMS),
+        streams=read_streams(compressed, read.size),
         index_top=read.size("index_topk"),
         heads_by_kind=heads_by_kind(read.size),
         widths=divided_widths(read.size, architecture, kinds, heads, 0 if compressed else head_dim),
@@ -167,8 +169,7 @@ def _attention(
     cached: list[CachedLayers] = []
     known = True
     if read.text.get("compress_ratios"):
-        weights = _compressed_attention(read, tuple(range(len(kinds))), hidden, heads)
-        return weights, (), _compression(read, len(kinds)) is not None
+        return compressed_modules(read.text, read.size, len(kinds)), (), read_compression(read.text, read.size, len(kinds)) is not None
     if read.size("kv_lora_rank"):
         layers = tuple(layer for layer, kind in enumerate(kinds) if kind not in LINEAR_KINDS)
         latent, cache = _latent_attention(read, layers, hidden, heads)
@@ -186,11 +187,14 @@ def _attention(
             shared = full and read.flag("attention_k_eq_v")
             gate = 2 if read.flag("attn_output_gate") or "qwen3next" in architecture or "qwen35" in architecture else 1
             value_dim = read.size("v_head_dim") or own_dim
+            for number, where_equal in _heads_by_layer(read, layers, heads).items():
+                modules += [
+                    Module("self_attn.q_proj", hidden * number * own_dim * gate, Shard.TENSOR, where_equal),
+                    Module("self_attn.o_proj", hidden * number * value_dim, Shard.TENSOR, where_equal),
+                ]
             modules += [
-                Module("self_attn.q_proj", hidden * heads * own_dim * gate, Shard.TENSOR, layers),
                 Module("self_attn.k_proj", hidden * own_heads * own_dim, Shard.KV_HEADS, layers),
                 Module("self_attn.v_proj", 0 if shared else hidden * own_heads * value_dim, Shard.KV_HEADS, layers),
-                Module("self_attn.o_proj", hidden * heads * value_dim, Shard.TENSOR, layers),
                 Module("norm", 2 * hidden, Shard.REPLICATED, layers, linear=False),
             ]
             if read.flag("qkv_bias") or read.flag("attention_bias") or "qwen2" in architecture:
@@ -203,6 +207,17 @@ def _attention(
             known = False
     shared_layers = read.size("num_kv_shared_layers")
     return modules, tuple(cached), known and not shared_layers
+
+
+def _heads_by_layer(read: _Config, layers: tuple[int, ...], heads: int) -> dict[int, tuple[int, ...]]:
+    """The layers by their number of attention heads (Laguna states one for each layer)."""
+    written = read.text.get("num_attention_heads_per_layer")
+    if not isinstance(written, list) or not layers or len(written) <= max(layers):
+        return {heads: layers}
+    found: dict[int, list[int]] = {}
+    for layer in layers:
+        found.setdefault(read_integer(written[layer]) or heads, []).append(layer)
+    return {number: tuple(own) for number, own in found.items() if 0 < number < MOST_WIDTH}
 
 
 def _latent_attention(read: _Config, layers: tuple[int, ...], hidden: int, heads: int) -> tuple[list[Module], CachedLayers]:
@@ -233,37 +248,6 @@ def _latent_attention(read: _Config, layers: tuple[int, ...], hidden: int, heads
     index = index_dim + INDEX_SCALE_BYTES if index_dim else 0  # FP8 and one scale for each token
     share = len(own) / len(layers) if layers else 1.0
     return modules, CachedLayers(Cache.LATENT, len(layers), 1, latent + rope, index_bytes=index, index_share=share)
-
-
-def _compressed_attention(read: _Config, layers: tuple[int, ...], hidden: int, heads: int) -> list[Module]:
-    """Attention of DeepSeek V4 (vllm/model_executor/models/deepseek_v4.py, 0.25.1)."""
-    head_dim, query, rank = read.size("head_dim"), read.size("q_lora_rank"), read.size("o_lora_rank")
-    return [
-        Module("attn.wq_a", hidden * query, Shard.REPLICATED, layers),
-        Module("attn.wq_b", query * heads * head_dim, Shard.TENSOR, layers),
-        Module("attn.wkv", hidden * head_dim, Shard.REPLICATED, layers),
-        Module("attn.wo_a", heads * head_dim * rank, Shard.TENSOR, layers),
-        Module("attn.wo_b", read.size("o_groups") * rank * hidden, Shard.TENSOR, layers),
-        Module("attn.compressor", 4 * hidden * head_dim, Shard.REPLICATED, layers, linear=False),
-        Module("attn.indexer", query * read.size("index_n_heads") * read.size("index_head_dim"), Shard.REPLICATED, layers[::2]),
-    ]
-
-
-def _compression(read: _Config, layers: int) -> CompressedAttention | None:
-    """DeepSeek V4's layers by compression. The table of shapes has counts, config.json a list."""
-    written = read.text.get("compress_ratios")
-    counts: dict[int, int] = {}
-    if isinstance(written, list) and len(written) <= MOST_LAYERS:
-        for ratio in written[:layers]:
-            known = read_integer(ratio) or 0
-            counts[known] = counts.get(known, 0) + 1
-    elif isinstance(written, Mapping):
-        counts = {read_integer(ratio) or 0: read_integer(count) or 0 for ratio, count in written.items()}
-    by_four, by_many = counts.get(4, 0), counts.get(128, 0)
-    if by_four <= 0 or not 0 <= by_many <= MOST_LAYERS or by_four > MOST_LAYERS:
-        return None
-    index = read.size("index_head_dim")
-    return CompressedAttention(by_four, by_many, layers, read.size("head_dim"), index, read.size("sliding_window", default=128))
 
 
 def _recurrent_width(read: _Config) -> int:
@@ -317,7 +301,8 @@ def _feed_forward(read: _Config, architecture: str, kinds: tuple[str, ...], hidd
         return [Module("mlp.down_proj", matrices * hidden * width, Shard.TENSOR, layers)]
     dense = read.size("first_k_dense_replace", "moe_layer_start_index")
     step = read.size("interleave_moe_layer_step", "decoder_sparse_step", default=1) or 1
-    moe = tuple(layer for layer in layers if layer >= dense and (layer + 1) % step == 0)
+    named = frozenset(read_integer(layer) for layer in sequence(read.text.get("mlp_only_layers"))[:MOST_LAYERS])
+    moe = tuple(layer for layer in layers if layer >= dense and (layer + 1) % step == 0 and layer not in named)
     rest = tuple(layer for layer in layers if layer not in frozenset(moe))
     own = read.size("moe_intermediate_size", default=width) or width
     shared = read.size("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size")
@@ -394,7 +379,3 @@ def _vision_elements(read: _Config) -> int:
 def _state_bytes(read: _Config) -> int | None:
     written = next((text for key in ("mamba_ssm_dtype", "mamba_ssm_cache_dtype") if isinstance(text := read.text.get(key), str)), None)
     return None if written is None else 4 if written == "float32" else 2
-
-
-def _fraction(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= 1 else 1.0

@@ -14,6 +14,8 @@ from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
 from vllm_operator.planning.memory.quantization import WeightFormat
 
 GIB = 1 << 30
+MIB = 1 << 20
+INDEX_BYTES = 4
 EAGLE_WIDTH, EAGLE_VOCABULARY = 4, 32_000
 ENCODER = "vision_tower"
 MOST_LARGER = 1.25
@@ -91,8 +93,30 @@ def weigh_stages(
             stages[0] += held
             if module.name == "embed_tokens" and parallel.pipeline > 1 and tied:
                 stages[-1] += held
-    extra = (shape.max_length or 0) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
-    return [held + extra for held in stages]
+    extra = _positions(shape, facts, release) * shape.rotary * wide + (facts.weights.parallel_gib * GIB if parallel.tensor > 1 else 0)
+    repacked = facts.weights.repacked_mib * MIB if form.group else 0
+    return [held + extra + repacked * own for held, own in zip(stages, layers, strict=True)]
+
+
+def _positions(shape: ModelShape, facts: MemoryFacts, release: Release) -> int:
+    """Positions of the rotary tables."""
+    factors = [
+        each.factor
+        for each in facts.weights.section_positions
+        if each.since <= release and (not each.models or any(name in shape.architecture for name in each.models))
+    ]
+    return (shape.max_length or 0) * (factors[-1] if shape.sections and factors else 1)
+
+
+def buffer_bytes(shape: ModelShape, tokens: int) -> int:
+    """Return the bytes of buffers for a step with this many tokens, which the model allocates with its weights.
+
+    Sparse MLA keeps which tokens it looks at. DeepSeek V4 keeps its hidden states for a draft, also without one.
+    Sources: topk_indices_buffer in vllm/model_executor/models/deepseek_v2.py, 0.19.0; also _mtp_hidden_buffer in
+    vllm/models/deepseek_v4/nvidia/model.py, 0.25.0.
+    """
+    hidden = shape.streams * shape.hidden * shape.element_bytes if shape.compressed is not None else 0
+    return tokens * (shape.index_top * INDEX_BYTES + hidden)
 
 
 def eagle_bytes(shape: ModelShape) -> int:
