@@ -206,3 +206,69 @@ def test_what_is_no_fact_is_not_kept() -> None:
     kept = slim({"a": 1, "ignore": ["layer"] * 1000, "note": "x" * 9999, "deep": deep, "layer_types": ["full_attention"] * 100})
     assert (kept["a"], kept["ignore"], len(kept["note"]), len(kept["layer_types"])) == (1, [], 256, 100)
     assert "bottom" not in repr(kept)
+
+
+HEADER = json.dumps({"model.layers.0.mlp.experts.0.up_proj.weight": {"dtype": "U8", "data_offsets": [0, 64]}}).encode()
+FILE = len(HEADER).to_bytes(8, "little") + HEADER + bytes(64)
+TWO_FILES = b'{"metadata": {"total_size": 128}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}'
+
+
+def named(number: int) -> str:
+    return f"/org/model/resolve/main/model-{number:05}-of-00002.safetensors"
+
+
+async def test_the_headers_of_quantized_weights_are_read(server: Server, hub: HttpHub, elsewhere: Server) -> None:
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: TWO_FILES, named(1): FILE, named(2): f"{elsewhere.url}/two"}
+    elsewhere.answers["/two"] = FILE
+    answer = await hub.read("org/model", "main", TOKEN)
+    assert answer.tensors is not None
+    assert answer.tensors.layers == (("experts", 0, 128),)
+    assert ("/two", None) in elsewhere.seen
+    assert (named(1), f"Bearer {TOKEN}") in server.seen
+
+
+async def test_the_header_of_a_single_file_is_read(server: Server, hub: HttpHub) -> None:
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, "/org/model/resolve/main/model.safetensors": FILE}
+    answer = await hub.read("org/model", "main", None)
+    assert answer.tensors is not None
+    assert answer.tensors.total == 64
+
+
+async def test_no_header_is_read_of_weights_that_are_not_quantized(server: Server, hub: HttpHub) -> None:
+    server.answers |= {"/org/model/resolve/main/config.json": {"model_type": "llama"}, INDEX: TWO_FILES, named(1): FILE, named(2): FILE}
+    assert (await hub.read("org/model", "main", None)).tensors is None
+    assert named(1) not in [path for path, _ in server.seen]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [404, 500, b"", b"\xff" * 8 + bytes(100), (5).to_bytes(8, "little") + b"[1,2]", (900).to_bytes(8, "little") + HEADER, "ftp://x/"],
+    ids=["missing", "an error", "empty", "an impossible length", "no object", "cut off", "redirected to another scheme"],
+)
+async def test_a_file_without_a_header_costs_the_sizes_only(server: Server, hub: HttpHub, second: Any) -> None:
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: TWO_FILES, named(1): FILE, named(2): second}
+    answer = await hub.read("org/model", "main", None)
+    assert (answer.config, answer.weight_bytes, answer.tensors, answer.trouble) == (CONFIG, 128, None, None)
+
+
+async def test_headers_that_never_come_do_not_cost_the_config(server: Server, hub: HttpHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("vllm_operator.cluster.hub.HEADERS_SECONDS", 0.2)
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: TWO_FILES, named(1): FILE, named(2): asyncio.Event()}
+    answer = await hub.read("org/model", "main", None)
+    assert (answer.config, answer.weight_bytes, answer.tensors) == (CONFIG, 128, None)
+
+
+async def test_a_checkpoint_with_many_files_is_not_read_file_by_file(server: Server, hub: HttpHub) -> None:
+    many = TWO_FILES.replace(b"00002", b"00163")
+    server.answers |= {"/org/model/resolve/main/config.json": CONFIG, INDEX: many}
+    assert (await hub.read("org/model", "main", None)).tensors is None
+    assert not [path for path, _ in server.seen if "00163" in path]
+
+
+def test_a_long_list_of_layers_that_are_not_quantized_is_kept() -> None:
+    names = [f"model.layers.{layer}.self_attn.q_proj" for layer in range(2000)]
+    quantized = {name: {"quant_algo": "FP8"} for name in names}
+    kept = slim({"quantization_config": {"ignore": names, "quantized_layers": quantized}, "other": names})
+    assert (kept["quantization_config"]["ignore"], kept["other"]) == (names, [])
+    assert len(kept["quantization_config"]["quantized_layers"]) == 2000
+    assert slim({"quantization_config": {"ignore": ["a"] * 30_000}}) == {"quantization_config": {"ignore": []}}

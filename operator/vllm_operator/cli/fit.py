@@ -18,7 +18,8 @@ from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release, load_versions, parse_release
-from vllm_operator.cli.documents import STANDARD_INPUT, InputError, read_objects
+from vllm_operator.cli.checkpoints import read_model_files
+from vllm_operator.cli.documents import STANDARD_INPUT, InputError
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import Case, as_line, predict, predict_model, read_case
@@ -26,6 +27,7 @@ from vllm_operator.planning.memory.devices import device_of, find_product
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
+from vllm_operator.planning.model.facts import ModelFiles
 
 FITS_STATUS, DOES_NOT_FIT_STATUS, BAD_INPUT_STATUS = 0, 1, 2
 LINE_LIMIT = 4 * 1024 * 1024
@@ -56,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context", type=int, metavar="N", help="tokens of one request (--max-model-len); default: the model's own")
     parser.add_argument("--concurrency", type=float, default=1.0, metavar="N", help="requests of this length at a time (default: 1)")
     parser.add_argument("--version", metavar="V", help="vLLM version; default: the newest in the catalog")
-    parser.add_argument("--model-config", metavar="FILE", help="config.json of the model")
+    parser.add_argument("--model-config", metavar="FILE", help="config.json of the model, or the folder with it and the weights")
     parser.add_argument("--checkpoint-bytes", type=int, metavar="N", help="total_size in the index of the model's safetensors")
     parser.add_argument("--quantization", default="", metavar="FORMAT", help="format of the weights, such as fp8, awq or nvfp4")
     parser.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE", help="as in vLLM, such as fp8")
@@ -165,14 +167,14 @@ def _version(written: str | None) -> tuple[str, Release]:
 
 
 def _model(arguments: argparse.Namespace) -> SizedModel:
-    config = None
-    if arguments.model_config is not None:
-        found = read_objects(arguments.model_config)
-        if len(found) != 1:
-            raise InputError(f"{arguments.model_config} is not the config.json of a model, which is one JSON object")
-        config = found[0]
+    files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
     model = resolve_model(
-        arguments.model, load_shapes(), config=config, checkpoint_bytes=arguments.checkpoint_bytes, label=arguments.quantization
+        arguments.model,
+        load_shapes(),
+        config=files.config,
+        checkpoint_bytes=arguments.checkpoint_bytes or files.weight_bytes,
+        label=arguments.quantization,
+        tensors=files.tensors,
     )
     if model is None:
         raise InputError(

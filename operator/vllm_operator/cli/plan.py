@@ -22,6 +22,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import Catalog
+from vllm_operator.cli.checkpoints import read_model_files
 from vllm_operator.cli.documents import (
     RULES_HELP,
     STANDARD_INPUT,
@@ -58,7 +59,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "`kubectl get nodes,resourceslices -o yaml`; for the policy MostFree, `kubectl get nodes,pods -A -o yaml`",
     )
     parser.add_argument(
-        "--model-config", metavar="FILE", help="config.json of the model. The operator reads it from the hub, this command does not"
+        "--model-config",
+        metavar="FILE",
+        help="config.json of the model, or its folder. The operator reads it from the hub, this command does not",
     )
     parser.add_argument("--rules", metavar="FILE", help=RULES_HELP)
     parser.add_argument(
@@ -87,7 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
             catalog = replace(catalog, prices=prices_in(arguments.prices))
         if arguments.instance_types is not None:
             catalog = replace(catalog, instance_types=instance_types_in(arguments.instance_types, catalog))
-        files = ModelFiles(_read_config(arguments.model_config) if arguments.model_config else None)
+        files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
         resource = parse_deployment(manifest)
         if arguments.diff:
             resource = with_pinned_plan(resource, nodes)
@@ -150,13 +153,6 @@ def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog:
     else:
         write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
     return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
-
-
-def _read_config(path: str) -> dict[str, Any]:
-    found = read_objects(path)
-    if len(found) != 1:
-        raise InputError(f"{path} is not the config.json of a model, which is one JSON object")
-    return found[0]
 
 
 def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""The model hub: reads the config.json of a model and the size of its weights.
+"""The model hub: reads the config.json of a model, the size of its weights, and the headers of quantized ones.
 
 The content is untrusted: its size is limited, and long or deep values are dropped. A token is only sent to the hub itself, not to
 other hosts that it redirects to, and never appears in a message.
@@ -7,7 +7,7 @@ other hosts that it redirects to, and never appears in a message.
 import asyncio
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import quote, urljoin, urlsplit
@@ -16,6 +16,8 @@ import aiohttp
 
 from vllm_operator import __version__
 from vllm_operator.planning.model.facts import ModelFiles
+from vllm_operator.planning.model.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
+from vllm_operator.pods.reading import mapping
 
 SIZE_LIMIT = 2 * 1024 * 1024
 """Maximum bytes of a file. The largest of well-known models have less than 1 MiB, with lists of layers that are not quantized."""
@@ -23,12 +25,16 @@ MAX_REDIRECTS = 3
 INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 INDEX_BYTES = 4096
 """The first lines of the index have the total size. Its list of tensors takes many MiB for a large model."""
-WEIGHTS_SECONDS = 2.0
-"""Timeout for the size of the weights, which is optional."""
+WEIGHTS_SECONDS, HEADERS_SECONDS = 2.0, 2.4
+"""Timeouts for the size of the weights, and for the headers of their files since the reading began. Both are optional."""
+HEADERS_LIMIT, HEADERS_AT_ONCE = 32, 8
+"""Files whose headers are read, and how many at a time. Larger checkpoints are estimated from config.json."""
 REFUSALS = (401, 403, 404)
 """Statuses that are about the model, not about the hub."""
 ENTRIES_LIMIT, TEXT_LIMIT, DEPTH_LIMIT = 512, 256, 8
 """Longer or deeper values do not affect the choice of kernels, and are dropped."""
+QUANTIZATION_KEYS, NAMES_LIMIT = ("quantization_config", "compression_config", "quantization"), 20_000
+"""Below these keys are lists of layers that are not quantized, or tables of those that are. They may be longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,17 +63,21 @@ class HttpHub:
         self._opened: aiohttp.ClientSession | None = None
 
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
-        """Read config.json, hf_quant_config.json if it has the quantization, and the size of the weights."""
+        """Read config.json, hf_quant_config.json if it has the quantization, the size of the weights, and headers of quantized ones."""
+        until = asyncio.get_running_loop().time() + HEADERS_SECONDS
         try:
             config = await self._file(repository, revision, "config.json", token)
         except _ReadError as error:
             return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
         wanted = "quantization_config" not in config and "text_config" not in config
-        quantization, size = await asyncio.gather(
+        quantization, (size, files) = await asyncio.gather(
             self._quantization(repository, revision, token) if wanted else _nothing(),
             self._weights(repository, revision, token),
         )
-        return HubAnswer({**config, "quantization_config": quantization} if quantization else config, size)
+        whole = {**config, "quantization_config": quantization} if quantization else config
+        quantized = any("quantization_config" in part for part in (whole, mapping(whole, "text_config")))
+        tensors = await self._tensors(repository, revision, files, token, until) if quantized else None
+        return HubAnswer(whole, size, tensors=tensors)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -80,16 +90,39 @@ class HttpHub:
         except _ReadError:
             return None
 
-    async def _weights(self, repository: str, revision: str, token: str | None) -> int | None:
-        """Total size of the weights in bytes; None if it cannot be read in time."""
+    async def _weights(self, repository: str, revision: str, token: str | None) -> tuple[int | None, list[str]]:
+        """Total size of the weights in bytes, None if it cannot be read in time; and the names of their files, as far as they are known."""
         try:
             async with asyncio.timeout(WEIGHTS_SECONDS):
                 try:
-                    return _total_size(await self._get(*self._place(repository, revision, INDEX), token, head=INDEX_BYTES))
+                    index = await self._get(*self._place(repository, revision, INDEX), token, take=_first(INDEX_BYTES))
+                    return _total_size(index), _file_names(index)
                 except _ReadError:
-                    return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token)
+                    return await self._length(self._place(repository, revision, SINGLE_FILE)[0], token), [SINGLE_FILE]
         except (aiohttp.ClientError, OSError, ValueError, _ReadError):
+            return None, []
+
+    async def _tensors(self, repository: str, revision: str, files: list[str], token: str | None, until: float) -> TensorSizes | None:
+        """Sizes of all tensors; None if there are too many files, or not all headers can be read in time."""
+        if not 0 < len(files) <= HEADERS_LIMIT:
             return None
+        places = asyncio.Semaphore(HEADERS_AT_ONCE)
+
+        async def read(name: str) -> TensorSizes:
+            async with places:
+                data = await self._get(*self._place(repository, revision, name), token, take=_header, ranged=True)
+            header = read_header(data)
+            if header is None:
+                raise _ReadError(f"{name} has no header.")
+            return add_up(header)
+
+        tasks: list[asyncio.Task[TensorSizes]] = []
+        try:
+            async with asyncio.timeout_at(until), asyncio.TaskGroup() as group:
+                tasks += [group.create_task(read(name)) for name in files]
+        except* (aiohttp.ClientError, OSError, ValueError, _ReadError):
+            tasks = []
+        return combine(task.result() for task in tasks) if tasks else None
 
     async def _length(self, url: str, token: str | None) -> int | None:
         """Size of a file in bytes, which the hub sends together with the redirect."""
@@ -133,20 +166,29 @@ class HttpHub:
     def _authorization(self, url: str, token: str | None) -> dict[str, str]:
         return {"Authorization": f"Bearer {token}"} if token and _same_origin(url, self._endpoint) else {}
 
-    async def _get(self, url: str, what: str, token: str | None, *, head: int | None = None) -> bytes:
-        """Read a file, or its first `head` bytes, following redirects."""
+    async def _get(
+        self,
+        url: str,
+        what: str,
+        token: str | None,
+        *,
+        take: Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]] | None = None,
+        ranged: bool = False,
+    ) -> bytes:
+        """Read a file, or what `take` wants of it, following redirects. `ranged`: no more than the first bytes are wanted."""
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._session().get(url, headers=self._authorization(url, token), allow_redirects=False) as response:
+            headers = self._authorization(url, token) | ({"Range": f"bytes=0-{HEADER_LIMIT}"} if ranged else {})
+            async with self._session().get(url, headers=headers, allow_redirects=False) as response:
                 if response.status in (301, 302, 303, 307, 308):
                     url = _next(url, response.headers.get("Location", ""), what)
                     continue
-                if response.status != 200:
+                if response.status not in ((200, 206) if ranged else (200,)):
                     raise _ReadError(
                         f"{what} cannot be read: {_meaning(response.status, token)}.",
                         refused=response.status in REFUSALS,
                         unreachable=response.status >= 500,
                     )
-                return await (_beginning(response, head) if head else _bounded(response, what))
+                return await (take or _bounded)(response, what)
         raise _ReadError(f"{what} cannot be read: too many redirects.")
 
 
@@ -169,20 +211,50 @@ def _total_size(index: bytes) -> int | None:
     return int(found[1]) if found else None
 
 
-def slim(value: Any, depth: int = 0) -> Any:
+def _file_names(index: bytes) -> list[str]:
+    """Names of the files by the first one that the index names, such as `model-00001-of-00005.safetensors`."""
+    found = re.search(rb'"([A-Za-z0-9_.\-]{0,64}-)[0-9]{5}-of-([0-9]{5})\.safetensors"', index)
+    count = int(found[2]) if found else 0
+    if found is None or count > HEADERS_LIMIT:
+        return []
+    return [f"{found[1].decode()}{number:05}-of-{count:05}.safetensors" for number in range(1, count + 1)]
+
+
+def slim(value: Any, depth: int = 0, entries: int = ENTRIES_LIMIT) -> Any:
     """Drop values that are too long or too deep."""
     if depth > DEPTH_LIMIT:
         return None
     if isinstance(value, dict):
-        return {_text(key): slim(entry, depth + 1) for key, entry in list(value.items())[:ENTRIES_LIMIT]}
+        return {
+            _text(key): slim(entry, depth + 1, NAMES_LIMIT if key in QUANTIZATION_KEYS else entries)
+            for key, entry in list(value.items())[:entries]
+        }
     if isinstance(value, list):
-        return [slim(entry, depth + 1) for entry in value] if len(value) <= ENTRIES_LIMIT else []
+        return [slim(entry, depth + 1, entries) for entry in value] if len(value) <= entries else []
     return _text(value) if isinstance(value, str) else value
 
 
 def _text(value: str) -> str:
     """A text that is safe in a status: printable, and without the lone surrogates that JSON may contain."""
     return "".join(mark if mark.isprintable() else "?" for mark in value[:TEXT_LIMIT])
+
+
+def _first(size: int) -> Callable[[aiohttp.ClientResponse, str], Awaitable[bytes]]:
+    """Take the first bytes."""
+
+    async def take(response: aiohttp.ClientResponse, _: str) -> bytes:
+        return await _beginning(response, size)
+
+    return take
+
+
+async def _header(response: aiohttp.ClientResponse, what: str) -> bytes:
+    """Take the header of a safetensors file, without its length."""
+    length = header_length(await _beginning(response, LENGTH_BYTES))
+    header = await _beginning(response, length) if length is not None else b""
+    if len(header) != length:
+        raise _ReadError(f"{what} has no whole header.")
+    return header
 
 
 async def _beginning(response: aiohttp.ClientResponse, size: int) -> bytes:

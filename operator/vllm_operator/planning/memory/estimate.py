@@ -143,7 +143,7 @@ def estimate(
         facts: The constants.
         release: The vLLM version.
     """
-    small = shape.layers <= KEPT_LAYERS and len(form.rules) <= KEPT_RULES
+    small = shape.layers <= KEPT_LAYERS and len(form.rules) + len(form.measured) <= KEPT_RULES
     return (_cached if small else _estimate)(shape, form, device, parallel, options, facts, release)
 
 

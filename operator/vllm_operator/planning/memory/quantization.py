@@ -12,9 +12,12 @@ from functools import lru_cache
 from typing import Any
 
 from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
+from vllm_operator.planning.model.tensors import ALIASES, find_family
 from vllm_operator.pods.reading import mapping, read_integer
 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
+RULES_LIMIT = 256
+"""Paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
 SCALE_BYTES = 2
 """Bytes of a scale or a zero point of a group of weights."""
 EXCLUDE_KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "unquantized_modules")
@@ -34,6 +37,15 @@ class _Rule:
 
 
 @dataclass(frozen=True, slots=True)
+class MeasuredSize:
+    """Bytes per element of a family of modules in some layers, from the tensors of the checkpoint."""
+
+    family: str
+    layers: frozenset[int]
+    size: float
+
+
+@dataclass(frozen=True, slots=True)
 class WeightFormat:
     """Bytes per element of each module.
 
@@ -47,6 +59,9 @@ class WeightFormat:
         group: Inputs with a common scale; a shard of the inputs must be a multiple of them.
         narrow_cache: The checkpoint asks for a KV cache in FP8.
         wide_drafts: Layers for multi-token prediction are not quantized.
+        measured: What the tensors of the checkpoint take, by family. It counts before everything else.
+        outside: The same for modules outside of layers, in bytes of the whole module.
+        draft_size: The same for layers for multi-token prediction, in bytes per element; None if unknown.
     """
 
     name: str
@@ -58,26 +73,42 @@ class WeightFormat:
     group: int = 0
     narrow_cache: bool = False
     wide_drafts: bool = False
+    measured: tuple[MeasuredSize, ...] = ()
+    outside: tuple[tuple[str, int], ...] = ()
+    draft_size: float | None = None
 
     @property
     def quantized(self) -> bool:
         """Whether some weights have less than 16 bits."""
+        if self.measured:
+            return any(each.size < 2 - 1 / 16 for each in self.measured)
         return self.size < 2 or any(rule.size is not None and rule.size < 2 for rule in self.rules)
 
     def draft_bytes_of(self, module: Module, wide: int = 2) -> float:
         """The same as `bytes_of` for a module of the layers for multi-token prediction."""
+        if self.draft_size is not None:
+            return module.total * self.draft_size
         return module.total * wide if self.wide_drafts else self.bytes_of(module, wide)
 
     def bytes_of(self, module: Module, wide: int = 2) -> float:
         """Bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
+        known = next((size for name, size in self.outside if name == module.name), None)
+        if known is not None:
+            return known
         if not module.linear:
             return module.total * wide
         usual = self.size if not self.experts_only or module.shard is Shard.EXPERTS else float(wide)
         if not module.in_layers:
             return module.total * (wide if module.name in MARKS else usual)
-        if not self.rules:
+        if not self.rules and not self.measured:
             return module.total * usual
         remaining, total = set(module.layers), 0.0
+        family = find_family(module.name, is_expert=module.shard is Shard.EXPERTS) if self.measured else ""
+        for each in self.measured:
+            if remaining and each.family == family:
+                hit = remaining & each.layers
+                total += len(hit) * module.elements * each.size
+                remaining = remaining - hit
         for rule in self.rules:
             if remaining and _matches(module.name, rule.pattern):
                 hit = remaining if rule.layers is None else remaining & rule.layers
@@ -254,6 +285,8 @@ def _read_rules(names: Iterable[str], size: float | None) -> tuple[_Rule, ...]:
     for name in names:
         for pattern in _globs(name[:PATTERN_LENGTH]):
             own, path = _split(pattern)
+            if len(layers) >= RULES_LIMIT and path not in layers:
+                continue
             if own is None:
                 layers[path] = None
             elif (known := layers.setdefault(path, set())) is not None:
@@ -281,21 +314,12 @@ def _split(pattern: str) -> tuple[int | None, str]:
     return (None if found[1] == "*" else int(found[1])), path
 
 
-_ALIASES = {
-    "block_sparse_moe": "mlp",
-    "ffn": "mlp",
-    "feed_forward": "mlp",
-    "attn": "self_attn",
-    "shared_expert": "shared_experts",
-    "router": "gate",
-}
-"""Other names of modules, by the name that this package uses."""
 _PROJECTIONS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "w1", "w2", "w3", "weight", "weight_scale"})
 
 
 @lru_cache(maxsize=4096)
 def _matches(name: str, pattern: str) -> bool:
-    parts = [_ALIASES.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
+    parts = [ALIASES.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
     parts = [part for part in parts if part]
     if not parts:
         return "*" in pattern

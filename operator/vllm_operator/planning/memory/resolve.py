@@ -6,7 +6,7 @@ unknown.
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +16,8 @@ from vllm_operator.planning.memory.estimate import KEPT_LAYERS
 from vllm_operator.planning.memory.layers import ModelShape
 from vllm_operator.planning.memory.quantization import WeightFormat, name_format, read_format
 from vllm_operator.planning.memory.shape import read_shape
+from vllm_operator.planning.memory.tensors import measure_format
+from vllm_operator.planning.model.tensors import TensorSizes
 
 GIB = 1 << 30
 FROM_CONFIG, FROM_TABLE = "config.json", "table of well-known models"
@@ -65,7 +67,13 @@ class SizedModel:
 
 
 def resolve_model(
-    name: str, table: KnownShapes, *, config: Mapping[str, Any] | None = None, checkpoint_bytes: int | None = None, label: str = ""
+    name: str,
+    table: KnownShapes,
+    *,
+    config: Mapping[str, Any] | None = None,
+    checkpoint_bytes: int | None = None,
+    label: str = "",
+    tensors: TensorSizes | None = None,
 ) -> SizedModel | None:
     """Return what is known about a model; None if its sizes are unknown.
 
@@ -75,10 +83,15 @@ def resolve_model(
         config: Content of its config.json, if it was read.
         checkpoint_bytes: Size of its tensors, if it was read.
         label: The format by name, such as `fp8_block`; empty for that in config.json.
+        tensors: The tensors of the checkpoint, if they were read. They do not count if a format is named.
     """
     if config is None:
         return _resolve_known(name, table, checkpoint_bytes, label)
-    return _resolve(name, table, config, checkpoint_bytes, label)
+    model = _resolve(name, table, config, checkpoint_bytes, label)
+    if model is None or tensors is None or label:
+        return model
+    form = measure_format(model.form, model.shape, tensors)
+    return model if form is None else replace(model, form=form)
 
 
 @lru_cache(maxsize=256)

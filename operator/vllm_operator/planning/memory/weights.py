@@ -144,7 +144,7 @@ def _correction(shape: ModelShape, form: WeightFormat, checkpoint: int | None, w
     It may lack the layers of a draft or the encoder: what is nearest counts. One that is twice as large has a second copy of its
     weights (gpt-oss, Mistral), or 32 bits where 16 are loaded. One that is larger otherwise says nothing about what is loaded.
     """
-    if checkpoint is None or checkpoint <= 0:
+    if checkpoint is None or checkpoint <= 0 or form.measured:
         return 1.0
     language = sum(form.bytes_of(module, wide) for module in shape.modules if module.name != ENCODER)
     encoder = sum(form.bytes_of(module, wide) for module in shape.modules if module.name == ENCODER)

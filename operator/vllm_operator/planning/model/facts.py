@@ -15,6 +15,7 @@ from vllm_operator.api.spec import Attention, ModelFacts, ModelSpec, Quantizatio
 from vllm_operator.catalog.models import FACTS, NO_FACTS, Facts, ModelFamily, Models
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.planning.model.config import read_config
+from vllm_operator.planning.model.tensors import TensorSizes
 from vllm_operator.planning.notes import Note
 from vllm_operator.pods.reading import read_bytes, read_integer
 from vllm_operator.text.wording import listed
@@ -34,6 +35,7 @@ class ModelFiles:
     Attributes:
         config: Content of config.json; None if it was not read.
         weight_bytes: Size of the weight files in bytes, from their index or the hub; None if unknown.
+        tensors: What their headers say; None if not all of them were read.
         trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
         refused: The hub answered that there is no such model, or that this token has no access to it.
     """
@@ -42,6 +44,7 @@ class ModelFiles:
     weight_bytes: int | None = None
     trouble: str | None = None
     refused: bool = False
+    tensors: TensorSizes | None = None
 
 
 NO_FILES = ModelFiles()

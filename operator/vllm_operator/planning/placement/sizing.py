@@ -220,7 +220,8 @@ def resolve_sizing(
         label = FORMATS[facts.quantization]
     given = facts.weight_bytes if facts.sources.get("weight_bytes") in (FROM_SPEC, FROM_WEIGHTS) else None
     size = None if "--quantization" in arguments else given
-    model = resolve_model(model_name(spec.model), catalog.shapes, config=config, checkpoint_bytes=size, label=label)
+    name = model_name(spec.model)
+    model = resolve_model(name, catalog.shapes, config=config, checkpoint_bytes=size, label=label, tensors=files.tensors)
     concurrency = (spec.sizing.concurrency if spec.sizing else None) or 1
     learned = learn(pinned, summary.measured if summary is not None else None, model_argument(spec.model.uri))
     sizing = Sizing(model, asked, release, catalog.memory, catalog.gpus, catalog.images, concurrency, learned)
