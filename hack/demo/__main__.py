@@ -1,8 +1,6 @@
 """Run the demo: `make demo`, or `make demo-keep` to leave it running."""
 
 import argparse
-import io
-import re
 import sys
 import time
 from contextlib import nullcontext
@@ -26,7 +24,6 @@ APPLY_EVERY = 2.5
 """Seconds between two situations, so that a person can read each one as it comes."""
 SETTLED_WITHIN = 120.0
 REPORTED_WITHIN = 10.0
-PICTURE_WIDTH = 130
 KEPT = ROOT / "build" / "demo"
 
 
@@ -117,7 +114,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
-    parser.add_argument("--picture", type=Path, help="write an SVG of the last table")
     parser.add_argument("--speed", type=float, default=SPEED, help="how much faster than recorded (20)")
     arguments = parser.parse_args()
     console = Console()
@@ -126,7 +122,7 @@ def main() -> int:
         console.print(f"ended: {', '.join(stopped)}" if stopped else "nothing was running")
         return 0
     try:
-        return show(console, keep=arguments.keep, speed=arguments.speed, picture=arguments.picture)
+        return show(console, keep=arguments.keep, speed=arguments.speed)
     except (DemoError, ControlPlaneError, BuildError, ToolchainError) as error:
         console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -134,7 +130,7 @@ def main() -> int:
         return 130
 
 
-def show(console: Console, *, keep: bool, speed: float, picture: Path | None) -> int:
+def show(console: Console, *, keep: bool, speed: float) -> int:
     """Run the demo on a new cluster."""
     began = time.monotonic()
     if keep and ProcessGroup(KEPT).leftovers():
@@ -144,11 +140,6 @@ def show(console: Console, *, keep: bool, speed: float, picture: Path | None) ->
         cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False, soft_wrap=True))
         performance = Show(cluster, console, speed=speed)
         performance.run()
-        if picture:
-            canvas = Console(record=True, width=PICTURE_WIDTH, file=io.StringIO())
-            canvas.print(performance.table())
-            # the picture brings no fonts from elsewhere
-            picture.write_text(re.sub(r"@font-face \{.*?\}\s*", "", canvas.export_svg(title="make demo"), flags=re.DOTALL))
         report(console, cluster)
         complaints = failures(performance.histories)
         for complaint in complaints:

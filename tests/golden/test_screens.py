@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from hypothesis import given
@@ -14,19 +15,27 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from demo.cluster import NODES, gpu_nodes
+from demo.picture import draw_picture
 from support.gpus import bare_node, device, real_node, resource_slice
 from vllm_operator.catalog.gpus import load_gpus
+from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cli.gpus_page import gpus_page
+from vllm_operator.cli.paste.log import PastedLogs
 from vllm_operator.cli.screen import Line, plain
 from vllm_operator.cli.status_page import status_page
 from vllm_operator.cli.terminal import as_rich_text
+from vllm_operator.cli.timeline_page import Start, start_of_log
 from vllm_operator.cli.top_page import top_page
 from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.startup.parser import StartupParser
 
 Golden = Callable[[Path, str], None]
 
 FOLDER = Path(__file__).parent / "screens"
-IMAGES = Path(__file__).parents[2] / "docs" / "images"
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "docs" / "images"
+COLD = ROOT / "tests" / "corpus" / "h200" / "dsv3-fp8-cold-full.log"
+WARM = ROOT / "hack" / "demo" / "recordings" / "dsv3-fp8-warm.log"
 MOMENTS = {"starting": datetime(2026, 11, 23, 5, 0, 55, tzinfo=UTC), "settled": datetime(2026, 11, 23, 5, 1, 10, tzinfo=UTC)}
 """While deepseek compiled kernels, and when all four situations of the demo had come to their end."""
 STATUS_PAGES = [
@@ -74,6 +83,27 @@ def picture(lines: list[Line], title: str, *, width: int) -> str:
 )
 def test_the_pictures_in_the_docs_are_these_screens(moment: str, name: str, file: str, golden: Golden) -> None:
     golden(IMAGES / f"{file}.svg", picture(status_of(moment, name), f"kubectl vllm status {name}", width=100))
+
+
+def test_the_picture_in_the_readme_has_the_four_situations_of_the_demo(golden: Golden) -> None:
+    cold, warm = (start_of_file(path) for path in (COLD, WARM))
+    drawn = draw_picture(recorded("settled")["objects"], cold, warm)
+    golden(IMAGES / "demo.svg", drawn)
+    said = [text.text for text in ElementTree.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
+    for words in ("kernel warm-up", "7 min 27 s  ✔ serves", "25 s  ✔ serves", "✘ MigUuidNotInteger", "✘ NoMatchingGPU"):
+        assert words in said
+    assert len([words for words in said if words and words.startswith("What to do: ")]) == 2
+    # the last frame is what is drawn; only the way to it is animated
+    assert "infinite" not in drawn
+    assert "http" not in drawn.replace("http://www.w3.org/2000/svg", "")
+
+
+def start_of_file(path: Path) -> Start:
+    logs = PastedLogs(lambda: StartupParser(load_startup()))
+    logs.feed(path.read_bytes())
+    start = start_of_log(path.stem, logs.end()[0][1].final_state)
+    assert start is not None
+    return start
 
 
 def nodes_of_the_demo() -> list[dict[str, Any]]:

@@ -159,7 +159,7 @@ def _row(start: Start, scale: float, y: int) -> list[str]:
             continue
         label = f"{_name(stage)}, {duration(seconds)}"
         place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{_BAR_HEIGHT}"'
-        parts.append(f'<rect {place} fill="{_colour(stage)}"><title>{_escape(label)}</title></rect>')
+        parts.append(f'<rect {place} fill="{colour_of(stage)}"><title>{_escape(label)}</title></rect>')
         if len(_name(stage)) * 7.5 + 8 < width:
             parts.append(_text(x + width / 2, middle, _name(stage), anchor="middle", size=12))
         x += width
@@ -171,7 +171,7 @@ def _legend(starts: Sequence[Start], stages: Sequence[str], top: int) -> list[st
     parts = [_text(x, top, _short(start.title, 18), fill=_FAINT, anchor="end", size=12) for x, start in zip(columns, starts, strict=True)]
     for number, stage in enumerate(stages, 1):
         y = top + _LEGEND * number
-        parts.append(f'<rect x="{_MARGIN}" y="{y - 12}" width="14" height="14" rx="2" fill="{_colour(stage)}"/>')
+        parts.append(f'<rect x="{_MARGIN}" y="{y - 12}" width="14" height="14" rx="2" fill="{colour_of(stage)}"/>')
         parts.append(_text(_MARGIN + 24, y, _name(stage)))
         for x, start in zip(columns, starts, strict=True):
             seconds = dict(start.stages).get(stage)
@@ -201,7 +201,8 @@ def _name(stage: str) -> str:
     return "other stages" if stage == OTHER else STAGE_NAMES.get(known, stage) if known is not None else stage
 
 
-def _colour(stage: str) -> str:
+def colour_of(stage: str) -> str:
+    """The colour of a stage in pictures."""
     return next((colour for each, colour in _COLOURS.items() if each.value == stage), _OTHER_COLOUR)
 
 

@@ -1,0 +1,145 @@
+"""The picture at the top of the README: the four situations of the demo on one frame, which its stages grow into.
+
+It is drawn from recorded starts and from the objects of a run of the demo. It moves by CSS alone: a viewer that does not animate, or is
+asked for reduced motion, shows the last frame.
+"""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+from xml.sax.saxutils import escape
+
+from vllm_operator.cli.diagnosis_page import STAGE_NAMES
+from vllm_operator.cli.timeline_page import Start, colour_of
+from vllm_operator.startup.state import Stage
+from vllm_operator.text.wording import duration
+
+WIDTH, ROW, TOP = 960, 68, 22
+LEFT, BAR, BAR_HEIGHT = 232, 520, 26
+"""Where bars begin, and the width of the longest."""
+SECONDS = 6.0
+"""How long the longest bar grows, in seconds of the picture."""
+BEGINS = 0.6
+STYLE = """\
+text { font: 15px system-ui, sans-serif; fill: #1f2328 }
+.paper { fill: #ffffff; stroke: #d1d9e0 }
+.name { font-weight: 600; font-size: 17px }
+.faint { fill: #59636e; font-size: 13px }
+.good { fill: #1a7f37; font-weight: 600 }
+.bad { fill: #cf222e; font-weight: 600 }
+.stage { font-size: 12px; fill: #1f2328; text-anchor: middle }
+.track { stroke: #d1d9e0 }
+@media (prefers-color-scheme: dark) {
+  text { fill: #f0f6fc }
+  .paper { fill: #0d1117; stroke: #3d444d }
+  .faint { fill: #9198a1 }
+  .good { fill: #3fb950 }
+  .bad { fill: #f85149 }
+  .track { stroke: #3d444d }
+}
+@media (prefers-reduced-motion: no-preference) {
+  .grows { animation: grow linear backwards; transform-box: fill-box; transform-origin: left }
+  .comes { animation: come .5s backwards }
+}
+@keyframes grow { from { transform: scaleX(0) } }
+@keyframes come { from { opacity: 0 } }"""
+
+
+def draw_picture(objects: Sequence[Mapping[str, Any]], cold: Start, warm: Start) -> str:
+    """Draw the last frame of the demo's objects `deepseek`, `deepseek-again`, `tinyllama` and `llama`, with how it came about."""
+    by_name = {each["metadata"]["name"]: each for each in objects}
+    scale = BAR / cold.seconds
+    warm_begins = BEGINS + SECONDS + 0.6
+    rows = [
+        _started(0, "deepseek", f"first start, {_gpu(by_name['deepseek'])}", cold, scale, BEGINS),
+        _started(1, "deepseek-again", "second start, warm caches", warm, scale, warm_begins),
+        _failed(2, by_name["tinyllama"], _remedy(by_name["tinyllama"]), BEGINS + 31 * SECONDS / cold.seconds),
+        _failed(3, by_name["llama"], _way_out(by_name["llama"]), BEGINS),
+    ]
+    height = TOP + ROW * len(rows)
+    lines = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" role="img">',
+        f"<title>{escape(_title(cold, warm))}</title>",
+        f"<style>\n{STYLE}\n</style>",
+        f'<rect class="paper" x="0.5" y="0.5" width="{WIDTH - 1}" height="{height - 1}" rx="8"/>',
+        *(line for row in rows for line in row),
+        "</svg>",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _title(cold: Start, warm: Start) -> str:
+    return (
+        f"Four VLLMDeployments: a first start that takes {duration(cold.seconds)}, a second one that takes {duration(warm.seconds)}, "
+        "a crash with its name and remedy, and a plan without a matching GPU"
+    )
+
+
+def _started(row: int, name: str, note: str, start: Start, scale: float, begins: float) -> Iterator[str]:
+    y = TOP + ROW * row
+    yield from _names(y, name, note)
+    speed = SECONDS / BAR
+    x = float(LEFT)
+    for stage, seconds in start.stages:
+        width = seconds * scale
+        if width < 0.05:
+            continue
+        timing = f"animation-delay:{begins + (x - LEFT) * speed:.2f}s;animation-duration:{max(width * speed, 0.01):.2f}s"
+        place = f'x="{x:.1f}" y="{y}" width="{width:.1f}" height="{BAR_HEIGHT}"'
+        yield f'<rect class="grows" style="{timing}" {place} fill="{colour_of(stage)}"/>'
+        label = STAGE_NAMES.get(Stage(stage), stage)
+        if len(label) * 6.5 + 8 < width:
+            shown = begins + (x - LEFT + width / 2) * speed
+            # on a light colour in both schemes
+            yield _text(x + width / 2, y + 17, label, "stage comes", shown, extra=' fill="#1f2328" style="fill:#1f2328;{}"')
+        x += width
+    done = begins + (x - LEFT) * speed
+    yield _text(x + 12, y + 18, f"{duration(start.seconds)}  ✔ serves", "good comes", done)
+
+
+def _failed(row: int, resource: Mapping[str, Any], advice: str, begins: float) -> Iterator[str]:
+    y = TOP + ROW * row
+    yield from _names(y, resource["metadata"]["name"], _gpu(resource) or "asks for " + ", ".join(_asked(resource)))
+    yield _text(LEFT, y + 12, f"✘ {_condition(resource, 'Ready')['reason']}", "bad comes", begins)
+    yield _text(LEFT, y + 33, advice, "comes", begins + 0.3)
+
+
+def _names(y: int, name: str, note: str) -> Iterator[str]:
+    if y > TOP:
+        yield f'<line class="track" x1="20" y1="{y - 17.5}" x2="{WIDTH - 20}" y2="{y - 17.5}"/>'
+    yield _text(20, y + 12, name, "name")
+    yield _text(20, y + 33, note, "faint")
+
+
+def _text(x: float, y: float, text: str, style: str, begins: float | None = None, *, extra: str = "") -> str:
+    delay = "" if begins is None else f"animation-delay:{begins:.2f}s"
+    given = extra.format(delay) if extra else f' style="{delay}"' if delay else ""
+    return f'<text class="{style}" x="{x:.1f}" y="{y}"{given}>{escape(text)}</text>'
+
+
+def _condition(resource: Mapping[str, Any], type: str) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(each for each in resource["status"]["conditions"] if each["type"] == type)
+    return found
+
+
+def _gpu(resource: Mapping[str, Any]) -> str:
+    """The chosen GPU, as the condition Planned names it; empty without a plan."""
+    found = re.search(r"Planned for ([^(,]+?) \(", _condition(resource, "Planned")["message"])
+    return found[1] if found else ""
+
+
+def _asked(resource: Mapping[str, Any]) -> Sequence[str]:
+    architectures: Sequence[str] = resource["spec"]["accelerator"]["architectures"]
+    return architectures
+
+
+def _remedy(resource: Mapping[str, Any]) -> str:
+    """The first clause of what the condition Crashed says to do."""
+    found = re.search(r"What to do: ([^.]+?)(?:, which|\.)", _condition(resource, "Crashed")["message"])
+    return f"What to do: {found[1]}." if found else ""
+
+
+def _way_out(resource: Mapping[str, Any]) -> str:
+    """The first way out that the condition Planned names."""
+    found = re.search(r"(Add [^.]+? to spec[\w.]+\w)", _condition(resource, "Planned")["message"])
+    return f"What to do: {found[1]}." if found else ""
