@@ -86,6 +86,29 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
         await eventually(is_empty, within=60)
 
 
+async def test_a_primer_publishes_what_replicas_without_a_volume_fetch_after_a_change(cluster: Cluster, registry: Registry) -> None:
+    for name in ("read", "write"):
+        await log_in(cluster, name, registry.account())
+    artifact = {"repository": f"{registry.host}/team/prewarmed", "publish": "WhenPrimed", "pushSecretName": "write"}
+    created = await cluster.create(with_artifact(cluster, registry, storage="EmptyDir", artifact=artifact))
+    first = await until_ready(cluster)
+    assert condition(first, "CachePublished")["reason"] == "NotPrimed"
+    old = await the_engine(cluster)
+    environment = [*created["spec"]["engine"]["env"], {"name": "VLLM_LOG_STATS_INTERVAL", "value": "7"}]
+    await cluster.patch("VLLMDeployment", "llama", {"spec": {"engine": {"env": environment}}})
+    held = await cluster.wait_for("VLLMDeployment", "llama", has("CacheWarm", "False", "Priming"), within=60)
+    assert held["status"]["readyReplicas"] == 1
+    published = await cluster.wait_for("VLLMDeployment", "llama", has("CachePublished", "True"), within=180)
+    await cluster.wait_until_gone("Pod", old["metadata"]["name"], within=120)
+    warm = await cluster.wait_for(
+        "VLLMDeployment", "llama", lambda it: has("Ready", "True")(it) and has("CacheWarm", "True")(it), within=120
+    )
+    result = await fetch_result(cluster, await the_engine(cluster))
+    assert (result["result"], result["tag"]) == ("Fetched", published["status"]["cache"]["artifact"]["tag"])
+    assert "were fetched from the registry" in condition(warm, "CacheWarm")["message"]
+    assert not await cluster.exists("Deployment", "llama-primer")
+
+
 FAILURES = {
     "the account is wrong": ("Denied", {}),
     "there is no Secret": ("SecretMissing", {}),

@@ -2,6 +2,10 @@
 
 import json
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,7 @@ from support.artifacts import FILES, fill
 from support.registries import ACCOUNT, BASE, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else
 from vllm_operator.caches.scripts import publish
 from vllm_operator.caches.scripts.pack import Packed, pack
+from vllm_operator.caches.scripts.publish import is_ready
 
 
 def test_what_was_published_is_fetched(artifact_bench: ArtifactBench, registry: FakeRegistry, tmp_path: Path) -> None:
@@ -25,6 +30,44 @@ def test_what_was_published_is_fetched(artifact_bench: ArtifactBench, registry: 
     assert (artifact_bench.root / "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so").read_bytes() == FILES[
         "flashinfer/.cache/flashinfer/90a/cached_ops/op/op.so"
     ]
+
+
+@contextmanager
+def engine(statuses: list[int]) -> Iterator[int]:
+    """An engine that answers its readiness probe with these statuses, then with 200; yields its port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name of the base class
+            self.send_response(statuses.pop(0) if statuses else 200)
+            self.end_headers()
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_beside_an_engine_it_waits_until_the_engine_is_ready(artifact_bench: ArtifactBench, tmp_path: Path) -> None:
+    statuses = [503, 500]
+    with engine(statuses) as port:
+        ready = {"scheme": "http", "port": port, "path": "/health"}
+        status, result = artifact_bench.publish(fill(tmp_path / "filled"), ready=ready)
+    assert (status, result["result"], statuses) == (0, "Published", [])
+
+
+def test_an_engine_that_does_not_listen_yet_is_not_ready() -> None:
+    with engine([]) as port:
+        pass
+    with pytest.raises(ConnectionRefusedError):
+        is_ready({"scheme": "http", "port": port, "path": "/health"})
 
 
 def test_the_first_writer_of_a_tag_wins(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, tmp_path: Path) -> None:

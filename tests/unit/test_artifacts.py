@@ -232,7 +232,7 @@ async def test_a_job_publishes_when_a_pod_is_ready(fleet: Fleet, bench: Bench) -
         (fleet.deployment() or {})["spec"]["template"]["spec"]["containers"][0]["image"],
     )
     assert set(container["resources"]["requests"]) == {"cpu", "memory"}
-    assert {volume["name"]: volume for volume in spec["volumes"]}["account"]["secret"] == {"secretName": "write", "optional": True}
+    assert {volume["name"]: volume for volume in spec["volumes"]}["publish-account"]["secret"] == {"secretName": "write", "optional": True}
     mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
     assert (mounts["/cache"]["subPath"], mounts["/cache"]["readOnly"]) == (fleet.key(), True)
     settings, fetching = json.loads(container["env"][0]["value"]), json.loads(init_containers(fleet)["fetch-caches"]["env"][0]["value"])
@@ -287,8 +287,8 @@ async def test_a_publication_that_fails_says_why_and_is_tried_again_where_that_h
     assert bool(jobs(fleet)) is again
 
 
-async def test_caches_on_no_shared_claim_cannot_be_published(fleet: Fleet, bench: Bench) -> None:
-    await fleet.serve(cache={"storage": "EmptyDir", "artifact": PUBLISHED})
+async def test_caches_that_only_one_pod_can_mount_cannot_be_published(fleet: Fleet, bench: Bench) -> None:
+    await fleet.serve(cache={"volume": {"accessMode": "ReadWriteOncePod"}, "artifact": PUBLISHED})
     fleet.ready(fleet.start())
     await fleet.settle()
     assert bench.condition("CachePublished").reason == "NotCapturable"

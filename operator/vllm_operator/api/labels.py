@@ -23,6 +23,8 @@ COMPONENT_LABEL = "app.kubernetes.io/component"
 
 CONTAINER = "vllm"
 """Name of the engine container in each Pod."""
+PUBLISHER = "publish-caches"
+"""Name of the container that publishes caches beside the engine of a primer."""
 
 ARCHITECTURE_LABEL = f"{GROUP}/gpu-architecture"
 """GPU architecture of a Node (`sm_90`). An administrator can set it where no other label identifies the GPU."""

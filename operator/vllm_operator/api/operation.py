@@ -113,7 +113,8 @@ class ArtifactSpec(Model):
     )
     publish: Publish | None = Field(
         default=None,
-        description="WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Default: Never.",
+        description="WhenPrimed: after a good start, a Job pushes the caches to `repository`, unless the tag exists. Caches that no Job "
+        "can mount (EmptyDir, ClaimPerReplica, HostPath) are pushed by a primer before a rollout. Default: Never.",
     )
     policy: ArtifactPolicy | None = Field(
         default=None,
@@ -126,7 +127,7 @@ class ArtifactSpec(Model):
     )
     push_secret_name: Name | None = Field(
         default=None,
-        description="Secret of the same form for publishing. Only the publishing Job mounts it. Default: anonymous access.",
+        description="Secret of the same form for publishing. Only the container that publishes mounts it. Default: anonymous access.",
     )
 
 

@@ -14,7 +14,7 @@ from vllm_operator.caches.publishing import PublicationNeed, describe_publicatio
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
 from vllm_operator.caches.remounting import plan_remounting
 from vllm_operator.caches.volumes import fit_claims, unowned_claims
-from vllm_operator.catalog.caches import PrimingRule
+from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods import reading
 
 UNOWNED_RECHECK_SECONDS = 30.0
@@ -38,6 +38,7 @@ def plan_cache_actions(
     context: CacheContext,
     manifests: Sequence[dict[str, Any]],
     rules: Sequence[PrimingRule],
+    caches: Caches,
     *,
     full: frozenset[str] = frozenset(),
     read_only: frozenset[str] = frozenset(),
@@ -48,6 +49,7 @@ def plan_cache_actions(
         context: What to decide from.
         manifests: All manifests as rendered, with all replicas.
         rules: When `priming: Auto` primes.
+        caches: The caches that travel.
         full: The crash signatures of a full volume.
         read_only: The crash signatures of a volume that is not writable.
     """
@@ -75,7 +77,7 @@ def plan_cache_actions(
         cleaning=cleaning,
     )
     return CacheActions(
-        apply_priming(fitted, priming, context),
+        apply_priming(fitted, priming, context, caches),
         writable(record),
         activity,
         find_cleaning_need(context, full),

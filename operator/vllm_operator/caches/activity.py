@@ -90,6 +90,8 @@ class PublicationState(StrEnum):
     """The caches are on no PersistentVolumeClaim that a Job can mount."""
     NOT_PRIMED = "NotPrimed"
     """No Pod with these caches is Ready yet."""
+    NEEDS_PRIMER = "NeedsPrimer"
+    """Only a primer can publish the caches, and none has been needed yet."""
     RUNNING = "Running"
     DONE = "Done"
     """An attempt has ended, now or earlier: see the status."""
@@ -108,6 +110,7 @@ class Publication:
         ended: When the Job ended.
         why: Why the API server refused the Job.
         recheck_seconds: Seconds until the next attempt; None if there is none.
+        is_last: Whether a failure is final, because the rollout has begun.
     """
 
     state: PublicationState
@@ -116,6 +119,7 @@ class Publication:
     ended: datetime | None = None
     why: str = ""
     recheck_seconds: float | None = None
+    is_last: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

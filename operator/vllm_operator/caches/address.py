@@ -27,6 +27,11 @@ def cache_address(pod_spec: Any) -> CacheAddress | None:
     return CacheAddress(claim, reading.text(_mount_at(pod_spec, CACHE_ROOT), "subPath")) if claim else None
 
 
+def cache_key_of(pod_spec: Any) -> str:
+    """Return the directory of a Pod's caches on their volume, of whatever kind; empty without one."""
+    return reading.text(_mount_at(pod_spec, CACHE_ROOT), "subPath")
+
+
 def weights_claim(pod_spec: Any) -> str | None:
     """Return the name of the PVC with the weights of a Pod; None if they are on no PVC."""
     return _claim_name(volume_at(pod_spec, WEIGHTS_ROOT)) or None

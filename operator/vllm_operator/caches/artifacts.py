@@ -22,6 +22,8 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.pods import reading
 
 FETCH_CONTAINER = "fetch-caches"
+FETCH_VARIABLE = "CACHE_ARTIFACT"
+"""The variable of this container with its settings."""
 FETCH_PROGRAM = 1
 """Version of the program that fetches. It is part of Pod templates: a changed program needs a new version, so that no Pod is replaced."""
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
@@ -37,6 +39,7 @@ _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port"
 """Flags that do not change what is compiled."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 _MAX_TEXT = 600
+_DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
 
 
 @cache
@@ -93,6 +96,16 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
         "parts": parts,
         "settings": _settings_digest(resource, plan, engine),
     }
+
+
+def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
+    """Return what the tag of an artifact is derived from in a Pod; None if the Pod fetches none. Accepts any shape."""
+    container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
+    try:
+        settings = json.loads(reading.text(reading.named(container, FETCH_VARIABLE, "env", key="name"), "value"))
+    except (ValueError, RecursionError):
+        return None
+    return {name: settings.get(name) for name in _DECIDE_THE_TAG} if isinstance(settings, dict) else None
 
 
 def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import Role, VLLMDeployment
 from vllm_operator.caches.address import CacheAddress, cache_address, template_spec
+from vllm_operator.caches.artifacts import read_travel_settings
 from vllm_operator.caches.key import digest_of, key_with_image
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView, read_pod
@@ -106,7 +107,18 @@ class CacheContext:
     @cached_property
     def replicas(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:
         """The replicas, each with the address of its caches."""
-        return tuple((cache_address(pod.get("spec")), read_pod(pod)) for pod in self.pods if is_replica(pod))
+        return tuple((cache_address(pod.get("spec")), read_pod(pod)) for pod in self.replica_pods)
+
+    @cached_property
+    def replica_pods(self) -> tuple[Manifest, ...]:
+        """The Pods of the replicas."""
+        return tuple(pod for pod in self.pods if is_replica(pod))
+
+    @cached_property
+    def primers_of_plan(self) -> tuple[Manifest, ...]:
+        """The Pods of primers that fetch, and so publish, the artifact of the plan."""
+        desired = read_travel_settings(template_spec(self.desired))
+        return tuple(pod for pod in self.pods if is_primer(pod) and desired and read_travel_settings(pod.get("spec")) == desired)
 
     @cached_property
     def primers(self) -> tuple[tuple[CacheAddress | None, PodView], ...]:

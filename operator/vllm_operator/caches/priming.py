@@ -4,7 +4,7 @@ A cache counts as filled when a Pod with it has been Ready. That is recorded on 
 
 * If no Pod serves, the Deployment has one replica. The others follow when it is Ready.
 * If Pods with another cache serve (for example, before a rollout of a new image), the Deployment stays as it is, and a primer fills
-  the new cache. If the primer finds no GPU within `primer_patience_seconds`, the rollout continues without it.
+  the new cache (`vllm_operator.caches.rollouts`).
 * If `spec.replicas` is 0, a primer fills the cache.
 
 A directory that a Pod has filled from an artifact counts as filled while that Pod makes progress.
@@ -21,13 +21,12 @@ of a node, or a crash. It has another component label, so neither the Service no
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from vllm_operator.api.labels import (
     COMPONENT_LABEL,
     INSTANCE_LABEL,
-    PRIME_ANNOTATION,
     PRIMED_ANNOTATION_PREFIX,
     PRIMING_ANNOTATION_PREFIX,
 )
@@ -38,11 +37,12 @@ from vllm_operator.caches.address import CacheAddress, cache_address
 from vllm_operator.caches.artifacts import FETCHED, read_fetch
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.publishing import add_publisher, is_asked, is_published_by_primer
 from vllm_operator.caches.records import Changes, PrimingLease, is_primed, is_quarantined, read_lease
-from vllm_operator.catalog.caches import PrimingRule
+from vllm_operator.caches.rollouts import fill_before_rollout, publish_before_rollout, remembered_skip, replaces_serving
+from vllm_operator.catalog.caches import Caches, PrimingRule
 from vllm_operator.pods import reading
-from vllm_operator.pods.view import Phase, PodView, read_pod
-from vllm_operator.text import wording
+from vllm_operator.pods.view import Phase, read_pod
 
 LEASE_GRACE_SECONDS = 60
 """How long the holder of a lease may be without a Pod that makes progress, for example while the Pod is replaced."""
@@ -75,11 +75,13 @@ def decide(context: CacheContext, rules: Sequence[PrimingRule]) -> PrimingDecisi
     """
     address = context.address
     if address is None:
-        return PrimingDecision()
+        is_wanted = is_asked(context) or _priming(context) is not Priming.NEVER
+        activity = publish_before_rollout(context) if is_wanted else CacheActivity()
+        return PrimingDecision(replace(activity, skipped=activity.skipped or remembered_skip(context)))
     if (record := _filled(context, address)) is not None:
         return PrimingDecision(record=record)
     priming = _without_others(context, address, rules)
-    priming = replace(priming, activity=replace(priming.activity, skipped=priming.activity.skipped or _remembered(context)))
+    priming = replace(priming, activity=replace(priming.activity, skipped=priming.activity.skipped or remembered_skip(context)))
     lease, uid = read_lease(context.claim, address.key), context.resource.metadata.uid
     is_holder = lease is not None and lease.uid == uid
     if not priming.activity.is_priming:
@@ -117,10 +119,15 @@ def _is_fetched(context: CacheContext, address: CacheAddress) -> bool:
     )
 
 
+def _priming(context: CacheContext) -> Priming:
+    cache = context.resource.spec.cache
+    return (cache.priming if cache is not None else None) or Priming.AUTO
+
+
 def _without_others(context: CacheContext, address: CacheAddress, rules: Sequence[PrimingRule]) -> PrimingDecision:
     """Who fills the cache if no other VLLMDeployment does."""
     cache = context.resource.spec.cache or CacheSpec()
-    asked = context.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", address.key)
+    asked = is_asked(context)
     insists = asked or cache.priming is Priming.ALWAYS
     desired = context.resource.spec.replicas
     if cache.priming is Priming.NEVER and not asked:
@@ -130,8 +137,8 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     if desired == 0:
         because = "spec.replicas is 0, and priming was requested."
         return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because)) if insists else PrimingDecision()
-    if _replaces_serving(context, address):
-        return _ahead_of_rollout(context, address)
+    if replaces_serving(context, address):
+        return PrimingDecision(fill_before_rollout(context, address))
     is_shared = desired > 1 or cache.claim_name is not None or read_lease(context.claim, address.key) is not None
     reason = "spec.cache.priming is Always." if insists else _reason(context, rules) if is_shared else None
     if reason is None:
@@ -141,55 +148,6 @@ def _without_others(context: CacheContext, address: CacheAddress, rules: Sequenc
     if running >= desired > 1:
         return PrimingDecision()  # all replicas have started already
     return PrimingDecision(CacheActivity(step=PrimingStep.FIRST_POD, because=reason), replicas=min(desired, max(1, running)))
-
-
-def _replaces_serving(context: CacheContext, address: CacheAddress) -> bool:
-    """Whether Pods that serve with another cache will be replaced."""
-    if context.deployment is None or context.live_address == address:
-        return False
-    return any(at != address and view.phase is Phase.READY for at, view in context.replicas)
-
-
-def _ahead_of_rollout(context: CacheContext, address: CacheAddress) -> PrimingDecision:
-    views = [view for at, view in context.primers if at == address]
-    skipped = _remembered(context) or _cannot_prime(context) or _cannot_create(context) or _no_gpu(context, views)
-    if skipped is not None:
-        return PrimingDecision(CacheActivity(skipped=skipped))
-    if any(view.phase is Phase.CRASHED for _, view in context.replicas):
-        return PrimingDecision()  # the rollout replaces crashed Pods first
-    because = "The current replicas serve until the caches of the new Pods are filled."
-    waits = [view.since for view in views if view.phase is Phase.UNSCHEDULABLE and view.since is not None]
-    until = min(waits) + timedelta(seconds=context.primer_patience_seconds) if waits else None
-    recheck = (until - context.now).total_seconds() if until is not None else None
-    return PrimingDecision(CacheActivity(step=PrimingStep.PRIMER, because=because, held=True, until=until, recheck_seconds=recheck))
-
-
-def _remembered(context: CacheContext) -> str | None:
-    """Why priming before this rollout was skipped earlier."""
-    known = context.resource.status.cache
-    return known.priming_skipped if known is not None and known.key == context.plan.cache_key else None
-
-
-def _cannot_prime(context: CacheContext) -> str | None:
-    if "ReadWriteOncePod" not in (*context.access_modes, *context.weights_modes):
-        return None
-    return "Only one Pod can mount the PVC (ReadWriteOncePod)."
-
-
-def _cannot_create(context: CacheContext) -> str | None:
-    """Why the Pod of the primer cannot be created, for example because of a quota."""
-    failure = reading.named(context.primer, "ReplicaFailure", "status", "conditions")
-    if failure.get("status") != "True":
-        return None
-    return f"The Pod could not be created: {wording.clean(reading.text(failure, 'message'), 300)}"
-
-
-def _no_gpu(context: CacheContext, views: Sequence[PodView]) -> str | None:
-    limit = context.primer_patience_seconds
-    for view in views:
-        if view.phase is Phase.UNSCHEDULABLE and view.since is not None and _age(context, view.since) >= limit:
-            return f"No GPU was free within {limit} s."
-    return None
 
 
 def _reason(context: CacheContext, rules: Sequence[PrimingRule]) -> str | None:
@@ -252,7 +210,9 @@ def _stay_beside(pod_spec: dict[str, Any], instance: str) -> None:
     affinity.setdefault("requiredDuringSchedulingIgnoredDuringExecution", []).append(term)
 
 
-def apply_priming(manifests: Sequence[dict[str, Any]], priming: PrimingDecision, context: CacheContext) -> list[dict[str, Any]]:
+def apply_priming(
+    manifests: Sequence[dict[str, Any]], priming: PrimingDecision, context: CacheContext, caches: Caches
+) -> list[dict[str, Any]]:
     """Return the manifests to apply now.
 
     A Deployment that is held is left out. The caller must not prune it.
@@ -264,7 +224,8 @@ def apply_priming(manifests: Sequence[dict[str, Any]], priming: PrimingDecision,
             continue
         if priming.activity.step is PrimingStep.PRIMER:
             beside = context.is_bound_to_node and priming.activity.held
-            result.append(render_primer(manifest, beside_replicas=beside))
+            primer = render_primer(manifest, beside_replicas=beside)
+            result.append(add_publisher(primer, context, caches) if is_published_by_primer(context) else primer)
         if not priming.activity.held:
             result.append(_with_replicas(manifest, priming.replicas))
     return result
@@ -280,7 +241,8 @@ def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None
     if not priming.activity.held or desired is None:
         return None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
-    return min(live, desired) if context.live_address == context.address else desired
+    is_same = context.address is not None and context.live_address == context.address
+    return min(live, desired) if is_same else desired
 
 
 def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:

@@ -1,24 +1,29 @@
 """Publish a filled cache directory as an artifact: when, with which Job, and with what result.
 
 A Job runs when a Pod that uses the directory is Ready, once for each combination of repository, directory, model and settings. It runs on
-the node of that Pod, with the engine's image and user, and mounts the directory read-only. It is the only container that mounts the Secret
-for pushing. The result is read from the Pod of the Job. What a later attempt may change is tried again.
+the node of that Pod, with the engine's image and user, and mounts the directory read-only. The result is read from the Pod of the Job. What
+a later attempt may change is tried again.
+
+No Job can mount the caches of a Pod with an EmptyDir, a PVC of its own or a directory of the node. There, a container beside the engine of
+a primer does the same when the engine is ready (`vllm_operator.caches.rollouts` says when there is a primer).
+
+No other container mounts the Secret for pushing.
 """
 
 import copy
 import hashlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, PRIME_ANNOTATION, PUBLISHER
 from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
 from vllm_operator.caches.activity import Publication, PublicationState
 from vllm_operator.caches.address import template_spec
-from vllm_operator.caches.artifacts import proxies_of, read_result, run_program, travel_settings
+from vllm_operator.caches.artifacts import proxies_of, read_result, read_travel_settings, run_program, travel_settings
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import is_primed, is_quarantined
@@ -35,8 +40,11 @@ SETTLE_SECONDS = 30.0
 DEADLINE_SECONDS = 900
 KEPT_SECONDS = 600
 """How long the finished Job is kept. It must be shorter than `PAUSE`, because the next attempt has the same name."""
+PRIMER_ATTEMPTS = 3
+"""How often a primer tries to publish if it fails for a reason that may go away. The kubelet starts the container again."""
 CONTAINER_NAME = "publish"
 VARIABLE = "PUBLISH_ARTIFACT"
+PACKING_VOLUME, ACCOUNT_VOLUME = "publish-temporary", "publish-account"
 SECRET_PREFIX = "SECRET_"
 """Variables of the Job with values that must not be in an artifact."""
 PUBLISHED = frozenset({"Published", "AlreadyPublished"})
@@ -61,18 +69,15 @@ def describe_publication(context: CacheContext) -> tuple[Publication | None, Pub
     if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or context.plan.cache_artifact is None:
         return None, None
     address = context.address
+    if is_published_by_primer(context):
+        return describe_primer_publication(context), None
     if address is None or "ReadWriteOncePod" in context.access_modes:
         return Publication(state=PublicationState.NOT_CAPTURABLE), None
     occasion = publication_occasion(context)
     if (attempt := _attempt(context, occasion)) is not None:
         return attempt, None
-    known = context.resource.status.cache.artifact if context.resource.status.cache else None
-    if known is not None and known.publication == occasion:
-        then = reading.moment(known.publish_time)
-        left = PAUSE - (context.now - then) if then is not None else timedelta(0)
-        if known.publish_result in FINAL or left > timedelta(0):
-            recheck = None if known.publish_result in FINAL else left.total_seconds()
-            return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck), None
+    if (earlier := _earlier(context, occasion)) is not None:
+        return earlier, None
     view = next((view for at, view in context.replicas if view.phase is Phase.READY and view.node and at == address), None)
     is_filled = is_primed(context.claim, address.key) and not is_quarantined(context.claim, address.key)
     if view is None or not is_filled or is_terminating(context.claim):
@@ -80,6 +85,54 @@ def describe_publication(context: CacheContext) -> tuple[Publication | None, Pub
     if (seconds := _seconds_to_settle(context, view)) > 0:
         return Publication(state=PublicationState.NOT_PRIMED, occasion=occasion, recheck_seconds=seconds), None
     return Publication(state=PublicationState.RUNNING, occasion=occasion), PublicationNeed(occasion, view.node)
+
+
+def _earlier(context: CacheContext, occasion: str) -> Publication | None:
+    """An attempt in the status; None if there is none, or if another one is due."""
+    known = context.resource.status.cache.artifact if context.resource.status.cache else None
+    if known is None or known.publication != occasion:
+        return None
+    then = reading.moment(known.publish_time)
+    left = PAUSE - (context.now - then) if then is not None else timedelta(0)
+    if known.publish_result not in FINAL and left <= timedelta(0):
+        return None
+    recheck = None if known.publish_result in FINAL else left.total_seconds()
+    return Publication(state=PublicationState.DONE, occasion=occasion, recheck_seconds=recheck)
+
+
+def is_asked(context: CacheContext) -> bool:
+    """Return whether an annotation requests priming."""
+    key = context.address.key if context.address is not None else context.plan.cache_key
+    return context.resource.metadata.annotations.get(PRIME_ANNOTATION) in ("true", key)
+
+
+def is_published_by_primer(context: CacheContext) -> bool:
+    """Return whether the spec requests a publication, and only a container beside the engine of a primer can read the caches."""
+    artifact = context.resource.spec.cache.artifact if context.resource.spec.cache else None
+    if artifact is None or artifact.publish is not Publish.WHEN_PRIMED or not artifact.repository or artifact.reference:
+        return False
+    template = template_spec(context.desired)
+    is_named = any(container.get("name") == PUBLISHER for container in reading.objects(template, "containers"))
+    fetches = read_travel_settings(template) is not None
+    return context.address is None and context.plan.cache_artifact is not None and fetches and not is_named and bool(_probe(context))
+
+
+def describe_primer_publication(context: CacheContext) -> Publication:
+    """Return the state of the publication by a primer."""
+    occasion = publication_occasion(context)
+    is_last = not is_asked(context)
+    earlier = _earlier(context, occasion)
+    if earlier is not None and earlier.recheck_seconds is None:
+        return replace(earlier, is_last=is_last)
+    for pod in context.primers_of_plan:
+        container = reading.named(pod, PUBLISHER, "status", "containerStatuses", key="name")
+        result, ended = read_result(container), reading.mapping(container, "state", "terminated")
+        runs = (reading.integer(container, "restartCount") or 0) + bool(ended)
+        if result is None or (result.result not in FINAL and runs < PRIMER_ATTEMPTS):
+            return Publication(state=PublicationState.RUNNING, occasion=occasion)
+        time = reading.moment(ended or reading.mapping(container, "lastState", "terminated"), "finishedAt") or context.now
+        return Publication(state=PublicationState.DONE, occasion=occasion, result=result, ended=time, is_last=is_last)
+    return replace(earlier, is_last=is_last) if earlier is not None else Publication(state=PublicationState.NEEDS_PRIMER, occasion=occasion)
 
 
 def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
@@ -94,7 +147,7 @@ def _seconds_to_settle(context: CacheContext, view: PodView) -> float:
 def publication_occasion(context: CacheContext) -> str:
     """Return what a publication is for, as a digest. Equal occasions are published once."""
     settings = travel_settings(context.resource, context.plan, _engine(context))
-    key = context.address.key if context.address else ""
+    key = context.address.key if context.address else context.plan.cache_key
     content = [settings["repository"], key, settings["settings"]]
     return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:12]
 
@@ -129,25 +182,9 @@ def _created(pod: Any) -> datetime | None:
 
 def render_publishing(context: CacheContext, need: PublicationNeed, caches: Caches) -> dict[str, Any]:
     """Render the Job."""
-    resource, address, plan = context.resource, context.address, context.plan
-    assert address is not None
-    assert resource.spec.cache is not None
-    assert resource.spec.cache.artifact is not None
-    assert plan.cache_artifact is not None
-    engine = _engine(context)
-    settings = {
-        **travel_settings(resource, plan, engine),
-        "root": CACHE_ROOT,
-        "folders": plan.cache_artifact.folders,
-        "excluded": list(caches.artifact.excluded) if caches.artifact else [],
-        "whole": list(caches.artifact.whole) if caches.artifact else [],
-        "architecture": plan.architecture or "",
-        "mounts": _mounts(context, caches),
-        "deadline": DEADLINE_SECONDS - 60,
-        "coldSeconds": (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0,
-        **({"secret": ARTIFACT_SECRET_ROOT} if resource.spec.cache.artifact.push_secret_name else {}),
-    }
-    spec = _pod_spec(context, engine, settings, resource.spec.cache.artifact, need)
+    resource = context.resource
+    cold = (resource.status.cache.cold_start_seconds if resource.status.cache else None) or 0
+    spec = _pod_spec(context, _settings(context, caches) | {"coldSeconds": cold}, need)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -161,29 +198,78 @@ def render_publishing(context: CacheContext, need: PublicationNeed, caches: Cach
     }
 
 
-def _pod_spec(
-    context: CacheContext, engine: Mapping[str, Any], settings: Mapping[str, Any], artifact: ArtifactSpec, need: PublicationNeed
-) -> dict[str, Any]:
-    assert context.address is not None
-    template = template_spec(context.desired)
-    volumes: list[dict[str, Any]] = [
-        {"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}},
-        {"name": "temporary", "emptyDir": {}},
-    ]
-    mounts: list[dict[str, Any]] = [
-        {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True},
-        {"name": "temporary", "mountPath": "/tmp"},
-    ]
-    if artifact.push_secret_name:
-        volumes.append({"name": "account", "secret": {"secretName": artifact.push_secret_name, "optional": True}})
-        mounts.append({"name": "account", "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
+def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches) -> dict[str, Any]:
+    """Return a primer with a container that publishes the caches when the engine is ready.
+
+    It shares neither processes nor the Secret for pushing with the engine, whatever the template says.
+    """
+    engine = _engine(context)
+    mount = reading.named(engine, CACHE_ROOT, "volumeMounts", key="mountPath")
+    settings = _settings(context, caches) | {"ready": _probe(context)}
+    container = _container(context, PUBLISHER, settings, {**mount, "readOnly": True})
+    template = primer["spec"]["template"]
+    spec = template["spec"]
+    added = {
+        "containers": [*spec["containers"], container],
+        "volumes": [*spec.get("volumes", ()), *_volumes(context)],
+        "shareProcessNamespace": False,
+    }
+    return {**primer, "spec": {**primer["spec"], "template": {**template, "spec": {**spec, **added}}}}
+
+
+def _probe(context: CacheContext) -> dict[str, Any]:
+    """Where the engine says that it is ready; empty if its readiness probe is no request of HTTP."""
+    engine = _engine(context)
+    request = reading.mapping(engine, "readinessProbe", "httpGet")
+    port = request.get("port")
+    number = port if isinstance(port, int) else reading.integer(reading.named(engine, str(port), "ports", key="name"), "containerPort")
+    if not request or number is None:
+        return {}
+    return {"scheme": str(request.get("scheme") or "HTTP").lower(), "port": number, "path": str(request.get("path") or "/")}
+
+
+def _artifact_of(context: CacheContext) -> ArtifactSpec:
+    assert context.resource.spec.cache is not None
+    assert context.resource.spec.cache.artifact is not None
+    return context.resource.spec.cache.artifact
+
+
+def _settings(context: CacheContext, caches: Caches) -> dict[str, Any]:
+    """What the program gets, apart from what is measured."""
+    plan = context.plan
+    assert plan.cache_artifact is not None
+    return {
+        **travel_settings(context.resource, plan, _engine(context)),
+        "root": CACHE_ROOT,
+        "folders": plan.cache_artifact.folders,
+        "excluded": list(caches.artifact.excluded) if caches.artifact else [],
+        "whole": list(caches.artifact.whole) if caches.artifact else [],
+        "architecture": plan.architecture or "",
+        "mounts": _mounts(context, caches),
+        "deadline": DEADLINE_SECONDS - 60,
+        **({"secret": ARTIFACT_SECRET_ROOT} if _artifact_of(context).push_secret_name else {}),
+    }
+
+
+def _volumes(context: CacheContext) -> list[dict[str, Any]]:
+    """The volumes that only the container that publishes mounts."""
+    secret = _artifact_of(context).push_secret_name
+    account = [{"name": ACCOUNT_VOLUME, "secret": {"secretName": secret, "optional": True}}] if secret else []
+    return [{"name": PACKING_VOLUME, "emptyDir": {}}, *account]
+
+
+def _container(context: CacheContext, name: str, settings: Mapping[str, Any], mount: Mapping[str, Any]) -> dict[str, Any]:
+    engine = _engine(context)
+    mounts = [copy.deepcopy(dict(mount)), {"name": PACKING_VOLUME, "mountPath": "/tmp"}]
+    if _artifact_of(context).push_secret_name:
+        mounts.append({"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
     sources = [
         {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
         for number, entry in enumerate(engine.get("envFrom") or ())
         if entry.get("secretRef")
     ]
-    container = {
-        "name": CONTAINER_NAME,
+    return {
+        "name": name,
         "image": engine["image"],
         **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
         "command": run_program("publish"),
@@ -193,14 +279,20 @@ def _pod_spec(
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
         "volumeMounts": mounts,
     }
+
+
+def _pod_spec(context: CacheContext, settings: Mapping[str, Any], need: PublicationNeed) -> dict[str, Any]:
+    assert context.address is not None
+    template = template_spec(context.desired)
+    mount = {"name": "claim", "mountPath": CACHE_ROOT, "subPath": context.address.key, "readOnly": True}
     return {
         **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
         "nodeName": need.node,
         "restartPolicy": "Never",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
-        "containers": [container],
-        "volumes": volumes,
+        "containers": [_container(context, CONTAINER_NAME, settings, mount)],
+        "volumes": [{"name": "claim", "persistentVolumeClaim": {"claimName": context.address.claim}}, *_volumes(context)],
     }
 
 

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import Any
 
-from vllm_operator.api.conditions import CACHE_WARM
+from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Unavailable
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
@@ -77,7 +77,9 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
         try:
             resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
             key, state, message = _state(resource)
-            if key and not reading.text(resource, "status", "cache", "claimName"):
+            published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
+            can_publish = published and published.get("reason") != Reason.NOT_CAPTURABLE
+            if key and not reading.text(resource, "status", "cache", "claimName") and not can_publish:
                 print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
                 return NOT_FILLED_STATUS
             if key and requested != key and await _request(client, resource, key):
@@ -125,7 +127,12 @@ async def _request(client: ClusterClient, resource: dict[str, Any], key: str) ->
 
 
 def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
-    """Return the key and the state of the caches, and the message of the condition CacheWarm."""
-    key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
+    """Return the key and the state of the caches, and the message of the condition CacheWarm.
+
+    Caches on no shared PersistentVolumeClaim count as warm when they are published.
+    """
+    key, state, claim = (reading.text(resource, "status", "cache", field) for field in ("key", "state", "claimName"))
+    if key and not claim and reading.named(resource, CACHE_PUBLISHED, "status", "conditions").get("status") == "True":
+        state = "Warm"
     condition = reading.named(resource, CACHE_WARM, "status", "conditions")
     return key, state, reading.text(condition, "message") or "The operator has not processed it yet."

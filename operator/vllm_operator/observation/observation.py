@@ -20,7 +20,7 @@ from datetime import datetime, timedelta
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
-from vllm_operator.caches.address import cache_address
+from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.messages import Messages
 from vllm_operator.observation.knowledge import Knowledge
@@ -302,8 +302,8 @@ class ObservedState:
 
 
 def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:
-    addresses = {reading.text(pod, "metadata", "uid"): cache_address(pod.get("spec")) for pod in pods}
-    return {uid: address.key for uid, address in addresses.items() if address is not None}
+    """The cache directories of Pods by UID, on whatever kind of volume they are."""
+    return {reading.text(pod, "metadata", "uid"): key for pod in pods if (key := cache_key_of(pod.get("spec")))}
 
 
 def _wait_for_claim(view: PodView) -> PodView:

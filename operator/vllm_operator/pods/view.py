@@ -177,7 +177,12 @@ def _focus(pod: Manifest) -> Manifest:
     engine = reading.named(status, labels.CONTAINER, "containerStatuses", key="name")
     if engine and not reading.flag(engine, "ready"):
         return engine
-    others = (c for c in reading.objects(status, "containerStatuses") if not reading.flag(c, "ready"))
+    # the publisher beside a primer ends, and reports by itself what it has done
+    others = (
+        c
+        for c in reading.objects(status, "containerStatuses")
+        if not reading.flag(c, "ready") and reading.text(c, "name") != labels.PUBLISHER
+    )
     return next(others, engine)
 
 

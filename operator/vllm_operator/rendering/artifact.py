@@ -14,13 +14,12 @@ from vllm_operator.api.operation import ArtifactPolicy, ArtifactSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.address import is_read_only, volume_at
-from vllm_operator.caches.artifacts import FETCH_CONTAINER, proxies_of, run_program, travel_settings
+from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, proxies_of, run_program, travel_settings
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
 
 SECRET_VOLUME = "artifact-secret"
 DEADLINE_SECONDS = 110
 """How long a start may wait for a fetch. Then it is cold, or the container is started again if the artifact is required."""
-VARIABLE = "CACHE_ARTIFACT"
 _INHERITED = ("image", "imagePullPolicy", "securityContext")
 _NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
@@ -70,7 +69,7 @@ def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], 
         "name": FETCH_CONTAINER,
         **{name: copy.deepcopy(engine[name]) for name in _INHERITED if name in engine},
         "command": run_program("fetch"),
-        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)],
+        "env": [{"name": FETCH_VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)],
         **({"resources": resources} if resources else {}),
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": mounts,

@@ -119,12 +119,13 @@ class CacheReconciler:
         if outcome.plan is None:
             return await self._keep_all(resource, snapshot, outcome)
         outcome, context, manifests = await self._choose_directory(resource, snapshot, outcome, outcome.plan, replan)
-        priming, full = self._catalog.shipped.priming, self._crashes.reporting.cleaning
-        cache_actions = plan_cache_actions(context, manifests, priming, full=full, read_only=self._crashes.reporting.remounting)
+        shipped, full = self._catalog.shipped, self._crashes.reporting.cleaning
+        read_only = self._crashes.reporting.remounting
+        cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full, read_only=read_only)
         claim, is_recorded = await self._record(context, cache_actions)
         if not is_recorded and REMOUNTED_ANNOTATION in cache_actions.record:
             # without the record of its time, nothing limits how often a volume is remounted
-            cache_actions = plan_cache_actions(context, manifests, priming, full=full)
+            cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
         activity = cache_actions.activity
         if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning)) is not None:
             activity = replace(activity, cleaning=cleaning)

@@ -10,7 +10,7 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import ArtifactStatus
 from vllm_operator.caches.activity import ArtifactResult, PublicationState
 from vllm_operator.caches.artifacts import FETCHED, MAX_REJECTED, read_fetch
-from vllm_operator.caches.publishing import PUBLISHED
+from vllm_operator.caches.publishing import FINAL, PUBLISHED
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.observation.starts import last_start
 from vllm_operator.planning.outcome import Verdict
@@ -106,8 +106,11 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
             return Verdict(FALSE, Reason.NOT_CAPTURABLE, say("publishing.not_capturable"))
         case PublicationState.REFUSED:
             return Verdict(FALSE, Reason.PUBLISH_FAILED, say("publishing.refused", why=publication.why))
+        case PublicationState.NEEDS_PRIMER:
+            return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.needs_primer", repository=repository))
         case PublicationState.RUNNING:
-            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository))
+            by_primer = observed.observation.claim_name is None
+            return Verdict(UNKNOWN, Reason.PUBLISHING, say("publishing.running", repository=repository, by_primer=by_primer))
     result = artifact.publish_result if artifact is not None else None
     if artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
@@ -120,7 +123,7 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     if result in PUBLISHED:
         return Verdict(TRUE, Reason.PUBLISHED, say("publishing.done", is_new=result == "Published", **facts))
     reason = _REASONS.get(result, Reason.PUBLISH_FAILED)
-    return Verdict(FALSE, reason, say("publishing.failed", is_final=result in ("SecretsFound", "TooLarge", "TagTaken"), **facts))
+    return Verdict(FALSE, reason, say("publishing.failed", is_final=publication.is_last or result in FINAL, **facts))
 
 
 def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -> tuple[str, dict[str, Any]] | None:

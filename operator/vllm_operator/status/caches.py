@@ -22,6 +22,7 @@ from vllm_operator.observation.starts import known_stages, last_start, next_star
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
+from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
@@ -171,13 +172,25 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
         case PrimingStep.PRIMER:
             view = next(iter(observed.primers), None)
-            text = pod_text(observed, view, block) if view is not None else ""
-            return Verdict(
-                FALSE, Reason.PRIMING, observed.messages.fit("cache.primer", shrink=("text",), text=text, until=activity.until, **facts)
-            )
+            text = "" if view is None else _primer_text(observed, view, block)
+            facts |= {"text": text, "until": activity.until, **_destination(observed)}
+            message = "cache.primer" if cache.claim_name is not None else "cache.publishing_primer"
+            return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.elsewhere", holder=activity.holder, **facts))
     return None
+
+
+def _primer_text(observed: ObservedState, view: PodView, block: StartupStatus | None) -> str:
+    """The state of the Pod of a primer. One that is Ready is still there only to publish."""
+    return observed.messages.say("cache.primer_ready", pod=view) if view.phase is Phase.READY else pod_text(observed, view, block)
+
+
+def _destination(observed: ObservedState) -> dict[str, Any]:
+    """For which image caches are compiled, and to which repository they go; None without one."""
+    plan, cache = observed.observation.outcome.plan, observed.observation.resource.spec.cache
+    repository = cache.artifact.repository if cache is not None and cache.artifact is not None else None
+    return {"image": plan.image if plan is not None else None, "repository": repository}
 
 
 def _one_node(observation: Observation) -> dict[str, Any] | None:
@@ -198,6 +211,7 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
         "key": cache.key,
         "cold": cache.cold_start_seconds,
         "warm": cache.warm_start_seconds,
+        "repository": _destination(observed)["repository"],
     }
     say = observed.messages.say
     if start is None:

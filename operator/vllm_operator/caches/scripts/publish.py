@@ -2,13 +2,17 @@
 
     PUBLISH_ARTIFACT   JSON, see `publish`
 
+With the setting `ready`, it runs beside an engine, and waits until the engine says that it is ready.
+
 The first writer of a tag wins: if the tag exists, nothing is packed. Files may change while they are read, because an engine serves with
 them. Then everything is packed again.
 """
 
+import http.client
 import json
 import os
 import platform
+import ssl
 import sys
 import tempfile
 import time
@@ -31,6 +35,8 @@ from vllm_operator.caches.scripts.registry import Registry, read_manifest
 
 QUIET_SECONDS = 10
 PAUSE_SECONDS = 5
+ENGINE_SECONDS = 7 * 86_400
+"""How long an engine may take to be ready. Its startup probe ends before."""
 PACK_ATTEMPTS = 20
 SECRETS = "SECRET_"
 """Prefix of the variables with values that must not be published."""
@@ -44,6 +50,9 @@ def main() -> int:
     since = time.monotonic()
     result: dict[str, Any] = {}
     try:
+        if settings.get("ready"):
+            start_deadline(ENGINE_SECONDS)
+            wait_for_engine(settings["ready"], pause=float(settings.get("pause", PAUSE_SECONDS)))
         start_deadline(float(settings.get("deadline", 840)))
         result = publish(settings)
     except ArtifactError as error:
@@ -55,6 +64,32 @@ def main() -> int:
     result["seconds"] = elapsed(since)
     report(result)
     return 0 if result["result"] in ("Published", "AlreadyPublished") else 1
+
+
+def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
+    """Wait until the engine in the same Pod answers with the status 200. The kubelet ends an engine that takes too long."""
+    while True:
+        try:
+            if is_ready(probe):
+                return
+        except (OSError, http.client.HTTPException):
+            pass  # it does not listen yet
+        time.sleep(pause)
+
+
+def is_ready(probe: dict[str, Any]) -> bool:
+    """Ask the engine as its readiness probe does, which does not check certificates either."""
+    if probe["scheme"] == "https":
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection: http.client.HTTPConnection = http.client.HTTPSConnection("127.0.0.1", probe["port"], timeout=10, context=context)
+    else:
+        connection = http.client.HTTPConnection("127.0.0.1", probe["port"], timeout=10)
+    try:
+        connection.request("GET", probe["path"])
+        return connection.getresponse().status == 200
+    finally:
+        connection.close()
 
 
 def publish(settings: dict[str, Any]) -> dict[str, Any]:
