@@ -16,6 +16,8 @@ CACHE = {
     "state": "Warm",
     "coldStartSeconds": 459,
     "warmStartSeconds": 35,
+    "warmStarts": 12,
+    "savedSeconds": 5088,
     "artifact": {"tag": "v0.20.1-sm90-h200-tp1-x86-64-abc-def", "publishResult": "Published"},
 }
 FETCHED = {"key": "k", "state": "Cold", "artifact": {"fetch": "Fetched", "sizeBytes": 76 * 2**20, "tag": "t\x1b[31m"}}
@@ -40,9 +42,27 @@ def test_the_table_says_where_caches_are_and_what_they_save(tmp_path: Path, caps
     header, first, second = page.splitlines()
     assert status == 0
     assert header.split()[:4] == ["NAMESPACE", "NAME", "KEY", "WHERE"]
-    assert first.split()[:-1] == ["default", "fetched", "k", "EmptyDir", "Cold", "-", "-", "-", "Fetched", "76", "MiB", "-"]
+    assert first.split()[:-1] == ["default", "fetched", "k", "EmptyDir", "Cold", "-", "-", "-", "-", "-", "Fetched", "76", "MiB", "-"]
     assert "\x1b" not in page
-    expected = ["default", "published", CACHE["key"], "llama-cache", "Warm", "459", "s", "35", "s", "424", "s", "-", "-", "Published"]
+    expected = [
+        "default",
+        "published",
+        CACHE["key"],
+        "llama-cache",
+        "Warm",
+        "459",
+        "s",
+        "35",
+        "s",
+        "424",
+        "s",
+        "12",
+        "5088",
+        "s",
+        "-",
+        "-",
+        "Published",
+    ]
     assert second.split()[:-1] == expected
 
 

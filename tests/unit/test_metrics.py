@@ -68,6 +68,14 @@ def test_nothing_is_left_of_an_object_that_is_gone_or_of_a_start_that_is_over() 
     assert metrics.render() == empty
 
 
+def test_seconds_saved_are_a_counter() -> None:
+    metrics = Metrics()
+    metrics.reported("a", "b", status(cache=CacheStatus(key="k", warm_starts=3, saved_seconds=1272)))
+    assert series(metrics, "saved_seconds_total") == ['vllm_operator_saved_seconds_total{name="b",namespace="a"} 1272.0']
+    assert series(metrics, "warm_starts_total") == ['vllm_operator_warm_starts_total{name="b",namespace="a"} 3.0']
+    assert "# TYPE vllm_operator_saved_seconds_total counter" in metrics.render().decode()
+
+
 def test_a_count_begins_with_nothing_so_that_its_first_increase_is_seen() -> None:
     metrics = Metrics()
     metrics.reported("a", "b", status(cache=CacheStatus(key="k")))

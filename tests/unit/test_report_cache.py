@@ -159,6 +159,34 @@ def test_cold_and_warm_starts_are_measured_apart() -> None:
     assert cache.stages is None
 
 
+def saved(status: VLLMDeploymentStatus) -> tuple[int | None, int | None]:
+    assert status.cache is not None
+    return status.cache.warm_starts, status.cache.saved_seconds
+
+
+def test_each_warm_start_is_counted_once_with_what_it_saved() -> None:
+    first = report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(misses=2), 459)})).status
+    assert saved(first) == (None, None)
+    states = {("vllm-a-x2", 0): served(CacheEvidence(hits=2), 35), ("vllm-a-x3", 0): served(CacheEvidence(hits=2), 59)}
+    pods = [o.ready_pod(name) for name, _ in states]
+    both = o.observe(*pods, states=states)
+    second = report(replace(both, resource=o.resource(status=first))).status
+    assert saved(second) == (2, 424 + 400)
+    assert saved(report(replace(both, resource=o.resource(status=second))).status) == (2, 824), "a log that is read again"
+    assert saved(report(o.observe(resource=o.resource(status=second))).status) == (2, 824), "a log that is gone"
+
+
+def test_without_a_measured_cold_start_a_warm_start_saves_nothing_known() -> None:
+    assert saved(report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)})).status) == (1, None)
+
+
+def test_counts_outlive_a_change_of_the_key() -> None:
+    former = VLLMDeploymentStatus(
+        cache=CacheStatus(key="other-key", warm_starts=7, saved_seconds=100, counted_until="2026-11-20T00:00:00Z")
+    )
+    assert saved(report(o.observe(resource=o.resource(status=former))).status) == (7, 100)
+
+
 STAGES = {
     "both starts": (CacheStatus(cold_stages="WeightLoad=42,KernelWarmup=292", warm_stages="WeightLoad=14"), [(42, 14), (292, None)]),
     "an earlier version wrote them": (CacheStatus(stages=[StageDuration(stage="WeightLoad", cold_seconds=42)]), [(42, None)]),

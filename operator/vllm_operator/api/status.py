@@ -104,6 +104,14 @@ class CacheStatus(Model):
     generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
+    warm_starts: int | None = Field(default=None, ge=0, description="Number of warm starts of all Pods, with any key.")
+    saved_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the "
+        "one that published the artifact. Warm starts without a measured cold start add nothing.",
+    )
+    counted_until: str | None = Field(default=None, max_length=40, description="Time when the last of these starts ended.")
     cold_stages: str | None = Field(
         default=None,
         max_length=512,

@@ -17,7 +17,7 @@ from vllm_operator.pods import reading
 from vllm_operator.text import wording
 
 READ_STATUS, BAD_INPUT_STATUS = 0, 2
-HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "FETCHED", "SIZE", "PUBLISHED", "TAG")
+HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "HITS", "TOTAL", "FETCHED", "SIZE", "PUBLISHED", "TAG")
 _MEBIBYTE = 2**20
 
 
@@ -78,6 +78,8 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "coldStartSeconds": cold,
         "warmStartSeconds": warm,
         "savedSeconds": max(0, cold - warm) if cold is not None and warm is not None else None,
+        "warmStarts": reading.integer(cache, "warmStarts"),
+        "savedSecondsTotal": reading.integer(cache, "savedSeconds"),
         "fetch": reading.text(artifact, "fetch"),
         "sizeBytes": reading.integer(artifact, "sizeBytes"),
         "publishResult": reading.text(artifact, "publishResult"),
@@ -87,7 +89,15 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
     size = row["sizeBytes"]
-    texts = (row["fetch"], "" if size is None else f"{size / _MEBIBYTE:.0f} MiB", row["publishResult"], row["tag"])
+    hits, total = row["warmStarts"], row["savedSecondsTotal"]
+    texts = (
+        "" if hits is None else str(hits),
+        _seconds(total),
+        row["fetch"],
+        "" if size is None else f"{size / _MEBIBYTE:.0f} MiB",
+        row["publishResult"],
+        row["tag"],
+    )
     names = (row["namespace"], row["name"], row["key"], row["where"], row["state"])
     return [wording.clean(text, 128) for text in (*names, *map(_seconds, _durations(row)), *texts)]
 

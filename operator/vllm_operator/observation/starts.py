@@ -46,15 +46,26 @@ class Start:
 
 def last_start(observed: ObservedState) -> Start | None:
     """Return the latest start whose log shows something about caches; None if there is none."""
-    plan = observed.observation.outcome.plan
-    views = [
-        v for v in (*observed.pods, *observed.primers) if plan is None or observed.cache_keys.get(v.uid, plan.cache_key) == plan.cache_key
-    ]
-    starts = [(view, state) for view in views if (state := observed.state(view)) is not None and _shows_caches(view, state)]
+    starts = list(_starts(observed))
     if not starts:
         return None
     view, state = max(starts, key=lambda pair: (reading.stamp(pair[0].started_at or pair[1].started_at) or "", pair[0].name))
     return Start(state, start_seconds(view, state), view.run)
+
+
+def warm_starts(observed: ObservedState) -> list[tuple[datetime, int]]:
+    """Return the warm starts of all Pods whose logs were read: when each ended, and how many seconds it took. Oldest first."""
+    found = ((Start(state, start_seconds(view, state), view.run), state.stage_since) for view, state in _starts(observed))
+    return sorted((ended, start.seconds) for start, ended in found if start.is_warm and start.seconds is not None and ended is not None)
+
+
+def _starts(observed: ObservedState) -> Iterator[tuple[PodView, StartupState]]:
+    """Pods with caches of the plan, and the logs of their starts, if these show something about caches."""
+    plan = observed.observation.outcome.plan
+    for view in (*observed.pods, *observed.primers):
+        is_of_plan = plan is None or observed.cache_keys.get(view.uid, plan.cache_key) == plan.cache_key
+        if is_of_plan and (state := observed.state(view)) is not None and _shows_caches(view, state):
+            yield view, state
 
 
 def start_seconds(view: PodView, state: StartupState) -> int | None:

@@ -6,7 +6,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from vllm_operator import __version__
@@ -150,23 +150,27 @@ class _Deployments:
         return b"".join(part for name, texts in self._text.items() for part in (_render(_make_family(name))[0], *texts.values()))
 
 
+_MetricFamily = CounterMetricFamily | GaugeMetricFamily
+
+
 @dataclass(frozen=True, slots=True)
 class _Family(Collector):
     """One metric family as what `generate_latest` renders."""
 
-    family: GaugeMetricFamily
+    family: _MetricFamily
 
-    def collect(self) -> Iterator[GaugeMetricFamily]:
+    def collect(self) -> Iterator[_MetricFamily]:
         """Return the family."""
         yield self.family
 
 
-def _make_family(name: str) -> GaugeMetricFamily:
+def _make_family(name: str) -> _MetricFamily:
     text, labels = _FAMILIES[name]
-    return GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels))
+    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return family(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels))
 
 
-def _render(family: GaugeMetricFamily) -> tuple[bytes, bytes]:
+def _render(family: _MetricFamily) -> tuple[bytes, bytes]:
     """Return the two lines of the header, and the lines of the samples."""
     help_line, type_line, samples = generate_latest(_Family(family)).split(b"\n", 2)
     return b"%b\n%b\n" % (help_line, type_line), samples
@@ -189,6 +193,11 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
     "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
+    "warm_starts_total": ("Number of starts that loaded all their compiled caches.", ()),
+    "saved_seconds_total": (
+        "Seconds that warm starts took less than the cold start with the same caches. Those without a measured cold start add nothing.",
+        (),
+    ),
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),
 }
 """Help text and labels of each metric of a VLLMDeployment, beside those of the object."""
@@ -227,6 +236,8 @@ def _of_caches(cache: CacheStatus) -> Iterator[_Sample]:
         ("start_seconds", ("warm",), warm),
         ("start_saved_seconds", (), max(0, before - warm) if before is not None and warm is not None else None),
         # also 0, because `increase` needs an earlier sample
+        ("warm_starts_total", (), cache.warm_starts or 0),
+        ("saved_seconds_total", (), cache.saved_seconds or 0),
         ("quarantined_caches", (), cache.generation or 0),
     )
     yield from ((name, labels, value) for name, labels, value in shown if value is not None)

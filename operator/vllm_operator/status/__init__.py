@@ -5,6 +5,7 @@ conditions      setting conditions; the status of an object that could not be ob
 planned         Accepted, Planned, `status.pinnedPlan`
 caches          CacheWarm, `status.cache`, the PVCs
 artifacts       CachePublished, `status.cache.artifact`
+savings         `status.cache.warmStarts`, `status.cache.savedSeconds`
 starting        Starting; startup (`status.startup`), estimates (how long a start takes, and when it is late), scheduling (advice about
                 Pods that the scheduler or an admission plugin refuses)
 crashed         Crashed

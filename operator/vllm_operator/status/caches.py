@@ -26,6 +26,7 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.cache_damage import MAX_QUARANTINED, CacheDamage, latest, next_generation
 from vllm_operator.status.artifacts import artifact_status, note_about_fetch
 from vllm_operator.status.conditions import FALSE, TRUE, UNKNOWN, previous_verdict
+from vllm_operator.status.savings import count_savings
 from vllm_operator.status.starting import pod_text
 from vllm_operator.text import wording
 
@@ -74,6 +75,8 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     cold = start.seconds if start and start.is_cold and start.seconds is not None else known.cold_start_seconds
     warm = start.seconds if start and start.is_warm and start.seconds is not None else known.warm_start_seconds
     activity, stages = observed.observation.activity, known_stages(observed, plan)
+    artifact = artifact_status(observed, plan, damage)
+    of_artifact = artifact.cold_start_seconds if artifact is not None else None
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
@@ -85,7 +88,8 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         warm_stages=_in_one_line((stage.stage, stage.warm_seconds) for stage in stages),
         quarantined=list(damage.quarantined) or None if damage is not None else None,
         priming_skipped=activity.skipped,
-        artifact=artifact_status(observed, plan, damage),
+        artifact=artifact,
+        **count_savings(observed, cold if cold is not None else of_artifact),
     )
 
 

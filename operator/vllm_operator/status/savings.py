@@ -1,0 +1,34 @@
+"""`status.cache.savedSeconds`: how many starts were warm, and what that saved compared with a measured cold start.
+
+A start is counted once, when its log says that the engine is ready. What was counted is known by the time of the last one, so an operator
+that reads a log again counts nothing twice. A start whose log is read after that of a later one is not counted.
+"""
+
+from typing import Any
+
+from vllm_operator.api.status import CacheStatus
+from vllm_operator.observation.observation import ObservedState
+from vllm_operator.observation.starts import warm_starts
+from vllm_operator.pods import reading
+
+
+def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str, Any]:
+    """Return the fields of `status.cache` that count warm starts, with those that ended since the last reconciliation.
+
+    Args:
+        observed: What was observed.
+        cold_seconds: Duration of a cold start with the same key; None if none was measured. Then nothing is counted as saved.
+    """
+    before = observed.observation.previous.cache or CacheStatus()
+    until = reading.moment(before.counted_until)
+    new = [(ended, seconds) for ended, seconds in warm_starts(observed) if until is None or ended > until]
+    if not new:
+        return {name: getattr(before, name) for name in ("warm_starts", "saved_seconds", "counted_until")}
+    saved = before.saved_seconds
+    if cold_seconds is not None:
+        saved = (saved or 0) + sum(max(0, cold_seconds - seconds) for _, seconds in new)
+    return {
+        "warm_starts": (before.warm_starts or 0) + len(new),
+        "saved_seconds": saved,
+        "counted_until": new[-1][0].isoformat(),
+    }
