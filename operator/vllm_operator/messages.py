@@ -5,7 +5,7 @@ a value that it was not given; the tests render all of them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -29,31 +29,40 @@ class MessageTexts:
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """The compiled templates, and the words for the stages of a start and for phases of a Pod."""
+    """The templates, and the words for the stages of a start and for phases of a Pod."""
 
-    templates: Mapping[str, jinja2.Template]
+    environment: jinja2.Environment
+    texts: Mapping[str, str]
     stages: Mapping[Stage, str]
     phases: Mapping[Phase, str]
+    compiled: dict[str, jinja2.Template] = field(default_factory=dict)
+    """Those that were used. An operator uses a few of them, and all together take a tenth of its start."""
 
     def say(self, name: str, *, limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message: one line, free of control characters, at most `limit` characters.
 
         Raises:
             KeyError: There is no such message.
+            jinja2.TemplateSyntaxError: It is malformed; the tests render all messages.
             jinja2.UndefinedError: The message names a fact that is not given.
         """
-        return wording.clean(self.templates[name].render(**facts), limit)
+        return wording.clean(self._template(name).render(**facts), limit)
 
     def fit(self, name: str, *, shrink: tuple[str, ...], limit: int = wording.MESSAGE_LIMIT, **facts: Any) -> str:
         """Render a message; where it is too long, shorten the facts in `shrink`, the longest first, not its end."""
         shrunk = dict(facts)
         for _ in range(8):
-            excess = len(wording.clean(self.templates[name].render(**shrunk), 16 * limit)) - limit
+            excess = len(wording.clean(self._template(name).render(**shrunk), 16 * limit)) - limit
             longest = max(shrink, key=lambda key: len(shrunk[key] or ""))
             if excess <= 0 or len(shrunk[longest] or "") < 60:
                 break
             shrunk[longest] = wording.shorten(shrunk[longest], max(40, len(shrunk[longest]) - excess))
         return self.say(name, limit=limit, **shrunk)
+
+    def _template(self, name: str) -> jinja2.Template:
+        if name not in self.compiled:
+            self.compiled[name] = self.environment.from_string(self.texts[name])
+        return self.compiled[name]
 
     def stage(self, stage: str) -> str:
         """Say a stage in words."""
@@ -62,15 +71,14 @@ class Messages:
 
 @cache
 def load_messages() -> Messages:
-    """Read and compile the messages that ship with the package."""
-    return compile_messages(construct(MessageTexts, read_data("messages.yaml")))
+    """Read the messages that ship with the package."""
+    return prepare_messages(construct(MessageTexts, read_data("messages.yaml")))
 
 
-def compile_messages(texts: MessageTexts) -> Messages:
-    """Compile messages.
+def prepare_messages(texts: MessageTexts) -> Messages:
+    """Prepare messages; each is compiled when it is used first.
 
     Raises:
-        jinja2.TemplateSyntaxError: A template is malformed.
         ValueError: A stage or phase is unknown, or a stage has no words.
     """
     # Plain text needs no escaping. In the sandbox, a template cannot call anything.
@@ -91,4 +99,4 @@ def compile_messages(texts: MessageTexts) -> Messages:
     if missing := set(Stage) - set(stages):
         raise ValueError(f"stages without words: {sorted(missing)}")
     phases = {Phase(name): words for name, words in texts.phases.items()}
-    return Messages({name: environment.from_string(text) for name, text in texts.messages.items()}, stages, phases)
+    return Messages(environment, texts.messages, stages, phases)

@@ -13,7 +13,7 @@ import vllm_operator
 from support import observations as o
 from vllm_operator.api.status import CrashStatus
 from vllm_operator.catalog.resources import read_data
-from vllm_operator.messages import MessageTexts, compile_messages, load_messages
+from vllm_operator.messages import MessageTexts, load_messages, prepare_messages
 from vllm_operator.observation.knowledge import load_knowledge
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.pods.view import read_pod
@@ -102,12 +102,12 @@ def test_a_message_that_is_given_too_little_fails(name: str) -> None:
 def test_a_stage_without_words_is_refused() -> None:
     words = {name: text for name, text in DATA["stages"].items() if name != Stage.READY}
     with pytest.raises(ValueError, match="Ready"):
-        compile_messages(MessageTexts(stages=words, phases={}, messages={}))
+        prepare_messages(MessageTexts(stages=words, phases={}, messages={}))
 
 
 def test_words_for_a_phase_that_does_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match="Napping"):
-        compile_messages(MessageTexts(**{**DATA, "phases": {"Napping": "napping"}}))
+        prepare_messages(MessageTexts(**{**DATA, "phases": {"Napping": "napping"}}))
 
 
 def test_a_long_plan_is_cut_after_a_sentence() -> None:

@@ -7,9 +7,11 @@ version-specific may be emitted for it.
 
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, StrictBool
@@ -120,11 +122,26 @@ class Resolution:
     note: str | None = None
 
 
+class _Files(Sequence[VersionTable]):
+    """The tables of files, each read when it is used first: a cluster runs a few versions, and a table takes up to 100 KiB."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._read = cache(partial(load_file, VersionTable))
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._read(self._names[place])
+
+
 @dataclass(frozen=True, slots=True)
 class Versions:
     """The known versions, oldest first."""
 
-    tables: tuple[VersionTable, ...]
+    releases: tuple[Release, ...]
+    tables: Sequence[VersionTable]
 
     @property
     def newest(self) -> VersionTable:
@@ -140,17 +157,17 @@ class Versions:
         release = parse_release(version)
         if release is None:
             raise ValueError(f"{version!r} is not a version")
-        lower = [table for table in self.tables if table.release <= release]
-        if not lower:
+        place = bisect_right(self.releases, release) - 1
+        if place < 0:
             return Resolution(
                 None,
                 f"vLLM {version} is older than {self.tables[0].version}, the oldest version in the catalog. The operator chooses no "
                 "backends and makes only settings that are safe in every version.",
             )
-        table = lower[-1]
-        if table.release == release:
+        table = self.tables[place]
+        if self.releases[place] == release:
             return Resolution(table)
-        if table is self.newest:
+        if place == len(self.releases) - 1:
             return Resolution(
                 table,
                 f"vLLM {version} is newer than {table.version}, the newest version in the catalog. "
@@ -170,9 +187,10 @@ def build_versions(tables: Iterable[VersionTable]) -> Versions:
     ordered = tuple(sorted(tables, key=lambda table: table.release))
     if not ordered:
         raise ValueError("no vLLM version is known")
-    if len({table.release for table in ordered}) != len(ordered):
+    releases = tuple(table.release for table in ordered)
+    if len(set(releases)) != len(ordered):
         raise ValueError("two tables of the same vLLM version")
-    return Versions(ordered)
+    return Versions(releases, ordered)
 
 
 class Replacements(Entry):
@@ -217,5 +235,7 @@ def guarded_paths(version: str | None) -> tuple[str, ...]:
 
 @cache
 def load_versions() -> Versions:
-    """Read the tables that ship with the operator."""
-    return build_versions(load_file(VersionTable, name) for name in list_data("versions"))
+    """The tables that ship with the operator. The name of a file is the version."""
+    files = {PurePosixPath(name).stem: name for name in list_data("versions")}
+    releases = sorted((release, version) for version in files if (release := parse_release(version)) is not None)
+    return Versions(tuple(release for release, _ in releases), _Files([files[version] for _, version in releases]))
