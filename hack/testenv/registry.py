@@ -27,11 +27,13 @@ class Registry:
         certificate: of the server, which is also what clients trust.
         key: of the certificate.
         address: where it listens; the certificate must be good for it.
+        read_only: whether it refuses to be pushed to.
     """
 
-    def __init__(self, folder: Path, certificate: Path, key: Path, *, address: str = "127.0.0.1") -> None:
+    def __init__(self, folder: Path, certificate: Path, key: Path, *, address: str = "127.0.0.1", read_only: bool = False) -> None:
         self._folder, self._certificate, self._key, self._address = folder, certificate, key, address
         self._processes = ProcessGroup(folder)
+        self._read_only = read_only
         self.host = ""
 
     def start(self) -> None:
@@ -43,10 +45,14 @@ class Registry:
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / "htpasswd").write_text(f"{USER}:{_HASH}\n")
         self.host = self.host or f"{self._address}:{free_ports(1)[0]}"
+        storage = {
+            "filesystem": {"rootdirectory": str(self._folder / "data")},
+            "maintenance": {"readonly": {"enabled": self._read_only}},
+        }
         configuration = {
             "version": "0.1",
             "log": {"level": "info"},
-            "storage": {"filesystem": {"rootdirectory": str(self._folder / "data")}},
+            "storage": storage,
             "http": {"addr": self.host, "secret": "test", "tls": {"certificate": str(self._certificate), "key": str(self._key)}},
             "auth": {"htpasswd": {"realm": "test", "path": str(self._folder / "htpasswd")}},
         }
@@ -72,6 +78,11 @@ class Registry:
         """Return the tags of a repository, from its data."""
         folder = self._folder / "data/docker/registry/v2/repositories" / repository / "_manifests/tags"
         return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
+
+    def blob(self, digest: str) -> Path:
+        """Return the file of a blob."""
+        name = digest.removeprefix("sha256:")
+        return self._folder / "data/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 
     def account(self, password: str = PASSWORD) -> dict[str, str]:
         """Return the content of a Secret of type kubernetes.io/dockerconfigjson for it, with its authority."""

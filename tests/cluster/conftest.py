@@ -1,20 +1,25 @@
 """Fixtures of the tests that need a real API server: one control plane for all of them, a namespace for each."""
 
+import os
 import re
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from support.account import make_account, remove_account, rules_of
+from support.artifacts import fill
 from support.audit import AuditTrail
 from support.cluster import Cluster, RefusedError, Simulator
 from support.crd import install_crd
 from support.operator_process import OperatorProcess
+from support.registry_programs import Programs
 from support.sessions import build_before_tests, only_cluster, own_namespace
 from testenv import Environment
 from testenv.binaries import TEST_ENVIRONMENT
 from testenv.nodes import gpu_node
+from testenv.registry import Registry
 
 _NO_BINARIES = pytest.StashKey[str]()
 
@@ -90,3 +95,28 @@ async def operator(served: Cluster, tmp_path: Path) -> AsyncIterator[OperatorPro
     await remove_account(served)
     assert "Traceback" not in process.log, process.log
     assert not re.search("may not (?!be )", process.log), process.log  # as it names a permission that is missing
+
+
+@pytest.fixture(scope="module")
+def registry(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
+    """A registry with TLS and an account."""
+    control_plane = environment.control_plane
+    running = Registry(tmp_path_factory.mktemp("registry"), control_plane.authority, control_plane.authority_key)
+    running.start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def filled(tmp_path: Path) -> Path:
+    """A cache directory that nothing has written to for a while."""
+    root = fill(tmp_path / "filled")
+    for path in root.rglob("*"):
+        os.utime(path, (time.time() - 100, time.time() - 100.5))
+    return root
+
+
+@pytest.fixture
+def programs(registry: Registry, tmp_path: Path) -> Programs:
+    """The programs that publish to that registry and fetch from it."""
+    return Programs(registry, tmp_path)

@@ -1,86 +1,9 @@
 """The programs that publish and fetch caches, as they run in Pods, against a real registry with TLS and an account."""
 
-import json
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from support.artifacts import EXCLUDED, FILES, FOLDERS, fill
-from testenv import Environment
-from testenv.registry import Registry
-from vllm_operator.caches.artifacts import load_program
-
-REPOSITORY = "team/caches"
-LEFT_OUT = ("cache_key_factors.json", ".lock", "grammar.db")
-
-
-@pytest.fixture(scope="module")
-def registry(environment: Environment, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Registry]:
-    control_plane = environment.control_plane
-    running = Registry(tmp_path_factory.mktemp("registry"), control_plane.authority, control_plane.authority_key)
-    running.start()
-    yield running
-    running.stop()
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> Path:
-    root = fill(tmp_path / "filled")
-    for path in root.rglob("*"):
-        os.utime(path, (time.time() - 100, time.time() - 100.5))
-    return root
-
-
-class Programs:
-    """Runs the programs in processes of their own, with nothing but their settings."""
-
-    def __init__(self, registry: Registry, folder: Path) -> None:
-        self.registry, self._folder = registry, folder
-        self.log_in(registry.account())
-
-    def log_in(self, secret: dict[str, str]) -> None:
-        (self._folder / "secret").mkdir(exist_ok=True)
-        for name in (".dockerconfigjson", "ca.crt"):
-            (self._folder / "secret" / name).unlink(missing_ok=True)
-        for name, content in secret.items():
-            (self._folder / "secret" / name).write_text(content)
-
-    def run(self, name: str, root: Path, *, settings: str, **more: Any) -> tuple[int, dict[str, Any]]:
-        root.mkdir(exist_ok=True)
-        given = {
-            "repository": f"{self.registry.host}/{REPOSITORY}",
-            "readable": "v0.20.1-sm90",
-            "parts": {"product": "H200"},
-            "settings": settings,
-            "folders": list(FOLDERS),
-            "secret": str(self._folder / "secret"),
-            "root": str(root),
-            "excluded": list(EXCLUDED),
-            "whole": ["bytecode"],
-            "architecture": "sm_90",
-            "mounts": [],
-            **more,
-        }
-        variable = {"fetch": "CACHE_ARTIFACT", "publish": "PUBLISH_ARTIFACT"}[name]
-        environment = {variable: json.dumps(given), "ARTIFACT_REPORT": str(self._folder / "report")}
-        command = [sys.executable, "-I", "-B", "-c", load_program(name)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=100)
-        return done.returncode, json.loads((self._folder / "report").read_text())
-
-
-@pytest.fixture
-def programs(registry: Registry, tmp_path: Path) -> Programs:
-    return Programs(registry, tmp_path)
-
-
-def files_of(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file() and path.parent != root}
+from support.artifacts import FILES
+from support.registry_programs import LEFT_OUT, REPOSITORY, Programs, files_of
 
 
 def test_caches_go_through_a_registry_with_their_times(programs: Programs, filled: Path, tmp_path: Path) -> None:

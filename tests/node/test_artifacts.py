@@ -79,6 +79,19 @@ async def test_three_replicas_of_another_namespace_without_a_volume_start_warm(
         for pod in pods:
             assert await seconds_to_serve(other, pod) * 5 < cold_seconds
         await other.delete("VLLMDeployment", "llama")
+        changed = with_artifact(other, registry, storage="EmptyDir")
+        changed["metadata"]["name"] = "changed"
+        changed["spec"]["engine"]["args"] = [{"name": "max-num-seqs", "value": "8"}]
+        await other.create(changed)
+
+        def says_what_differs(resource: Manifest) -> bool:
+            return "The artifact was made with other values of --max-num-seqs." in (condition(resource, "CacheWarm") or {}).get(
+                "message", ""
+            )
+
+        partly = await other.wait_for("VLLMDeployment", "changed", says_what_differs, within=120)
+        assert partly["status"]["cache"]["artifact"]["fetch"] == "PartlyFetched"
+        await other.delete("VLLMDeployment", "changed")
 
         async def is_empty() -> bool:
             return not await other.list_all("Pod")

@@ -10,7 +10,7 @@ import pytest
 
 from support.artifacts import FOLDERS, archive, fill
 from support.registries import ACCOUNT, BASE, REPOSITORY, TAG, ArtifactBench, FakeRegistry, put_an_image_of_somebody_else, run_registry
-from vllm_operator.caches.scripts import artifact, fetch
+from vllm_operator.caches.scripts import build, fetch
 from vllm_operator.caches.scripts.artifact import LABEL
 from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
 from vllm_operator.caches.scripts.registry import read_account
@@ -246,14 +246,14 @@ def test_the_fingerprint_knows_what_is_installed(tmp_path: Path, monkeypatch: py
     record.write_text("vllm/__init__.py,sha256=abc,10\n")
     source.write_text("")
     monkeypatch.setattr("sys.path", [str(tmp_path)])
-    seen = [artifact.build_fingerprint("image:1")]
-    assert artifact.build_fingerprint("mirror/image:2") == seen[0]
+    seen = [build.build_fingerprint("image:1")]
+    assert build.build_fingerprint("mirror/image:2") == seen[0]
     record.write_text("vllm/__init__.py,sha256=abd,10\n")
-    seen.append(artifact.build_fingerprint("image:1"))
+    seen.append(build.build_fingerprint("image:1"))
     os.utime(source, (2_000_000_000, 2_000_000_000))
-    seen.append(artifact.build_fingerprint("image:1"))
+    seen.append(build.build_fingerprint("image:1"))
     record.unlink()  # packages that cannot be found: only the same image will do
-    seen += [artifact.build_fingerprint("image:1"), artifact.build_fingerprint("image:2")]
+    seen += [build.build_fingerprint("image:1"), build.build_fingerprint("image:2")]
     assert len(set(seen)) == 5
     assert LABEL == "vllm-operator.dev/"
 
@@ -268,8 +268,54 @@ def test_the_packages_of_the_python_that_runs_vllm_count_too(tmp_path: Path, mon
     script.chmod(0o755)
     monkeypatch.setattr("sys.path", [])
     monkeypatch.setenv("PATH", str(script.parent))
-    assert artifact.package_folders() == [str(packages)]
-    first = artifact.build_fingerprint("image:1")
-    assert artifact.build_fingerprint("image:2") == first
+    assert build.package_folders() == [str(packages)]
+    first = build.build_fingerprint("image:1")
+    assert build.build_fingerprint("image:2") == first
     script.write_bytes(b"\x7fELF\xff\xfe")
-    assert artifact.package_folders() == []
+    assert build.package_folders() == []
+
+
+def test_the_facts_about_an_image_are_versions_the_driver_and_digests_of_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("vllm-0.20.1+cu129", "torch-2.9.0", "flashinfer_python-0.6.8.post1", "requests-2.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    driver = tmp_path / "version"
+    driver.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build\nGCC version:  gcc version 12.2.0\n"
+    )
+    cuda = tmp_path / "version.json"
+    cuda.write_text(json.dumps({"cuda": {"name": "CUDA SDK", "version": "12.9.20250531"}, "nvcc": {"version": "1"}}))
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(build, "DRIVER", str(driver))
+    monkeypatch.setattr(build, "CUDA_VERSIONS", (str(cuda),))
+    facts = build.describe_build({"parts": {"version": "0.20.1", "product": "H200"}, "named": {"--max-num-seqs": "01234567"}})
+    facts.pop("Python")
+    assert facts == {
+        "vllm": "0.20.1+cu129",
+        "torch": "2.9.0",
+        "flashinfer-python": "0.6.8.post1",
+        "CUDA": "12.9.20250531",
+        "driver": "580.82.07",
+        "product": "H200",
+        "--max-num-seqs": "01234567",
+    }
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("", ""),
+        ("{}", ""),
+        ("no JSON", ""),
+        ("[" * 5000, ""),
+        ('["torch"]', ""),
+        ('{"torch": "2.9.0", "model": "a"}', ""),
+        ('{"torch": "2.8.0", "model": "a"}', "torch 2.8.0 instead of 2.9.0"),
+        ('{"torch": "2.9.0", "model": "b", "--x": "1"}', "other values of model, --x"),
+        ('{"torch": "2.9.0", "model": "a", "driver": "580"}', "driver 580 instead of none"),
+        ('{"torch": "\\u001b[31m2.8.0", "model": "a"}', "torch none instead of 2.9.0"),
+        ('{"torch": 1, "model": "a", "\\n": "x"}', "torch none instead of 2.9.0"),
+    ],
+)
+def test_what_differs_is_told_from_labels_of_any_content(label: str, expected: str) -> None:
+    assert build.differences({"torch": "2.9.0", "model": "a"}, label) == expected

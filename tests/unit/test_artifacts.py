@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from support.fetches import ARTIFACT, DIGEST, FETCHED, REPOSITORY, fetched
 from support.fleet import Fleet
 from support.operators import Bench
 from vllm_operator.api import labels
@@ -22,21 +23,10 @@ from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cluster.client import JOB, POD
 from vllm_operator.startup.state import CacheEvidence, Crash, Stage, StartupState
 
-REPOSITORY = "registry.example:5000/team/caches"
-ARTIFACT = {"repository": REPOSITORY, "pullSecretName": "read", "pushSecretName": "write"}
 PUBLISHED = {**ARTIFACT, "publish": "WhenPrimed"}
-DIGEST = f"sha256:{'1' * 64}"
-FETCHED = {"result": "Fetched", "tag": "tag-1", "digest": DIGEST, "seconds": 1.2, "bytes": 76_000_000, "files": 836, "coldSeconds": 459}
 REQUIRED = "No caches could be fetched, and they are required:"
 OLD = {"version": "0.16.0"}
 """A version that is known to race, so that one Pod goes first."""
-
-
-def fetched(fleet: Fleet, pod: str, result: dict[str, Any]) -> None:
-    """The init container of a Pod has ended."""
-    message = json.dumps({"seconds": 0.5, **result})
-    ended = {"name": "fetch-caches", "state": {"terminated": {"exitCode": 0, "message": message}}, "ready": True}
-    fleet.bench.cluster.edit(POD, "default", pod, {"status": {"initContainerStatuses": [ended]}})
 
 
 def crash(fleet: Fleet, pod: str) -> None:
@@ -151,31 +141,6 @@ async def test_what_pods_fetch_and_jobs_publish_changes_no_pod_template(fleet: F
     bench.restart()
     await fleet.settle()
     assert (fleet.deployment() or {})["spec"]["template"] == before
-
-
-async def test_the_condition_says_what_was_fetched(fleet: Fleet, bench: Bench) -> None:
-    await fleet.serve(cache={"storage": "EmptyDir", "artifact": ARTIFACT})
-    fetched(fleet, fleet.start(), FETCHED)
-    await fleet.settle()
-    assert "were fetched from the registry (tag tag-1)" in bench.message("CacheWarm")
-    status = bench.cache().artifact
-    assert status is not None
-    assert status.cold_start_seconds == 459
-    assert (status.tag, status.digest, status.fetch, status.fetch_seconds, status.size_bytes) == ("tag-1", DIGEST, "Fetched", 2, 76_000_000)
-
-
-@pytest.mark.parametrize(
-    "reason", ["NotFound", "Denied", "Unreachable", "SecretMissing", "Rejected", "Mismatch", "NoSpace", "DeadlineExceeded"]
-)
-async def test_the_condition_says_why_nothing_was_fetched(fleet: Fleet, bench: Bench, reason: str) -> None:
-    await fleet.serve(cache={"storage": "EmptyDir", "artifact": ARTIFACT})
-    fetched(fleet, fleet.start(), {"result": reason, "message": "registry.example does what it does."})
-    await fleet.settle()
-    assert "No caches were fetched" in bench.message("CacheWarm")
-    assert "registry.example does what it does" in bench.message("CacheWarm")
-    writes = len(bench.cluster.writes)
-    await fleet.settle()
-    assert len(bench.cluster.writes) == writes
 
 
 @pytest.mark.parametrize(
@@ -362,7 +327,7 @@ def test_the_program_that_fetches_is_part_of_pod_templates() -> None:
     assert (FETCH_PROGRAM, hashlib.sha256(load_program("fetch").encode()).hexdigest()[:16]) == (1, PROGRAM_DIGEST)
 
 
-PROGRAM_DIGEST = "b0bdd8300a55b26f"
+PROGRAM_DIGEST = "0a9600634e32f8ed"
 
 
 @pytest.mark.parametrize("name", ["fetch", "publish"])

@@ -72,6 +72,9 @@ class ArtifactStatus(Model):
     fetched_by: str | None = Field(default=None, max_length=253, description="Pod that fetched last.")
     fetch_seconds: int | None = Field(default=None, ge=0, description="Duration of that fetch, in seconds, rounded up.")
     fetch_message: str | None = Field(default=None, max_length=600, description="Why that fetch failed.")
+    differences: str | None = Field(
+        default=None, max_length=600, description="What that artifact was made with, where it differs from this engine."
+    )
     size_bytes: int | None = Field(default=None, ge=0, description="Size of the files of the artifact, in bytes.")
     cold_start_seconds: int | None = Field(
         default=None, ge=0, description="Duration of the cold start of the engine that published this artifact, in seconds."

@@ -130,6 +130,7 @@ class ArtifactResult:
     tag: str = ""
     digest: str = ""
     message: str = ""
+    differs: str = ""
     seconds: float | None = None
     size_bytes: int | None = None
     files: int | None = None

@@ -1,7 +1,7 @@
 """Caches in a registry: which programs fetch and publish them, with which settings, and what they report.
 
 The operator itself has no account for the registry and sends nothing to it. The programs run in Pods, in the engine's image, because only
-there the software is known that decides whether caches can be used (`scripts/artifact.py`). So nothing about an artifact is part of the
+there the software is known that decides whether caches can be used (`scripts/build.py`). So nothing about an artifact is part of the
 Pod template except where to look for it, and a publication replaces no Pod.
 """
 
@@ -30,16 +30,18 @@ FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _PACKAGE = "vllm_operator.caches.scripts"
 _MODULES = {
-    "fetch": ("artifact", "registry", "unpack", "fetch"),
-    "publish": ("artifact", "registry", "pack", "publish"),
+    "fetch": ("artifact", "build", "registry", "unpack", "fetch"),
+    "publish": ("artifact", "build", "registry", "pack", "publish"),
 }
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
 """Flags that do not change what is compiled."""
 _PROXIES = frozenset({"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
+_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _MAX_TEXT = 600
 _DECIDE_THE_TAG = ("repository", "readable", "image", "parts", "settings")
+_MAX_NAMED = 150
 
 
 @cache
@@ -94,7 +96,8 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
         "readable": readable,
         "image": plan.image,
         "parts": parts,
-        "settings": _settings_digest(resource, plan, engine),
+        "settings": _digest(_settings(resource, plan, engine), 12),
+        "named": _named_settings(resource, plan, engine),
     }
 
 
@@ -119,8 +122,12 @@ def _is_local(word: str, plan: Plan) -> bool:
     return word in (f"u{parts.get('user')}", f"g{parts.get('generation')}")
 
 
-def _settings_digest(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> str:
-    """A digest of the model and of everything that is passed to the engine, without what has a value of its own in each Pod."""
+def _digest(value: Any, length: int) -> str:
+    return hashlib.sha256(json.dumps(value, separators=(",", ":")).encode()).hexdigest()[:length]
+
+
+def _settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> list[Any]:
+    """The model and everything that is passed to the engine, without what has a value of its own in each Pod."""
     words: list[str] = []
     skips = False
     for word in [*map(str, engine.get("args") or ())]:
@@ -138,8 +145,26 @@ def _settings_digest(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, 
         for entry in reading.objects(engine, "env")
         if str(entry.get("name")).startswith("VLLM_") and "valueFrom" not in entry and "KEY" not in str(entry.get("name"))
     )
-    content = [plan.model, resource.spec.model.revision or "", words, variables]
-    return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()[:12]
+    return [plan.model, resource.spec.model.revision or "", words, variables]
+
+
+def _named_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any]) -> dict[str, str]:
+    """The same by name, each as a digest, so that an engine can tell which of its settings an artifact was not made with."""
+    model, revision, words, variables = _settings(resource, plan, engine)
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        flag, has_value, value = word.partition("=")
+        if word.startswith("--"):
+            flags.setdefault(flag, []).extend([value] if has_value else [])
+        elif flags:
+            flags[next(reversed(flags))].append(word)
+    named = {"model": [model, revision], **flags, **dict(variables)}
+    return {name: _digest(value, 8) for name, value in list(named.items())[:_MAX_NAMED] if not is_secret(name.upper())}
+
+
+def is_secret(name: str) -> bool:
+    """Return whether a variable with this name, in capitals, usually has a secret value, and not the path of one."""
+    return any(word in name for word in _SECRET_WORDS) and not name.endswith(("_PATH", "_FILE"))
 
 
 def read_fetch(pod: Any) -> ArtifactResult | None:
@@ -167,6 +192,7 @@ def read_result(container: Any) -> ArtifactResult | None:
         tag=tag if len(tag) <= 128 else "",
         digest=digest if len(digest) == 71 else "",
         message=reading.text(found, "message")[:_MAX_TEXT],
+        differs=reading.text(found, "differs")[:_MAX_TEXT],
         seconds=float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < 10**6 else None,
         size_bytes=_count(found, "bytes"),
         files=_count(found, "files"),

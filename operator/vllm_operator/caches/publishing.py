@@ -23,7 +23,7 @@ from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
 from vllm_operator.caches.activity import Publication, PublicationState
 from vllm_operator.caches.address import template_spec
-from vllm_operator.caches.artifacts import proxies_of, read_result, read_travel_settings, run_program, travel_settings
+from vllm_operator.caches.artifacts import is_secret, proxies_of, read_result, read_travel_settings, run_program, travel_settings
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import is_primed, is_quarantined
@@ -51,7 +51,6 @@ PUBLISHED = frozenset({"Published", "AlreadyPublished"})
 FINAL = PUBLISHED | {"SecretsFound", "TooLarge", "TagTaken", "Empty", "Invalid"}
 """Results that another attempt would not change."""
 _INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "runtimeClassName")
-_SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD")
 _OVER = ("Succeeded", "Failed")
 
 
@@ -302,17 +301,12 @@ def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[
     for entry in reading.objects(engine, "env"):
         if found := reading.mapping(entry, "valueFrom", "secretKeyRef"):
             references.append({"valueFrom": {"secretKeyRef": {**found, "optional": True}}})
-        elif _is_secret(str(entry.get("name")).upper()) and entry.get("value"):
+        elif is_secret(str(entry.get("name")).upper()) and entry.get("value"):
             references.append({"value": str(entry["value"])})
     if (token := context.resource.spec.model.token_secret_ref) is not None:
         references.append({"valueFrom": {"secretKeyRef": {"name": token.name, "key": token.key, "optional": True}}})
     for number, reference in enumerate(references):
         yield {"name": f"{SECRET_PREFIX}{number}", **reference}
-
-
-def _is_secret(name: str) -> bool:
-    """Whether a variable with this name usually has a secret value, and not the path of one."""
-    return any(word in name for word in _SECRET_WORDS) and not name.endswith(("_PATH", "_FILE"))
 
 
 def _mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:

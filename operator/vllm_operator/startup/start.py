@@ -158,7 +158,7 @@ class StartTracker:
         if meaning.banner or meaning.engine:
             self.timeline.version = (("version" in named and found["version"]) or self.timeline.version or "")[:40] or None
         if meaning.cache is not None:
-            self.timeline.count_cache(meaning.cache)
+            self.timeline.count_cache(meaning.cache, ("why" in named and found["why"]) or "")
         if meaning.component is not None and "backend" in named and (backend := found["backend"]):
             self.timeline.observe(meaning.component, backend)
         if "weights" in named:

@@ -82,11 +82,12 @@ class UnreadLog:
 
 @dataclass(frozen=True, slots=True)
 class CacheEvidence:
-    """Numbers of cache entries that were loaded, built, and not loadable."""
+    """Numbers of cache entries that were loaded, built, and not loadable; and why the last one was not, in the engine's words."""
 
     hits: int = 0
     misses: int = 0
     load_failures: int = 0
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

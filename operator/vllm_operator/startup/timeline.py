@@ -10,10 +10,12 @@ from datetime import datetime, timedelta
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.startup.progress import Counts
 from vllm_operator.startup.state import CacheEvidence, MeasuredMemory, Progress, Stage, StartupState
+from vllm_operator.text.redaction import present
 
 STAGES = tuple(Stage)
 _ORDER = {stage: index for index, stage in enumerate(STAGES)}
 _BACKENDS_KEPT = 16
+_FAILURE_LENGTH = 200
 
 
 class Timeline:
@@ -57,13 +59,14 @@ class Timeline:
         """Update the bar of a stage. `process` draws it; empty if unknown."""
         self.progress = self.counts.update(process, progress, time, is_of_earlier_stage=stage is not self.stage)
 
-    def count_cache(self, what: str) -> None:
-        """Count a `hit`, a `miss` or a `failure` to load."""
+    def count_cache(self, what: str, why: str = "") -> None:
+        """Count a `hit`, a `miss` or a `failure` to load, with its reason."""
         counts = self.cache
         self.cache = CacheEvidence(
             hits=counts.hits + (what == "hit"),
             misses=counts.misses + (what == "miss"),
             load_failures=counts.load_failures + (what == "failure"),
+            failure=present(why, _FAILURE_LENGTH) or counts.failure,
         )
 
     def observe(self, component: str, backend: str) -> None:

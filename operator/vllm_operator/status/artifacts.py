@@ -61,6 +61,7 @@ def _fetched(observation: Observation, before: ArtifactStatus | None) -> dict[st
         "fetched_by": pod,
         "fetch_seconds": None if result.seconds is None else math.ceil(result.seconds),
         "fetch_message": wording.clean(result.message, _MAX_MESSAGE) or None,
+        "differences": wording.clean(result.differs, _MAX_MESSAGE) or None,
         "size_bytes": result.size_bytes,
         "cold_start_seconds": result.cold_seconds,
     }
@@ -115,6 +116,8 @@ def cache_published(observed: ObservedState, artifact: ArtifactStatus | None) ->
     if artifact is None or result is None or artifact.publication != publication.occasion:
         return Verdict(FALSE, Reason.NOT_PRIMED, say("publishing.not_primed", repository=repository))
     facts: dict[str, Any] = {
+        "result": result,
+        "secret": spec.artifact.push_secret_name,
         "repository": repository,
         "tag": artifact.tag,
         "digest": artifact.published_digest,
@@ -130,10 +133,23 @@ def note_about_fetch(observed: ObservedState, artifact: ArtifactStatus | None) -
     """Return the message that adds to CacheWarm what was fetched, with its facts; None without one."""
     if artifact is None or artifact.fetch is None or artifact.fetch == _PRESENT:
         return None
-    facts = {"tag": artifact.tag or artifact.digest, "seconds": artifact.fetch_seconds, "why": artifact.fetch_message or artifact.fetch}
+    differs = artifact.differences
     if artifact.fetch not in FETCHED:
-        return "fetching.failed", facts
+        cache = observed.observation.resource.spec.cache
+        spec = cache.artifact if cache is not None else None
+        facts: dict[str, Any] = {
+            "result": artifact.fetch,
+            "why": artifact.fetch_message or artifact.fetch,
+            "differs": differs,
+            "tag": artifact.tag,
+        }
+        is_pinned = spec is not None and spec.reference is not None
+        return "fetching.failed", {**facts, "is_pinned": is_pinned, "secret": spec.pull_secret_name if spec is not None else None}
+    facts = {"tag": artifact.tag or artifact.digest}
     start = last_start(observed)
-    if start is not None and start.is_cold:
-        return "fetching.unused", facts
-    return ("fetching.done" if artifact.fetch == "Fetched" else "fetching.partly"), facts
+    if artifact.fetch != "Fetched":
+        return "fetching.partly", {**facts, "differs": differs}
+    if start is not None and (start.evidence.misses or start.evidence.load_failures):
+        seen = {"loaded": start.evidence.hits, "built": start.evidence.misses, "failure": start.evidence.failure}
+        return "fetching.unused", {**facts, **seen, "differs": differs}
+    return "fetching.done", {**facts, "seconds": artifact.fetch_seconds}

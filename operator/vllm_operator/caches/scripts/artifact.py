@@ -5,20 +5,18 @@ Travel key. A tag names everything that decides whether caches can be used on an
     BASE = READABLE-MACHINE-DIGEST     parts of the operator's cache key that are known without the image, and the fingerprint
     TAG = BASE-SETTINGS                and the model and the settings of the engine
 
-The fingerprint is computed inside the engine's image, so it is right for tags, mirrors and first starts: the RECORD of each installed
-package (which has the digest of each file), Python, the CUDA version, and the newest modification time of FlashInfer's sources, because
-ninja compares times.
+The fingerprint is computed inside the engine's image (`build.py`).
 """
 
-import glob
+import errno
 import hashlib
 import json
 import os
 import platform
-import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 FORMAT = "1"
@@ -37,17 +35,15 @@ LAYER_TYPES = (LAYER_TYPE, "application/vnd.docker.image.rootfs.diff.tar.gzip")
 MAX_BYTES = 4 * 2**30
 MAX_FILES = 100_000
 MAX_JSON = 2**20
-ENGINES = ("vllm-", "nvllm-")
-"""Beginnings of the names of vLLM's packages."""
-CUDA_VERSIONS = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class ArtifactError(Exception):
-    """Something went wrong. `reason` is one word for the operator."""
+    """Something went wrong. `reason` is one word for the operator, and `facts` are added to the report."""
 
-    def __init__(self, reason: str, message: str) -> None:
+    def __init__(self, reason: str, message: str, **facts: str) -> None:
         super().__init__(message)
-        self.reason = reason
+        self.reason, self.facts = reason, facts
 
 
 def travel_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tuple[str, str]:
@@ -57,52 +53,39 @@ def travel_key(readable: str, parts: Any, settings: str, fingerprint: str) -> tu
     return base, f"{base}-{settings[:12]}"
 
 
-def build_fingerprint(image: str) -> str:
-    """Return the fingerprint of the software in this container. Where vLLM's packages are not found, it includes the name of the image."""
-    folders = package_folders()
-    records = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")))]
-    names = [os.path.basename(os.path.dirname(path)) for path in records]
-    parts = [sys.implementation.cache_tag or "", platform.python_version()]
-    parts += [f"{name} {file_digest(path)}" for name, path in zip(names, records)]  # noqa: B905  # equally long
-    parts += [file_digest(path) for path in CUDA_VERSIONS if os.path.exists(path)]
-    parts.append(str(max([newest_source(os.path.join(folder, "flashinfer")) for folder in folders], default=0)))
-    if not any(name.lower().startswith(ENGINES) for name in names):
-        parts.append(image)
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def run_with_report(
+    variable: str, act: Callable[[dict[str, Any]], dict[str, Any]], *, deadline: float, good: tuple[str, ...], is_optional: bool = False
+) -> int:
+    """Do what the settings in an environment variable say, report the result, and return the exit status.
 
-
-def package_folders() -> list[str]:
-    """Return where packages are: those of this Python, and of the one that runs `vllm`."""
-    found = {os.path.realpath(entry) for entry in sys.path if entry}
+    Args:
+        variable: Name of the variable, with JSON.
+        act: Returns a result. It may raise anything.
+        deadline: Seconds that it may take, unless the settings say otherwise.
+        good: Results that are no failure.
+        is_optional: Whether the status is 0 after a failure, too, unless the settings have `required`.
+    """
+    settings: dict[str, Any] = json.loads(os.environ[variable])
+    since = time.monotonic()
+    result: dict[str, Any] = {}
     try:
-        with open(shutil.which("vllm") or "", "rb") as file:
-            line = file.readline(256).decode(errors="replace")
-    except OSError:
-        line = ""
-    interpreter = line[2:].strip().split(" ")[0] if line.startswith("#!/") else ""
-    if os.path.basename(interpreter).startswith("python"):
-        top = glob.escape(os.path.dirname(os.path.dirname(interpreter)))
-        found.update(os.path.realpath(path) for path in glob.glob(os.path.join(top, "lib", "python3*", "*-packages")))
-    return sorted(found)
-
-
-def file_digest(path: str) -> str:
-    """Return the SHA-256 of a file."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(2**20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def newest_source(top: str) -> int:
-    """Return the newest modification time of the files in a folder, in seconds; 0 without files."""
-    newest = 0
-    for folder, folders, names in os.walk(top):
-        folders[:] = [name for name in folders if name != "__pycache__"]
-        for name in names:
-            newest = max(newest, int(os.lstat(os.path.join(folder, name)).st_mtime))
-    return newest
+        start_deadline(float(settings.get("deadline", deadline)))
+        result = act(settings)
+    except ArtifactError as error:
+        result = {"result": error.reason, "message": str(error), **error.facts}
+    except OSError as error:
+        reason = "NoSpace" if error.errno in DISK_ERRORS else "Failed"
+        result = {"result": reason, "message": f"{error.filename or 'The caches'}: {error.strerror or error}."}
+    except Exception as error:  # whatever is wrong here, the engine can start without
+        result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
+    finally:
+        stop_deadline()
+    is_failed = result["result"] not in good
+    if is_failed and settings.get("required"):
+        result["message"] = f"No caches could be fetched, and they are required: {result.get('message', '')}"
+    result["seconds"] = elapsed(since)
+    report(result)
+    return int(is_failed and (not is_optional or bool(settings.get("required"))))
 
 
 def report(result: dict[str, Any]) -> None:

@@ -17,7 +17,8 @@ import tempfile
 import time
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import LABEL, ArtifactError, build_fingerprint, elapsed, travel_key
+from vllm_operator.caches.scripts.artifact import LABEL, ArtifactError, elapsed, travel_key
+from vllm_operator.caches.scripts.build import build_fingerprint
 from vllm_operator.caches.scripts.fetch import STAGING, install
 from vllm_operator.caches.scripts.pack import pack, take_inventory, write_layout
 from vllm_operator.caches.scripts.unpack import remove_tree, unpack_layer

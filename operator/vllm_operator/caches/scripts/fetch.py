@@ -1,6 +1,6 @@
 """Fills an empty cache directory from an artifact before the engine starts. Runs in an init container of the engine's image.
 
-    CACHE_ARTIFACT   JSON, see `Settings`
+    CACHE_ARTIFACT   JSON, see `fetch`
 
 A directory that already has caches is left as it is. Everything is unpacked into a staging folder inside the directory, and each folder
 that does not exist yet is renamed into place, so of two Pods one wins each rename. A file `.vllm-operator-artifact` says what was
@@ -16,50 +16,20 @@ import tempfile
 import time
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import (
-    COLD_LABEL,
-    LABEL,
-    MAX_BYTES,
-    ArtifactError,
-    build_fingerprint,
-    elapsed,
-    report,
-    start_deadline,
-    stop_deadline,
-    travel_key,
-)
+from vllm_operator.caches.scripts.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, travel_key
+from vllm_operator.caches.scripts.build import FACTS_LABEL, build_fingerprint, describe_build, differences
 from vllm_operator.caches.scripts.registry import Registry, read_manifest
 from vllm_operator.caches.scripts.unpack import remove_tree, unpack_layer
 
 STATE = ".vllm-operator-artifact"
 STAGING = ".vllm-operator-staging-"
-STALE_SECONDS = 3600
-DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT)
+STALE_SECONDS = 900
+"""Age of a staging folder whose Pod was killed: it is well above any deadline."""
 
 
 def main() -> int:
     """Fill the directory; return the exit status."""
-    settings: dict[str, Any] = json.loads(os.environ["CACHE_ARTIFACT"])
-    since = time.monotonic()
-    result: dict[str, Any] = {}
-    try:
-        start_deadline(float(settings.get("deadline", 110)))
-        result = fetch(settings)
-    except ArtifactError as error:
-        result = {"result": error.reason, "message": str(error)}
-    except OSError as error:
-        reason = "NoSpace" if error.errno in DISK_ERRORS else "Failed"
-        result = {"result": reason, "message": f"The caches cannot be written: {error.strerror or error}."}
-    except Exception as error:  # whatever is wrong here, the engine can start without
-        result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
-    finally:
-        stop_deadline()
-    is_failed = bool(settings.get("required")) and result["result"] not in ("Fetched", "PartlyFetched", "Present")
-    if is_failed:
-        result["message"] = f"No caches could be fetched, and they are required: {result['message']}"
-    result["seconds"] = elapsed(since)
-    report(result)
-    return int(is_failed)
+    return run_with_report("CACHE_ARTIFACT", fetch, deadline=110, good=("Fetched", "PartlyFetched", "Present"), is_optional=True)
 
 
 def fetch(settings: dict[str, Any]) -> dict[str, Any]:
@@ -70,6 +40,7 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
         OSError: It cannot be written.
     """
     root, folders = settings["root"], set(settings["folders"])
+    remove_stale(root)
     before = read_state(root)
     if before.get("state") == "Installed":
         return {"result": "Present", "digest": before.get("digest", ""), "tag": before.get("tag", "")}
@@ -80,11 +51,35 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
     repository, _, pinned = reference.partition("@") if reference else (settings["repository"], "", "")
     registry = Registry(repository, settings.get("secret", ""), settings.get("scheme", "https"))
     content, digest, found_tag = find_manifest(registry, pinned, [tag, base])
-    if digest in (settings.get("rejected") or ()):
-        raise ArtifactError("Rejected", f"{digest} was rejected after an earlier start.")
-    layer, labels, plain_digest = read_manifest(registry, content, base)
+    try:
+        return fetch_found(settings, registry, content, {"digest": digest, "tag": found_tag}, (base, tag))
+    except ArtifactError as error:
+        error.facts["tag"] = found_tag
+        raise
+
+
+def fetch_found(
+    settings: dict[str, Any], registry: Registry, content: bytes, found: dict[str, str], keys: tuple[str, str]
+) -> dict[str, Any]:
+    """Fill the directory from the artifact with this manifest, and say what was done.
+
+    Args:
+        settings: As for `fetch`.
+        registry: Where the artifact is.
+        content: Its manifest.
+        found: Its digest and tag.
+        keys: The tag of the base, and the tag, that this engine needs.
+
+    Raises:
+        ArtifactError: It was not filled.
+        OSError: It cannot be written.
+    """
+    root, folders, (base, tag) = settings["root"], set(settings["folders"]), keys
+    if found["digest"] in (settings.get("rejected") or ()):
+        raise ArtifactError("Rejected", f"{found['digest']} was rejected after an earlier start.")
+    here = describe_build(settings)
+    layer, labels, plain_digest = read_manifest(registry, content, base, here)
     exact = labels.get(f"{LABEL}tag") == tag
-    remove_stale(root)
     check_space(root, labels)
     staging = tempfile.mkdtemp(prefix=STAGING, dir=root)
     try:
@@ -100,15 +95,15 @@ def fetch(settings: dict[str, Any]) -> dict[str, Any]:
             )
         if str(size) != labels.get("cache.vllm.image/cache-size-bytes"):
             raise ArtifactError("Rejected", f"The artifact has {size} bytes of caches, and its label says another number.")
-        state = {"digest": digest, "tag": found_tag}
-        write_state(root, {"state": "Installing", **state})
+        write_state(root, {"state": "Installing", **found})
         install(staging, root)
-        write_state(root, {"state": "Installed", **state})
+        write_state(root, {"state": "Installed", **found})
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise ArtifactError("Rejected", f"The archive contains a file in place of a directory: {error.filename}") from None
     finally:
         remove_tree(staging)
-    result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **state}
+    result: dict[str, Any] = {"result": "Fetched" if exact else "PartlyFetched", "files": files, "bytes": size, **found}
+    result["differs"] = differences(here, labels.get(FACTS_LABEL, ""))
     cold = labels.get(COLD_LABEL, "")
     return {**result, "packedBytes": layer["size"], **({"coldSeconds": int(cold)} if cold.isdecimal() and len(cold) < 7 else {})}
 
@@ -173,11 +168,15 @@ def install(staging: str, root: str) -> None:
 
 
 def remove_stale(root: str) -> None:
-    """Remove the staging folders of Pods that were killed."""
+    """Remove the staging folders of Pods that were killed. Another Pod may do the same."""
     for name in os.listdir(root):
         path = os.path.join(root, name)
-        if name.startswith(STAGING) and not os.path.islink(path) and time.time() - os.lstat(path).st_mtime > STALE_SECONDS:
+        try:
+            if not name.startswith(STAGING) or os.path.islink(path) or time.time() - os.lstat(path).st_mtime < STALE_SECONDS:
+                continue
             remove_tree(path) if os.path.isdir(path) else os.unlink(path)
+        except OSError:
+            continue
 
 
 def check_space(root: str, labels: dict[str, str]) -> None:

@@ -18,21 +18,12 @@ import tempfile
 import time
 from typing import Any
 
-from vllm_operator.caches.scripts.artifact import (
-    COLD_LABEL,
-    LABEL,
-    MAX_BYTES,
-    ArtifactError,
-    build_fingerprint,
-    elapsed,
-    report,
-    start_deadline,
-    stop_deadline,
-    travel_key,
-)
+from vllm_operator.caches.scripts.artifact import COLD_LABEL, LABEL, MAX_BYTES, ArtifactError, run_with_report, start_deadline, travel_key
+from vllm_operator.caches.scripts.build import FACTS_LABEL, build_fingerprint, describe_build
 from vllm_operator.caches.scripts.pack import Entry, Packed, digest_of, pack, take_inventory
 from vllm_operator.caches.scripts.registry import Registry, read_manifest
 
+DEADLINE_SECONDS = 840
 QUIET_SECONDS = 10
 PAUSE_SECONDS = 5
 ENGINE_SECONDS = 7 * 86_400
@@ -46,24 +37,20 @@ MIN_SECRET = 8
 
 def main() -> int:
     """Publish; return the exit status."""
-    settings: dict[str, Any] = json.loads(os.environ["PUBLISH_ARTIFACT"])
-    since = time.monotonic()
-    result: dict[str, Any] = {}
-    try:
-        if settings.get("ready"):
-            start_deadline(ENGINE_SECONDS)
-            wait_for_engine(settings["ready"], pause=float(settings.get("pause", PAUSE_SECONDS)))
-        start_deadline(float(settings.get("deadline", 840)))
-        result = publish(settings)
-    except ArtifactError as error:
-        result = {"result": error.reason, "message": str(error)}
-    except Exception as error:  # reported like everything else
-        result = {"result": "Failed", "message": f"{type(error).__name__}: {error}"}
-    finally:
-        stop_deadline()
-    result["seconds"] = elapsed(since)
-    report(result)
-    return 0 if result["result"] in ("Published", "AlreadyPublished") else 1
+    return run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=DEADLINE_SECONDS, good=("Published", "AlreadyPublished"))
+
+
+def publish_when_ready(settings: dict[str, Any]) -> dict[str, Any]:
+    """Publish, after the engine in the same Pod serves, if the settings have its readiness probe.
+
+    Raises:
+        ArtifactError: It was not published.
+    """
+    if settings.get("ready"):
+        start_deadline(ENGINE_SECONDS)
+        wait_for_engine(settings["ready"], pause=float(settings.get("pause", PAUSE_SECONDS)))
+        start_deadline(float(settings.get("deadline", DEADLINE_SECONDS)))
+    return publish(settings)
 
 
 def wait_for_engine(probe: dict[str, Any], *, pause: float) -> None:
@@ -104,7 +91,8 @@ def publish(settings: dict[str, Any]) -> dict[str, Any]:
         return {"result": "AlreadyPublished", "tag": tag, "digest": there}
     with tempfile.TemporaryFile() as file:
         cold = {COLD_LABEL: str(settings["coldSeconds"])} if settings.get("coldSeconds") else {}
-        packed = pack_unchanged(settings, file, {f"{LABEL}base": base, f"{LABEL}tag": tag, **cold})
+        made_with = json.dumps(describe_build(settings), sort_keys=True)
+        packed = pack_unchanged(settings, file, {f"{LABEL}base": base, f"{LABEL}tag": tag, FACTS_LABEL: made_with, **cold})
         if packed.size > int(settings.get("maxBytes") or MAX_BYTES):
             raise ArtifactError("TooLarge", f"The caches have {packed.size} bytes.")
         push(registry, packed, file)

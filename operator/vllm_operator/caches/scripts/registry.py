@@ -27,6 +27,7 @@ from vllm_operator.caches.scripts.artifact import (
     MAX_JSON,
     ArtifactError,
 )
+from vllm_operator.caches.scripts.build import FACTS_LABEL, differences
 
 SOCKET_SECONDS = 20
 REQUEST_ATTEMPTS = 4
@@ -202,8 +203,14 @@ class Registry:
         return ArtifactError("Unreachable", f"{self.host} fails (HTTP {code}).")
 
 
-def read_manifest(registry: Registry, content: bytes, base: str) -> tuple[dict[str, Any], dict[str, str], str]:
-    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU."""
+def read_manifest(
+    registry: Registry, content: bytes, base: str, here: dict[str, str] | None = None
+) -> tuple[dict[str, Any], dict[str, str], str]:
+    """Return the layer, the labels, and the digest of the archive, of an artifact for this image and GPU.
+
+    Raises:
+        ArtifactError: It is no artifact, or for another image or GPU. `here`, from `describe_build`, tells what differs.
+    """
     try:
         manifest = json.loads(content)
         (layer,) = manifest["layers"]
@@ -221,7 +228,8 @@ def read_manifest(registry: Registry, content: bytes, base: str) -> tuple[dict[s
         raise ArtifactError("Rejected", f"The artifact has not the format {FORMAT} of this version of the operator.")
     if labels.get(f"{LABEL}base") != base:
         made = labels.get(f"{LABEL}base", "")
-        raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.")
+        differs = differences(here or {}, labels.get(FACTS_LABEL, "")) if here else ""
+        raise ArtifactError("Mismatch", f"The artifact is for {made[:160]}, and this engine needs {base}.", differs=differs)
     return layer, labels, str(plain_digest)
 
 

@@ -1,0 +1,128 @@
+"""What is installed in the engine's image: a fingerprint for the key of an artifact, and facts that say what differs.
+
+The fingerprint is right for tags, mirrors and first starts: the RECORD of each installed package (which has the digest of each file),
+Python, the CUDA version, and the newest modification time of FlashInfer's sources, because ninja compares times.
+"""
+
+import glob
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from typing import Any
+
+from vllm_operator.caches.scripts.artifact import LABEL
+
+ENGINES = ("vllm-", "nvllm-")
+"""Beginnings of the names of vLLM's packages."""
+CUDA_VERSIONS = ("/usr/local/cuda/version.json", "/usr/local/cuda/version.txt")
+DRIVER = "/proc/driver/nvidia/version"
+NAMED_PACKAGES = ("vllm", "nvllm", "torch", "triton", "flashinfer_python", "flashinfer_cubin", "deep_gemm")
+"""Packages whose versions are recorded with an artifact."""
+FACTS_LABEL = f"{LABEL}made-with"
+"""Label with what an artifact was made with: JSON, name to value."""
+MAX_FACTS = 200
+PLAIN_FACT = re.compile(r"[\w.+:/() -]{1,64}", re.ASCII)
+
+
+def build_fingerprint(image: str) -> str:
+    """Return the fingerprint of the software in this container. Where vLLM's packages are not found, it includes the name of the image."""
+    folders = package_folders()
+    records = [path for folder in folders for path in sorted(glob.glob(os.path.join(glob.escape(folder), "*.dist-info", "RECORD")))]
+    names = [os.path.basename(os.path.dirname(path)) for path in records]
+    parts = [sys.implementation.cache_tag or "", platform.python_version()]
+    parts += [f"{name} {file_digest(path)}" for name, path in zip(names, records)]  # noqa: B905  # equally long
+    parts += [file_digest(path) for path in CUDA_VERSIONS if os.path.exists(path)]
+    parts.append(str(max([newest_source(os.path.join(folder, "flashinfer")) for folder in folders], default=0)))
+    if not any(name.lower().startswith(ENGINES) for name in names):
+        parts.append(image)
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def package_folders() -> list[str]:
+    """Return where packages are: those of this Python, and of the one that runs `vllm`."""
+    found = {os.path.realpath(entry) for entry in sys.path if entry}
+    try:
+        with open(shutil.which("vllm") or "", "rb") as file:
+            line = file.readline(256).decode(errors="replace")
+    except OSError:
+        line = ""
+    interpreter = line[2:].strip().split(" ")[0] if line.startswith("#!/") else ""
+    if os.path.basename(interpreter).startswith("python"):
+        top = glob.escape(os.path.dirname(os.path.dirname(interpreter)))
+        found.update(os.path.realpath(path) for path in glob.glob(os.path.join(top, "lib", "python3*", "*-packages")))
+    return sorted(found)
+
+
+def file_digest(path: str) -> str:
+    """Return the SHA-256 of a file."""
+    digest = hashlib.sha256()
+    with open(path, "rb") as file:
+        while block := file.read(2**20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def newest_source(top: str) -> int:
+    """Return the newest modification time of the files in a folder, in seconds; 0 without files."""
+    newest = 0
+    for folder, folders, names in os.walk(top):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        for name in names:
+            newest = max(newest, int(os.lstat(os.path.join(folder, name)).st_mtime))
+    return newest
+
+
+def describe_build(settings: dict[str, Any]) -> dict[str, str]:
+    """Return what caches depend on, by name: versions, the driver, the parts of the key, and digests of the settings of the engine."""
+    facts = {}
+    for folder in package_folders():
+        for path in glob.glob(os.path.join(glob.escape(folder), "*.dist-info")):
+            name, _, version = os.path.basename(path).removesuffix(".dist-info").partition("-")
+            if name.lower() in NAMED_PACKAGES:
+                facts[name.lower().replace("_", "-")] = version
+    facts["Python"] = platform.python_version()
+    for name, path, pattern in (
+        ("CUDA", CUDA_VERSIONS[0], r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"'),
+        ("driver", DRIVER, r"Kernel Module(?: for \S+)?\s+([0-9]+\.[0-9.]+)"),
+    ):
+        try:
+            with open(path) as file:
+                found = re.search(pattern, file.read(65536))
+        except (OSError, ValueError):
+            continue
+        if found:
+            facts[name] = found[1]
+    parts = {name: str(value) for name, value in dict(settings.get("parts") or {}).items() if name not in ("version", "distribution")}
+    return {**facts, **parts, **(settings.get("named") or {})}
+
+
+def differences(here: dict[str, str], text: str) -> str:
+    """Compare what is here with the label of an artifact; return the differences, and an empty text if there are none or no label.
+
+    Values of settings are digests, so only the names of those are told.
+    """
+    try:
+        made = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return ""
+    if not isinstance(made, dict) or not made:
+        return ""
+    there = {name: value for name, value in list(made.items())[:MAX_FACTS] if is_plain(name) and is_plain(value)}
+    told, settings = [], []
+    for name in [*here, *(name for name in there if name not in here)]:
+        if here.get(name) == there.get(name):
+            continue
+        if name == "model" or name.startswith(("--", "VLLM_")):
+            settings.append(name)
+        else:
+            told.append(f"{name} {there.get(name, 'none')} instead of {here.get(name, 'none')}")
+    return "; ".join([*told, *([f"other values of {', '.join(settings)}"] if settings else [])])
+
+
+def is_plain(value: Any) -> bool:
+    """Return whether a value of a label can be shown."""
+    return isinstance(value, str) and PLAIN_FACT.fullmatch(value) is not None
