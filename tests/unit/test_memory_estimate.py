@@ -156,6 +156,7 @@ def options(**changes: Any) -> CacheOptions:
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64}, 715072),
         ("moonshotai/Kimi-K2-Thinking", 8, (0, 11, 1), 46.8, 131072, {"block": 64, "context_parallel": 8}, 5721088),
         ("MiniMaxAI/MiniMax-M2.5", 4, (0, 15, 1), 23.62, 196608, {}, 399424),
+        ("deepseek-ai/DeepSeek-V4-Flash", 2, (0, 25, 0), 7.75, 131072, {"element_bytes": 1}, 301529),
     ],
 )
 def test_a_kv_cache_holds_as_many_tokens_as_the_engine_says(

@@ -62,9 +62,9 @@ def test_few_requests_leave_the_forward_pass_as_the_peak() -> None:
     assert few == fewer
 
 
-def test_without_compilation_the_forward_pass_has_no_copies() -> None:
+def test_without_compilation_the_forward_pass_keeps_less() -> None:
     compiled, eager = (peak("Qwen/Qwen2.5-32B-Instruct", (0, 18, 1), sequences=1, eager=eager) for eager in (False, True))
-    assert eager < compiled * 0.6
+    assert compiled - eager == pytest.approx(8192 * 2 * 2 * 5120 / GIB)
 
 
 def test_a_draft_adds_the_logits_of_the_rejection_sampler_but_not_for_each_proposed_token() -> None:
@@ -207,9 +207,9 @@ def test_the_engine_v0_computes_a_prompt_at_once_unless_the_context_is_long(mode
     assert usual.activation == given.activation
 
 
-def test_the_engine_v0_has_no_copies_of_torch_compile() -> None:
+def test_the_engine_v0_keeps_less_because_it_is_not_compiled() -> None:
     compiled, not_compiled = (peak("Qwen/Qwen2.5-32B-Instruct", (0, 7, 0), sequences=1, compiled=compiled) for compiled in (True, False))
-    assert not_compiled < compiled * 0.6
+    assert not_compiled < compiled
 
 
 def test_the_cuda_context_was_part_of_the_budget_before_0_9_1() -> None:

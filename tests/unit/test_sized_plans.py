@@ -128,7 +128,7 @@ def test_a_context_of_the_user_stays() -> None:
     ("sizing", "count", "length"),
     [
         (None, 4, None),
-        ({"contextLength": 4096}, 2, "4096"),
+        ({"contextLength": 4096}, 4, "4096"),
         ({"contextLength": 8192, "concurrency": 32}, 4, "8192"),
         ({"contextLength": 8192, "concurrency": 64}, 8, "8192"),
         ({"concurrency": 4}, 4, None),
@@ -169,7 +169,7 @@ def test_the_context_wanted_is_set_for_a_model_of_unknown_sizes() -> None:
 def test_the_size_is_chosen_anew_when_something_else_is_wanted() -> None:
     node = real_node("h100-sxm")
     pinned = made(deployment(LLAMA_70B, sizing={"concurrency": 24}), node)
-    assert made(deployment(LLAMA_70B, generation=2, sizing={"contextLength": 4096}), node, pinned=pinned).count == 2
+    assert made(deployment(LLAMA_70B, generation=2, sizing={"contextLength": 4096}), node, pinned=pinned).count == 4
     assert made(deployment(LLAMA_70B, generation=2, sizing={"concurrency": 24}), node, pinned=pinned).count == 8
 
 

@@ -9,7 +9,7 @@ import itertools
 import math
 import random
 from collections.abc import Iterator, Mapping
-from dataclasses import astuple
+from dataclasses import astuple, replace
 from typing import Any
 
 import pytest
@@ -18,11 +18,11 @@ from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.loader import load_catalog
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
-from vllm_operator.catalog.versions import parse_release
+from vllm_operator.catalog.versions import Release, parse_release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict_model
 from vllm_operator.planning.memory.devices import device_of
-from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction
 from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.memory.sizes import allowed, smallest_sizes
 
@@ -125,3 +125,45 @@ def test_no_size_is_chosen_that_vllm_refuses_to_divide(label: str) -> None:
                 assert allowed(model.shape, model.form, ParallelShape(tensor)), (entry.name, tensor)
     assert chosen > 200
     assert refused > 10
+
+
+OLD_AND_NEW: list[Release] = [(0, 8, 0), (0, 11, 0), (0, 17, 0), (0, 26, 0), (0, 33, 0)]
+KINDS = [
+    Device(39.4, "sm_80"),
+    Device(79.2, "sm_90"),
+    Device(178.3, "sm_100"),
+    Device(121.6, "sm_121", unified=True),
+    Device(22.0, "sm_89"),
+]
+
+
+@pytest.mark.parametrize("release", OLD_AND_NEW, ids=str)
+def test_more_gpus_never_hold_more_weights_each(release: Release) -> None:
+    for name, device in itertools.product(MODELS, KINDS):
+        model = resolve_model(name, SHAPES)
+        assert model is not None
+        held = math.inf
+        for tensor in (1, 2, 4, 8, 16):
+            if allowed(model.shape, model.form, ParallelShape(tensor)) is None:
+                made = predict_model(model, ParallelShape(tensor), device, Options(), FACTS, release)
+                assert_sound(made)
+                assert made.weights is not None
+                assert made.weights <= held * 1.0005, (name, device, tensor)
+                held = made.weights
+
+
+@pytest.mark.parametrize("release", OLD_AND_NEW, ids=str)
+def test_a_larger_gpu_never_has_a_smaller_kv_cache(release: Release) -> None:
+    """With the same requests and tokens, which vLLM chooses by the memory, and above the memory of GPUs without links to each other."""
+    options = Options(sequences=256, batched_tokens=4096)
+    for name, kind in itertools.product(MODELS, KINDS):
+        model = resolve_model(name, SHAPES)
+        assert model is not None
+        before = None
+        for memory in (41.0, 75.0, 159.0, 300.0):
+            made = predict_model(model, ParallelShape(), replace(kind, memory_gib=memory), options, FACTS, release)
+            if before is not None:
+                assert (made.kv_cache or 0) >= (before.kv_cache or 0), (name, kind, memory)
+                assert (made.tokens or 0) >= (before.tokens or 0), (name, kind, memory)
+                assert not (before.prediction is Prediction.STARTED and made.prediction is not Prediction.STARTED), (name, kind, memory)
+            before = made

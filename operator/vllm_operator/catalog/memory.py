@@ -68,11 +68,24 @@ class UsableMemory(Entry):
     source: str
 
 
+class FusedReduction(Entry):
+    """Workspace of the kernel that joins all-reduce and norm, in GiB by the tensor-parallel size, where vLLM uses it by default.
+
+    Before `stages_since` vLLM uses it only without pipeline and data parallelism.
+    """
+
+    since: Since
+    stages_since: Since
+    architectures: tuple[str, ...]
+    gib: Mapping[int, Number]
+
+
 class NonTorch(Entry):
     """Allocations outside of PyTorch in GiB, by the tensor-parallel size.
 
     `small_gib` is for GPUs with less than `small_memory_gib`, which have no links to each other. `nccl_gib` is counted in versions
-    before `nccl_before`. `alone` is added for one GPU, where no NCCL loads the libraries before the first snapshot.
+    before `nccl_before`. `alone` is added for one GPU, where no NCCL loads the libraries before the first snapshot. With pipeline
+    stages of one GPU it is `stages_less_gib` less.
     """
 
     gib: Mapping[int, Number]
@@ -81,6 +94,8 @@ class NonTorch(Entry):
     nccl_before: Since
     nccl_gib: Mapping[int, Number]
     alone: tuple[Value, ...]
+    stages_less_gib: Number
+    fused_reduction: FusedReduction
     source: str
 
 
@@ -119,8 +134,9 @@ class Activation(Entry):
     expert_chunk_before: Since
     rejection_sampler: Number
     forward: Number
-    forward_compiled: Number
-    forward_eager: Number
+    forward_dense: Number
+    hidden_compiled: Number
+    hidden_eager: Number
     projected_tokens: StrictInt
     padded_heads: StrictInt
     sparse_rows: StrictInt

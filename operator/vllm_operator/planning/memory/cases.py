@@ -81,6 +81,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
         checkpoint_bytes=checkpoint or None,
+        fused_reduction=line.get("fuse_allreduce_rms") is not False,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
     )
     return Case(

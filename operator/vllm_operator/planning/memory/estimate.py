@@ -24,6 +24,7 @@ from vllm_operator.planning.memory.overhead import (
     graph_bytes,
     has_shared_workspace,
     non_torch_bytes,
+    reduction_bytes,
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.runner import has_runner_v2, steps_in_flight
@@ -60,6 +61,7 @@ class Options:
     `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured. `partition` are the
     layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is what
     VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than estimated.
+    `fused_reduction` is false if a flag turns fuse_allreduce_rms off.
     """
 
     utilization: float | None = None
@@ -84,6 +86,7 @@ class Options:
     stage_gib: tuple[float, ...] = ()
     runner_v2: bool | None = None
     more_gib: float = 0.0
+    fused_reduction: bool = True
 
     @property
     def drafts_without_model(self) -> bool:
@@ -186,9 +189,10 @@ def _estimate(
             shared=shape.experts > 0 and has_shared_workspace(form, device.architecture, facts, release),
             architecture=device.architecture,
             compiled=not options.eager and release >= facts.engine_v0.before,
+            fused=options.fused_reduction,
         )
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
-        other = non_torch_bytes(parallel, total, device.unified, facts, release) / GIB
+        other = (non_torch_bytes(parallel, total, device.unified, facts, release) + reduction_bytes(parallel, run, facts, release)) / GIB
         graphs = 0.0 if options.eager else graph_bytes(shape, layers[stage], run, facts, release) / GIB
         counted = graphs if counts_graphs else 0.0
         other += options.more_gib

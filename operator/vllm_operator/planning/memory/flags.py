@@ -5,9 +5,11 @@ import re
 from collections.abc import Mapping
 
 from vllm_operator.planning.memory.estimate import Options
+from vllm_operator.pods.reading import mapping
 
 UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--enable-lora", "--num-gpu-blocks-override")
 """Flags whose effect on memory is not modelled: with one of them, nothing is said about the size."""
+FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40
 
@@ -54,12 +56,24 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         context_parallel=sizes.get("context_parallel") or 1,
         block=sizes.get("block"),
         cache_bytes=sizes.get("cache_bytes"),
+        fused_reduction=_has_fused_reduction(arguments),
     )
 
 
 def read_offload(arguments: Mapping[str, str | None]) -> float:
     """Weights in the host's memory for each GPU, in GiB; 0 if the flag is not set or cannot be read."""
     return _number(arguments.get("--cpu-offload-gb")) or 0.0
+
+
+def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
+    """Whether all-reduce and norm may be one kernel; False if the user turns it off."""
+    if (arguments.get(FUSED) or "").lower() == "false":
+        return False
+    try:
+        written = json.loads(arguments.get("--compilation-config") or "{}")
+    except (ValueError, RecursionError):
+        return True
+    return mapping(written, "pass_config").get("fuse_allreduce_rms") is not False
 
 
 def _size(value: str | None) -> int | None:

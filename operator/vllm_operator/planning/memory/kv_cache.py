@@ -64,13 +64,17 @@ def is_modelled(name: str, facts: MemoryFacts) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Layers with one block table. `window` is the most tokens that a request keeps, None for all; `states` are blocks of a state."""
+    """Layers with one block table. `window` is the most tokens that a request keeps, None for all; `states` are blocks of a state.
+
+    `page` are the bytes of its layers in a block where groups differ in that; 0 where they are equal.
+    """
 
     layers: int
     block: int
     window: int | None = None
     states: int = 0
     chunk: bool = False
+    page: int = 0
 
     def blocks(self, tokens: int, options: CacheOptions) -> int:
         """Blocks of a request with this many tokens."""
@@ -85,16 +89,20 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """The groups of a model's KV cache on one GPU, and the bytes of one block of each group."""
+    """The groups of a model's KV cache on one GPU, and the bytes of one block of each group.
+
+    `needed_bytes` are those of a block where vLLM checks whether one request fits, if it counts otherwise; 0 if not.
+    """
 
     groups: tuple[_Group, ...]
     block_bytes: int
     options: CacheOptions
     counts_by_concurrency: bool
+    needed_bytes: int = 0
 
     def need(self, tokens: int) -> int:
         """Bytes of one request with this many tokens."""
-        return self.block_bytes * self._blocks(tokens)
+        return (self.needed_bytes or self.block_bytes) * sum(group.blocks(tokens, self.options) for group in self.groups)
 
     def concurrency(self, memory: float, tokens: int) -> float:
         """Requests of this many tokens at a time."""
@@ -122,6 +130,10 @@ class CacheLayout:
         return low
 
     def _blocks(self, tokens: int) -> int:
+        """Blocks of a request. Where groups differ, vLLM counts their bytes in blocks of the first one."""
+        first = self.groups[0].page
+        if first:
+            return ceil(sum(group.blocks(tokens, self.options) * group.page for group in self.groups) / first)
         return sum(group.blocks(tokens, self.options) for group in self.groups)
 
 
@@ -190,14 +202,14 @@ def _separate(cached: tuple[CachedLayers, ...], facts: MemoryFacts, release: Rel
 
 COMPRESSED_BLOCK, WINDOW_BLOCK = 256, 64
 STATE_BLOCKS = {4: 4, 128: 8}
-STATE_BYTES = 4
 
 
 def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> CacheLayout:
     """The layout of DeepSeek V4: full blocks of compressed tokens, windows, and states of the compressors.
 
-    Source: vllm/models/deepseek_v4 (attention.py, compressor.py) and vllm/v1/core/kv_cache_utils.py
-    _get_kv_cache_groups_uniform_groups, 0.25.1.
+    States are padded to the pages of the layers that compress four tokens. Source: vllm/models/deepseek_v4 (attention.py, compressor.py)
+    and vllm/v1/core/kv_cache_utils.py _get_kv_cache_groups_uniform_groups, _get_kv_cache_config_packed and
+    get_max_concurrency_for_kv_cache_config, 0.25.0.
     """
 
     def aligned(size: int) -> int:
@@ -211,14 +223,16 @@ def _lay_out_compressed(model: CompressedAttention, options: CacheOptions) -> Ca
     size = min(range(counts[0], max(counts) + 1), key=lambda size: (sum(-count % size for count in counts), -size))
     windows = ceil(model.layers / size)
     slots = max(model.by_four, ceil(model.layers / windows), model.by_many)
+    shares = [len(range(start, model.layers, windows)) for start in range(windows)]
+    many = [len(range(start, model.by_many, groups)) for groups in [ceil(model.by_many / size)] for start in range(groups)]
     groups = [
-        _Group(size, COMPRESSED_BLOCK),
-        *[_Group(size, WINDOW_BLOCK, model.window)] * windows,
-        _Group(size, STATE_BLOCKS[4], 2 * 4),
-        *[_Group(size, STATE_BLOCKS[128], 128)] * ceil(model.by_many / size),
+        _Group(size, COMPRESSED_BLOCK, page=model.by_four * (page + index_page) + model.by_many * many_page),
+        *[_Group(size, WINDOW_BLOCK, model.window, page=share * page) for share in shares],
+        _Group(size, STATE_BLOCKS[4], 2 * 4, page=model.by_four * (page + index_page)),
+        *[_Group(size, STATE_BLOCKS[128], 128, page=share * page) for share in many],
     ]
     block_bytes = slots * page + model.by_four * index_page + model.by_many * many_page
-    return CacheLayout(tuple(groups), block_bytes, options, True)
+    return CacheLayout(tuple(groups), block_bytes, options, True, slots * (page + index_page + many_page))
 
 
 def _span(each: CachedLayers) -> tuple[bool, int]:

@@ -39,6 +39,7 @@ class Run:
         shared: The kernels of the experts take their buffers from vLLM's shared workspace, which stays.
         architecture: That of the GPU.
         compiled: With torch.compile.
+        fused: All-reduce and norm are one kernel where the version does that by default.
     """
 
     batch: Batch
@@ -52,6 +53,7 @@ class Run:
     shared: bool = False
     architecture: str | None = None
     compiled: bool = True
+    fused: bool = True
 
 
 def default_batch(facts: MemoryFacts, release: Release, memory_gib: float, architecture: str | None, product: str) -> Batch:
@@ -78,7 +80,8 @@ def activation_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts
         peak = max(peak, 2 * shape.hidden * (shape.vocabulary / parallel.tensor + tokens))
     if shape.vision and run.vision and run.first:
         peak = max(peak, _encoder_bytes(shape, parallel, tokens, facts))
-    return peak + gathered + logits + known.libraries_gib * GIB
+    handed = 2 * 2 * tokens * shape.hidden if parallel.pipeline > 1 else 0  # hidden states and residuals between stages
+    return peak + gathered + logits + handed + known.libraries_gib * GIB
 
 
 def has_shared_workspace(form: WeightFormat, architecture: str | None, facts: MemoryFacts, release: Release) -> bool:
@@ -121,9 +124,8 @@ def _forward_bytes(shape: ModelShape, parallel: ParallelShape, run: Run, facts: 
         hidden = (6 + 2 * (shape.streams if shape.streams > 1 else 0)) * shape.hidden
         forward = known.forward * run.batch.tokens * 2 * ((0 if run.shared else shape.experts_per_token * wide) + hidden)
     else:
-        width = 4 if run.v2 and not run.eager else 2
-        copies = known.forward_compiled if run.compiled and not run.eager and not run.v2 else known.forward_eager
-        forward = run.batch.tokens * 2 * (copies * shape.intermediate / parallel.tensor + width * shape.hidden)
+        width = known.hidden_compiled if run.compiled and not run.eager else known.hidden_eager
+        forward = run.batch.tokens * 2 * (known.forward_dense * shape.intermediate / parallel.tensor + width * shape.hidden)
     if shape.compressed:  # queries, and outputs for which the kernel wants at least 64 heads
         own = shape.heads / parallel.tensor
         padded = 2 * known.padded_heads * -(-own // known.padded_heads)
@@ -171,12 +173,23 @@ def non_torch_bytes(parallel: ParallelShape, memory_gib: float, unified: bool, f
     """Return what is allocated outside of PyTorch: the libraries' workspaces, NCCL's buffers; with unified memory the process itself."""
     known, size = facts.non_torch, parallel.tensor
     outside = facts.context_gib if release < facts.context_counted_before else 0.0
-    outside += value_at(known.alone, release) if parallel.tensor == 1 else 0.0
+    if parallel.tensor == 1:
+        outside += value_at(known.alone, release) if parallel.pipeline == 1 else -known.stages_less_gib
     outside += facts.activation.unified_gib if unified else 0.0
     if memory_gib < known.small_memory_gib:
         return (outside + known.small_gib) * GIB
     nccl = _at(known.nccl_gib, size) if release < known.nccl_before else 0.0
     return (outside + _at(known.gib, size) + nccl) * GIB
+
+
+def reduction_bytes(parallel: ParallelShape, run: Run, facts: MemoryFacts, release: Release) -> float:
+    """Return the workspace of FlashInfer's kernel that joins all-reduce and norm, outside of PyTorch."""
+    known = facts.non_torch.fused_reduction
+    if release < known.since or run.eager or not run.fused or run.architecture not in known.architectures:
+        return 0.0
+    if release < known.stages_since and (parallel.pipeline > 1 or parallel.data > 1):
+        return 0.0
+    return known.gib.get(parallel.tensor, 0.0) * GIB
 
 
 def _at(values: Mapping[int, float], size: int) -> float:

@@ -92,8 +92,7 @@ class WeightFormat:
 
     def bytes_of(self, module: Module, wide: int = 2) -> float:
         """Bytes of a module in the whole model. `wide` is the size of an element that is not quantized."""
-        known = next((size for name, size in self.outside if name == module.name), None)
-        if known is not None:
+        if self.outside and (known := dict(self.outside).get(module.name)) is not None:
             return known
         if not module.linear:
             return module.total * wide
