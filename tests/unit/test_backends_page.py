@@ -1,13 +1,44 @@
-"""docs/backends.md says what the catalog says."""
+"""docs/backends.md and the pages of the GPUs say what the catalog says."""
 
-from generate_backends_doc import TARGET, page
+import re
+
+import pytest
+
+from generate_backends_doc import DOCS, FAMILIES, pages
+from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.rules import load_rules
 
+PAGES = pages()
+MOST_WORDS = 5000
 
-def test_the_page_is_up_to_date() -> None:
-    assert TARGET.read_text() == page(), "run `make generate`"
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_up_to_date(path: str) -> None:
+    assert (DOCS / path).read_text("utf-8") == PAGES[path], "run `make generate`"
 
 
-def test_every_rule_is_on_the_page() -> None:
-    text = page()
+def test_there_is_no_page_of_a_gpu_that_is_gone() -> None:
+    assert {f"backends/{path.name}" for path in (DOCS / "backends").iterdir()} == set(PAGES) - {"backends.md"}
+
+
+def test_every_rule_is_on_a_page() -> None:
+    text = "\n".join(PAGES.values())
     assert all(f"`{rule.id}`" in text for rule in load_rules().rules)
+
+
+def test_every_architecture_has_one_page() -> None:
+    architectures = [each for family in FAMILIES for each in family.architectures]
+    assert sorted(architectures) == sorted(set(architectures))
+    assert set(load_gpus().architectures) <= set(architectures)
+
+
+def test_a_page_has_the_rules_of_its_gpu_and_of_no_other() -> None:
+    hopper, ada = (PAGES[f"backends/{name}.md"] for name in ("hopper", "ada"))
+    assert "| sm_10x" not in hopper
+    assert re.search(r"^\| [^|]*sm_90", hopper, re.MULTILINE)
+    assert not re.search(r"^\| [^|]*sm_90[^|]*\|", "\n".join(line for line in ada.splitlines() if "sm_89" not in line), re.MULTILINE)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_is_short_enough_to_read(path: str) -> None:
+    assert len(PAGES[path].split()) < MOST_WORDS
