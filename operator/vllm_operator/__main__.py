@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol, cast
 
 from vllm_operator import __version__
+from vllm_operator.cli.errors import INPUT_ERROR_STATUS, InputError
 
 
 class Command(Protocol):
@@ -88,6 +89,9 @@ def _run(argv: Sequence[str] | None, program: str, known: Mapping[str, tuple[str
         # The reader has closed the pipe, as `head` does. Discard the rest, without another error at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = PIPE_CLOSED_STATUS
+    except InputError as error:
+        sys.stderr.write(f"Error: {error}\n")
+        status = INPUT_ERROR_STATUS
     except KeyboardInterrupt:
         status = INTERRUPTED_STATUS
     return status

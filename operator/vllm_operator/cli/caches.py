@@ -6,17 +6,16 @@ Exit status: 0, or 2 if the cluster or the file cannot be read.
 import argparse
 import asyncio
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import KIND
-from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.tables import table
 from vllm_operator.pods import reading
 from vllm_operator.text import wording
 
-READ_STATUS, BAD_INPUT_STATUS = 0, 2
+READ_STATUS = 0
 HEADER = ("NAMESPACE", "NAME", "KEY", "WHERE", "STATE", "COLD", "WARM", "SAVED", "HITS", "TOTAL", "FETCHED", "SIZE", "PUBLISHED", "TAG")
 _MEBIBYTE = 2**20
 
@@ -32,14 +31,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the table; return the exit status."""
-    try:
-        if arguments.filename is not None:
-            resources: Sequence[Mapping[str, Any]] = [it for it in read_objects(arguments.filename) if it.get("kind") == KIND]
-        else:
-            resources = asyncio.run(_read(arguments.namespace, everywhere=arguments.all_namespaces))
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    if arguments.filename is not None:
+        resources: Sequence[Mapping[str, Any]] = [it for it in read_objects(arguments.filename) if it.get("kind") == KIND]
+    else:
+        resources = asyncio.run(_read(arguments.namespace, everywhere=arguments.all_namespaces))
     rows = sorted((row for resource in resources if (row := read_row(resource))), key=lambda row: (row["namespace"], row["name"]))
     if arguments.output == "json":
         print(json.dumps(rows, indent=2))

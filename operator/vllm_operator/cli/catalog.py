@@ -16,7 +16,7 @@ import yaml
 
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli import catalog_sections as sections
-from vllm_operator.cli.documents import RULES_HELP, InputError, catalog_with
+from vllm_operator.cli.documents import RULES_HELP, catalog_with
 from vllm_operator.cli.tables import table
 from vllm_operator.text.wording import listed
 
@@ -85,11 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print a part of the catalog. Return the exit status."""
     section = SECTIONS[arguments.section]
-    try:
-        catalog = catalog_with(arguments.rules)
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return NOT_FOUND_STATUS
+    catalog = catalog_with(arguments.rules)
     if arguments.id is not None:
         found = section.find(catalog, arguments.id)
         if found is None:

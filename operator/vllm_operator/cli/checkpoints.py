@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cli.documents import read_objects
+from vllm_operator.cli.errors import InputError
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.model.tensors import LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 

@@ -14,6 +14,7 @@ from vllm_operator.catalog.instance_types import InstanceType, read_instance_typ
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
 from vllm_operator.catalog.prices import Prices, read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
+from vllm_operator.cli.errors import InputError
 
 RULES_HELP = "file with your own rules: the ConfigMap that the operator reads, or a list of rules (- is standard input)"
 STANDARD_INPUT = "-"
@@ -23,10 +24,6 @@ VALUES_LIMIT = 20_000_000
 """Values in a file after the expansion of aliases."""
 SIZE_LIMIT = 256 * 1024 * 1024
 """Bytes. The nodes of a very large cluster fit, an endless file does not."""
-
-
-class InputError(Exception):
-    """A file cannot be read or has unexpected content. The message says which file and where."""
 
 
 def read_objects(path: str) -> list[dict[str, Any]]:

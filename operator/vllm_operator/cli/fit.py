@@ -19,7 +19,8 @@ from vllm_operator.catalog.memory import MemoryFacts, load_memory
 from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release, load_versions, parse_release
 from vllm_operator.cli.checkpoints import read_model_files
-from vllm_operator.cli.documents import STANDARD_INPUT, InputError
+from vllm_operator.cli.documents import STANDARD_INPUT
+from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import Case, as_line, predict, predict_model, read_case
@@ -29,7 +30,7 @@ from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import ModelFiles
 
-FITS_STATUS, DOES_NOT_FIT_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+FITS_STATUS, DOES_NOT_FIT_STATUS = 0, 1
 LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a line of cases."""
 MOST_GPUS = 8
@@ -72,13 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print what fits. Return the exit status."""
-    try:
-        if arguments.cases is not None:
-            return _run_cases(arguments.cases)
-        return _run_model(arguments)
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    return _run_cases(arguments.cases) if arguments.cases is not None else _run_model(arguments)
 
 
 def load_predictor() -> Callable[[Case], Estimate]:

@@ -5,12 +5,10 @@ Exit status: 0, or 2 if the nodes cannot be read.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vllm_operator.catalog.gpus import load_gpus
-from vllm_operator.cli.documents import InputError
 from vllm_operator.cli.gpus_page import gpus_page
 from vllm_operator.cli.live import connected, resource_slices
 from vllm_operator.cli.terminal import screen_width, show
@@ -18,7 +16,7 @@ from vllm_operator.cluster.client import NODE, POD, Forbidden
 from vllm_operator.cluster.inventory import has_gpu_sign
 from vllm_operator.planning.inventory.nodes import read_inventory
 
-READ_STATUS, BAD_INPUT_STATUS = 0, 2
+READ_STATUS = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,11 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the devices. Return the exit status."""
-    try:
-        nodes, slices, pods = asyncio.run(_read())
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    nodes, slices, pods = asyncio.run(_read())
     gpus = load_gpus()
     show(gpus_page(read_inventory(nodes, slices, gpus), pods, gpus, width=screen_width()))
     return READ_STATUS

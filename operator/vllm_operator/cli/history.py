@@ -5,7 +5,6 @@ Exit status: 0 shown, 2 the input cannot be used.
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -15,12 +14,13 @@ import yaml
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.documents import InputError, name_of, parse_deployment, read_objects
+from vllm_operator.cli.documents import name_of, parse_deployment, read_objects
+from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.revisions import Revision, read_revisions
 from vllm_operator.cli.tables import wrap
 from vllm_operator.planning.differences import Difference, compare
 
-SHOWN_STATUS, BAD_INPUT_STATUS = 0, 2
+SHOWN_STATUS = 0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show the history; return the exit status."""
-    try:
-        resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
     if arguments.output == "json":
         print(json.dumps(_for_programs(resource, revisions), indent=2))
     elif arguments.output == "yaml":

@@ -15,13 +15,13 @@ import yaml
 
 from vllm_operator.api.validation import violations
 from vllm_operator.catalog.loader import load_catalog
-from vllm_operator.cli.documents import InputError, read_objects
+from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.imports.report import ImportRefusedError, Report
 from vllm_operator.cli.imports.sources import find_engines
 from vllm_operator.cli.imports.translation import translate
 from vllm_operator.cli.tables import wrap
 
-IMPORTED_STATUS, BAD_INPUT_STATUS = 0, 2
+IMPORTED_STATUS = 0
 _LIVE = ("deployment/", "deploy/", "deployments/")
 
 
@@ -39,14 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the VLLMDeployments and the reports. Return the exit status."""
-    try:
-        objects = _read(arguments.source, arguments.namespace)
-        results = [(engine.source, *translate(engine, load_catalog(), model=arguments.model)) for engine in find_engines(objects)]
-        for _, manifest, _ in results:
-            _check(manifest)
-    except (InputError, ImportRefusedError) as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    objects = _read(arguments.source, arguments.namespace)
+    results = [(engine.source, *translate(engine, load_catalog(), model=arguments.model)) for engine in find_engines(objects)]
+    for _, manifest, _ in results:
+        _check(manifest)
     print(yaml.safe_dump_all([manifest for _, manifest, _ in results], sort_keys=False, width=140, allow_unicode=True), end="")
     for source, manifest, report in results:
         print("\n".join(report_lines(source, manifest, report)), file=sys.stderr)

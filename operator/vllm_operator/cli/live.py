@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.spec import AcceleratorPolicy
-from vllm_operator.cli.documents import InputError
+from vllm_operator.cli.errors import InputError
 from vllm_operator.cluster.client import (
     NODE,
     POD,

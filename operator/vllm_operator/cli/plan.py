@@ -26,7 +26,6 @@ from vllm_operator.cli.checkpoints import read_model_files
 from vllm_operator.cli.documents import (
     RULES_HELP,
     STANDARD_INPUT,
-    InputError,
     catalog_with,
     instance_types_in,
     name_of,
@@ -34,6 +33,7 @@ from vllm_operator.cli.documents import (
     prices_in,
     read_objects,
 )
+from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.history import in_force, read_history
 from vllm_operator.cli.plan_pages import differences_as_json, differences_of, plan_lines, write_difference_page, write_page
 from vllm_operator.cli.revisions import with_pinned_plan
@@ -45,7 +45,7 @@ from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
 
-PLANNED_STATUS, REFUSED_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+PLANNED_STATUS, REFUSED_STATUS = 0, 1
 SAME_STATUS, DIFFERENT_STATUS = 0, 1
 
 
@@ -83,22 +83,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.revision is not None:
         return _show_revision(arguments)
     name = arguments.name
-    try:
-        manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
-        catalog = catalog_with(arguments.rules)
-        if arguments.prices is not None:
-            catalog = replace(catalog, prices=prices_in(arguments.prices))
-        if arguments.instance_types is not None:
-            catalog = replace(catalog, instance_types=instance_types_in(arguments.instance_types, catalog))
-        files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
-        resource = parse_deployment(manifest)
-        if arguments.diff:
-            resource = with_pinned_plan(resource, nodes)
-            if resource.pinned is None:
-                raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
+    catalog = catalog_with(arguments.rules)
+    if arguments.prices is not None:
+        catalog = replace(catalog, prices=prices_in(arguments.prices))
+    if arguments.instance_types is not None:
+        catalog = replace(catalog, instance_types=instance_types_in(arguments.instance_types, catalog))
+    files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
+    resource = parse_deployment(manifest)
+    if arguments.diff:
+        resource = with_pinned_plan(resource, nodes)
+        if resource.pinned is None:
+            raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
     node_pools = _of_kind(nodes, "NodePool")
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus, node_pools=node_pools)
     if pods := _of_kind(nodes, "Pod"):
@@ -118,20 +114,16 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _show_revision(arguments: argparse.Namespace) -> int:
     """Print the plan of a revision."""
-    try:
-        if arguments.name is None:
-            raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
-        resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
-        revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
-        if revision is None:
-            known = ", ".join(str(entry.number) for entry in revisions) or "none"
-            raise InputError(f"{arguments.name} has no revision {arguments.revision}; it has {known}")
-        if revision.plan is None:
-            raise InputError(revision.problem)
-        catalog = catalog_with(arguments.rules)
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    if arguments.name is None:
+        raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
+    resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
+    revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
+    if revision is None:
+        known = ", ".join(str(entry.number) for entry in revisions) or "none"
+        raise InputError(f"{arguments.name} has no revision {arguments.revision}; it has {known}")
+    if revision.plan is None:
+        raise InputError(revision.problem)
+    catalog = catalog_with(arguments.rules)
     if arguments.output:
         _print_for_programs({"plan": revision.plan.to_json()}, arguments.output)
         return PLANNED_STATUS

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cli.documents import InputError
+from vllm_operator.cli.errors import InputError
 from vllm_operator.pods import reading
 from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
 

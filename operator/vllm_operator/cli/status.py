@@ -5,19 +5,17 @@ Exit status: 0, or 2 if the object does not exist or the cluster cannot be read.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from vllm_operator.api.labels import KIND
-from vllm_operator.cli.documents import InputError
 from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cli.screen import Line
 from vllm_operator.cli.status_page import status_page
 from vllm_operator.cli.terminal import screen_width, show, show_each
 from vllm_operator.cluster.client import EVENT, VLLM_DEPLOYMENT, ClusterClient, Forbidden, Manifest, Unavailable
 
-READ_STATUS, BAD_INPUT_STATUS = 0, 2
+READ_STATUS = 0
 REDRAW_SECONDS = 1.0
 """Time between two screens: ages and estimates change while the object does not."""
 WATCH_SECONDS = 300.0
@@ -34,9 +32,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the screen. Return the exit status."""
     try:
         asyncio.run(_run(arguments))
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
     except KeyboardInterrupt:
         if not arguments.watch:
             raise

@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import KIND
-from vllm_operator.cli.documents import InputError
 from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cli.timeline_page import OTHER, Start, print_starts, rank
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, Manifest
 from vllm_operator.pods import reading
 
-SHOWN_STATUS, NO_START_STATUS, BAD_INPUT_STATUS = 0, 1, 2
+SHOWN_STATUS, NO_START_STATUS = 0, 1
 FORMS = ("svg", "json")
 _STAGES_SHOWN = 16
 _RECORDED = re.compile(r"([A-Za-z]{1,40})=([0-9]{1,8})")
@@ -32,11 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the starts. Return the exit status."""
-    try:
-        resource = asyncio.run(_read(arguments))
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
+    resource = asyncio.run(_read(arguments))
     starts = starts_of_status(resource)
     if not starts:
         print(

@@ -5,18 +5,16 @@ Exit status: 0, or 2 if the cluster cannot be read.
 
 import argparse
 import asyncio
-import sys
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
 
-from vllm_operator.cli.documents import InputError
 from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cli.screen import Line
 from vllm_operator.cli.terminal import is_terminal, screen_width, show, show_each
 from vllm_operator.cli.top_page import top_page
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, Unavailable
 
-READ_STATUS, BAD_INPUT_STATUS = 0, 2
+READ_STATUS = 0
 REDRAW_SECONDS = 2.0
 
 
@@ -32,9 +30,6 @@ def run(arguments: argparse.Namespace) -> int:
     """Show the table. Return the exit status."""
     try:
         asyncio.run(_run(arguments))
-    except InputError as error:
-        print(f"Error: {error}", file=sys.stderr)
-        return BAD_INPUT_STATUS
     except KeyboardInterrupt:
         print()
     return READ_STATUS

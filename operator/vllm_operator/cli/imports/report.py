@@ -2,8 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from vllm_operator.cli.errors import InputError
 
-class ImportRefusedError(Exception):
+
+class ImportRefusedError(InputError):
     """A deployment cannot be imported. The message says why, and what the user can do."""
 
 
