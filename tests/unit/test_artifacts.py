@@ -330,7 +330,7 @@ def test_the_program_that_fetches_is_part_of_pod_templates() -> None:
 PROGRAM_DIGEST = "0a9600634e32f8ed"
 
 
-@pytest.mark.parametrize("name", ["fetch", "publish"])
+@pytest.mark.parametrize("name", ["fetch", "publish", "export", "import"])
 def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, name: str) -> None:
     program = load_program(name)
     assert "vllm_operator.caches" not in program
@@ -344,9 +344,11 @@ def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, nam
         names += [key for key in own if not key.startswith("__") and f"\n{key}" in (Path(loaded.__file__ or "").read_text())]
     constants = [key for key in names if key.isupper() or key[0].islower()]
     assert len(names) == len(set(names)), sorted(key for key in constants if names.count(key) > 1)
-    env = {f"{name.upper() if name == 'publish' else 'CACHE'}_ARTIFACT": "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
-    done = subprocess.run([sys.executable, "-I", "-B", "-c", program], env=env, capture_output=True, text=True, check=False, timeout=60)
-    assert json.loads((tmp_path / "report").read_text())["result"] == "Failed", done.stderr
+    env = {f"{name.upper() if name != 'fetch' else 'CACHE'}_ARTIFACT": "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
+    command = [sys.executable, "-I", "-B", "-c", program]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
+    report = (tmp_path / "report").read_text() if name in ("fetch", "publish") else done.stderr
+    assert json.loads(report)["result"] == "Failed", done.stderr
 
 
 def test_what_is_packed_by_hand_leaves_out_the_same() -> None:

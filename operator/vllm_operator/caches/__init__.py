@@ -8,5 +8,6 @@ what to do      actions (everything), priming (who fills an empty cache), rollou
                 unused caches; the program is in scripts), remounting (a volume that became read-only), claim_holders (Pods that
                 keep a PVC which is being deleted)
 in a registry   artifacts (fetching, and what Pods report of it), publishing (the Job that pushes; the programs are in scripts)
+in a file       transfer (the Pod through which the command line exports and imports)
 what to report  activity
 """

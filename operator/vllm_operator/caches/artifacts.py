@@ -32,6 +32,8 @@ _PACKAGE = "vllm_operator.caches.scripts"
 _MODULES = {
     "fetch": ("artifact", "build", "registry", "unpack", "fetch"),
     "publish": ("artifact", "build", "registry", "pack", "publish"),
+    "export": ("artifact", "build", "registry", "pack", "publish", "layout_file", "export_file"),
+    "import": ("artifact", "build", "registry", "unpack", "fetch", "layout_file", "import_file"),
 }
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
@@ -46,7 +48,7 @@ _MAX_NAMED = 150
 
 @cache
 def load_program(name: str) -> str:
-    """Return a program, `fetch` or `publish`, as one text for `python3 -c`: its modules without the imports of each other."""
+    """Return a program, for example `fetch`, as one text for `python3 -c`: its modules without the imports of each other."""
     modules = _MODULES[name]
     return "\n\n".join(_without_imports(module, is_last=module == modules[-1]) for module in modules)
 

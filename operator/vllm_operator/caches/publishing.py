@@ -244,7 +244,7 @@ def _settings(context: CacheContext, caches: Caches) -> dict[str, Any]:
         "excluded": list(caches.artifact.excluded) if caches.artifact else [],
         "whole": list(caches.artifact.whole) if caches.artifact else [],
         "architecture": plan.architecture or "",
-        "mounts": _mounts(context, caches),
+        "mounts": cache_mounts(context, caches),
         "deadline": DEADLINE_SECONDS - 60,
         **({"secret": ARTIFACT_SECRET_ROOT} if _artifact_of(context).push_secret_name else {}),
     }
@@ -262,18 +262,14 @@ def _container(context: CacheContext, name: str, settings: Mapping[str, Any], mo
     mounts = [copy.deepcopy(dict(mount)), {"name": PACKING_VOLUME, "mountPath": "/tmp"}]
     if _artifact_of(context).push_secret_name:
         mounts.append({"name": ACCOUNT_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
-    sources = [
-        {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
-        for number, entry in enumerate(engine.get("envFrom") or ())
-        if entry.get("secretRef")
-    ]
+    secrets = secret_variables(context)
     return {
         "name": name,
         "image": engine["image"],
         **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
         "command": run_program("publish"),
-        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine), *_secrets(context, engine)],
-        **({"envFrom": sources} if sources else {}),
+        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine), *secrets.pop("env")],
+        **secrets,
         "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}},
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
         "volumeMounts": mounts,
@@ -295,8 +291,21 @@ def _pod_spec(context: CacheContext, settings: Mapping[str, Any], need: Publicat
     }
 
 
+def secret_variables(context: CacheContext) -> dict[str, Any]:
+    """Return `env`, and `envFrom` if there is any, with the secret values of the engine.
+
+    The kubelet resolves them, and the program that packs looks for them in the files.
+    """
+    engine = _engine(context)
+    sources = [
+        {"prefix": f"{SECRET_PREFIX}FROM_{number}_", "secretRef": {**dict(entry["secretRef"]), "optional": True}}
+        for number, entry in enumerate(engine.get("envFrom") or ())
+        if entry.get("secretRef")
+    ]
+    return {"env": list(_secrets(context, engine)), **({"envFrom": sources} if sources else {})}
+
+
 def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Variables with the secret values of the engine: the kubelet resolves them, and the program looks for them in the files."""
     references: list[dict[str, Any]] = []
     for entry in reading.objects(engine, "env"):
         if found := reading.mapping(entry, "valueFrom", "secretKeyRef"):
@@ -309,7 +318,7 @@ def _secrets(context: CacheContext, engine: Mapping[str, Any]) -> Iterator[dict[
         yield {"name": f"{SECRET_PREFIX}{number}", **reference}
 
 
-def _mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
+def cache_mounts(context: CacheContext, caches: Caches) -> list[dict[str, Any]]:
     """The folders besides `VLLM_CACHE_ROOT`, as GKM and KServe describe them (redhat-et/GKM#176)."""
     plan = context.plan
     used = caches.used_by(plan.engine_version, plan.distribution)
