@@ -7,9 +7,15 @@ import pytest
 import yaml
 
 from support.manifests import CASES, read_case
+from support.observations import NOW
+from vllm_operator.api.operation import Publish, Storage
 from vllm_operator.caches.address import cache_address, template_spec
+from vllm_operator.caches.artifacts import load_program
 from vllm_operator.caches.cleaning import cleaning_script, render_cleaning
+from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.priming import render_primer
+from vllm_operator.caches.publishing import add_publisher, is_published_by_primer
+from vllm_operator.catalog.caches import load_caches
 from vllm_operator.rendering.manifests import render
 
 CHOSEN = ("read-write-many", "smallest", "any-user-read-only", "dra-whole-gpus")
@@ -39,6 +45,27 @@ def test_primer_and_cleaning_are_as_recorded(folder: Path, golden: Callable[[Pat
     assert command[2] == cleaning_script()
     command[2] = "(caches/scripts/clean_caches.py)"
     golden(Path(__file__).parent / "upkeep" / f"{folder.name}.yaml", yaml.safe_dump_all([primer, job], sort_keys=False, width=120))
+
+
+def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], None]) -> None:
+    resource, plan = read_case(next(folder for folder in CASES if folder.name == "cache-artifact"))
+    spec = resource.spec
+    assert spec.cache is not None
+    assert spec.cache.artifact is not None
+    artifact = spec.cache.artifact.model_copy(
+        update={"reference": None, "policy": None, "publish": Publish.WHEN_PRIMED, "push_secret_name": "caches-write"}
+    )
+    cache = spec.cache.model_copy(update={"storage": Storage.EMPTY_DIR, "claim_name": None, "volume": None, "artifact": artifact})
+    resource = resource.model_copy(update={"spec": spec.model_copy(update={"cache": cache})})
+    deployment = next(manifest for manifest in render(resource, plan) if manifest["kind"] == "Deployment")
+    context = CacheContext(resource=resource, plan=plan, desired=deployment, now=NOW)
+    assert is_published_by_primer(context)
+    primer = add_publisher(render_primer(deployment, beside_replicas=False), context, load_caches())
+    spec_of_pod = primer["spec"]["template"]["spec"]
+    for name, container in (("fetch", spec_of_pod["initContainers"][-1]), ("publish", spec_of_pod["containers"][-1])):
+        assert container["command"][-1] == load_program(name)
+        container["command"][-1] = f"(the program {name})"
+    golden(Path(__file__).parent / "upkeep" / "primer-that-publishes.yaml", yaml.safe_dump(primer, sort_keys=False, width=120))
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
