@@ -22,7 +22,7 @@ from vllm_operator.caches.scripts.artifact import ArtifactError
 from vllm_operator.caches.scripts.layout_file import LayoutFile, find_members
 from vllm_operator.caches.transfer import EXEC
 from vllm_operator.cli import transfer
-from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.errors import INPUT_ERROR_STATUS, InputError
 from vllm_operator.cluster.client import POD
 
 LEFT_OUT = ("cache_key_factors.json", ".lock", "grammar.db")
@@ -245,7 +245,7 @@ def test_a_file_that_does_not_exist_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
-    assert kubectl_plugin(["caches", "import", "llama", str(tmp_path / "none.tar"), "-n", "models"]) == transfer.BAD_INPUT_STATUS
+    assert kubectl_plugin(["caches", "import", "llama", str(tmp_path / "none.tar"), "-n", "models"]) == INPUT_ERROR_STATUS
     assert "Error:" in capsys.readouterr().err
 
 

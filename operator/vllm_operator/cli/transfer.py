@@ -27,7 +27,7 @@ from vllm_operator.caches.scripts.artifact import LABEL, ArtifactError
 from vllm_operator.caches.scripts.layout_file import COPY_BYTES, LayoutFile
 from vllm_operator.caches.transfer import EXEC, TRANSFER_CONTAINER, render_transfer
 from vllm_operator.catalog.caches import load_caches
-from vllm_operator.cli.errors import INPUT_ERROR_STATUS, InputError
+from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient, Conflict, Manifest, children_of
@@ -36,7 +36,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, read_pod
 from vllm_operator.text import wording
 
-DONE_STATUS, FAILED_STATUS, BAD_INPUT_STATUS = 0, 1, INPUT_ERROR_STATUS
+DONE_STATUS, FAILED_STATUS = 0, 1
 START_SECONDS = 300
 _FAILED = (Phase.IMAGE_PULL_FAILED, Phase.CONTAINER_FAILED, Phase.CRASHED, Phase.FAILED)
 
