@@ -48,6 +48,10 @@ class FakeHub:
             await self.wait.wait()
         return self.answers.get(repository, HubAnswer(trouble=f"The hub has no {repository}."))
 
+    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Return what `answers` has."""
+        return await self.read(repository, revision, token)
+
     async def close(self) -> None:
         """Nothing to close."""
 

@@ -63,7 +63,15 @@ class PlannedArgument(Model):
 
     name: str = Field(max_length=128, description="Flag with its leading dashes.")
     value: str | None = Field(default=None, max_length=4096, description="Value. Absent for a flag without a value.")
+    values: list[Annotated[str, Field(max_length=4096)]] | None = Field(
+        default=None, max_length=64, description="Values of a flag that takes several.", json_schema_extra=list_atomic()
+    )
     reason: Text | None = Field(default=None, description="Reason for the flag.")
+
+    @property
+    def text(self) -> str | None:
+        """The value, or the values with spaces between them; None without a value."""
+        return " ".join(self.values) if self.values else self.value
 
 
 class NodeRequirement(Model):

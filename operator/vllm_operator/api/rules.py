@@ -93,7 +93,7 @@ VALUE_OR_SOURCE = {
 
 REVISION_ON_HUB = {
     "rule": "!has(self.revision) || self.uri.startsWith('hf://')",
-    "message": "only a model on the hub (hf://) has a revision; for a model on a PersistentVolumeClaim, name the directory in uri: pvc://claim/path",
+    "message": "only what is on the hub (hf://) has a revision; on a PersistentVolumeClaim, name the directory in uri: pvc://claim/path",
     "fieldPath": ".revision",
 }
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
+from vllm_operator.api.adapters import AdapterSpec, SecretKeyReference
 from vllm_operator.api.base import (
     Architecture,
     Backend,
@@ -66,13 +67,6 @@ class Quantization(StrEnum):
     MXFP8 = "MXFP8"
     INT4 = "INT4"
     INT8 = "INT8"
-
-
-class SecretKeyReference(Model):
-    """A key of a Secret in the same namespace."""
-
-    name: Name = Field(description="Name of the Secret.")
-    key: str = Field(default="token", min_length=1, max_length=253, description="Key in the Secret. Default: token.")
 
 
 class ModelFacts(Model):
@@ -369,6 +363,13 @@ class VLLMDeploymentSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
     model: ModelSpec = Field(description="The model to serve.")
+    adapters: list[AdapterSpec] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=64,
+        description="LoRA adapters to serve beside the model.",
+        json_schema_extra=list_map("name"),
+    )
     engine: EngineSpec | None = Field(default=None, description="The vLLM server to run.")
     accelerator: AcceleratorSpec | None = Field(default=None, description="GPUs that a replica may use, and their number.")
     parallelism: ParallelismSpec | None = Field(default=None, description="Distribution of one replica over its GPUs.")

@@ -65,7 +65,7 @@ def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
     lines += [""]
     lines += _backends(made)
     lines += _section("Model facts", [f"{fact.name} = {_shown(fact)}  ({fact.source})" for fact in made.model_facts])
-    lines += _section("Flags", [_setting(a.name, a.value, " ", a.reason) for a in made.args])
+    lines += _section("Flags", [_setting(a.name, a.text, " ", a.reason) for a in made.args])
     kept = {variable.name for entry in (*catalog.caches.compiled, catalog.caches.weights) for variable in entry.variables}
     lines += _section("Variables", [_setting(v.name, v.value, "=", v.reason) for v in made.env if v.name not in kept])
     keeping = ", ".join(f"{v.name}={v.value}" for v in made.env if v.name in kept)

@@ -50,6 +50,9 @@ class ModelHub(Protocol):
     async def read(self, repository: str, revision: str, token: str | None) -> HubAnswer:
         """Read the config.json of `organization/name`. Never raises."""
 
+    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read the adapter_config.json of a LoRA adapter. Never raises."""
+
     async def close(self) -> None:
         """Close all connections."""
 
@@ -78,6 +81,13 @@ class HttpHub:
         quantized = any("quantization_config" in part for part in (whole, mapping(whole, "text_config")))
         tensors = await self._tensors(repository, revision, files, token, until) if quantized else None
         return HubAnswer(whole, size, tensors=tensors)
+
+    async def read_adapter(self, repository: str, revision: str, token: str | None) -> HubAnswer:
+        """Read adapter_config.json."""
+        try:
+            return HubAnswer(await self._file(repository, revision, "adapter_config.json", token))
+        except _ReadError as error:
+            return HubAnswer(trouble=str(error), refused=error.refused, unreachable=error.unreachable)
 
     async def close(self) -> None:
         """Close all connections."""

@@ -65,7 +65,7 @@ def _backends(choices: Iterable[BackendChoice]) -> dict[str, Setting]:
 
 
 def _values(settings: Iterable[PlannedVariable | PlannedArgument]) -> dict[str, Setting]:
-    return {setting.name: (setting.value or "", setting.reason) for setting in settings}
+    return {each.name: ((each.text if isinstance(each, PlannedArgument) else each.value) or "", each.reason) for each in settings}
 
 
 def _settings(subject: str, before: Mapping[str, Setting], after: Mapping[str, Setting]) -> list[Difference]:

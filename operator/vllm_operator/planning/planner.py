@@ -24,6 +24,7 @@ from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.versions import parse_release
 from vllm_operator.planning.engine.access import access_notes
+from vllm_operator.planning.engine.adapters import AdapterError, check_adapters, plan_adapters
 from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.command_line import ArgumentError, check_arguments
@@ -178,7 +179,8 @@ class _FreshPlan:
             check_pod_template(spec.pod_template)
             check_containers(spec.pod_template)
             check_arguments(spec.engine)
-        except (PodTemplateError, ArgumentError) as error:
+            check_adapters(spec)
+        except (PodTemplateError, ArgumentError, AdapterError) as error:
             return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
         engine = engine_of(spec.engine, overrides)
@@ -322,13 +324,15 @@ class _FreshPlan:
         shape = premises.shape.parallel
         own = engine_arguments(resource.spec.model, version, shape, chosen=chosen.sized, length=length, shortened=not wanted)
         drain = drain_seconds(resource.spec, premises.overrides)
-        args = _distinct([*own, *drain_arguments(drain, version.table), *decision.args])
+        adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
+        args = _distinct([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         notes = [
             *target.notes,
             *decision.notes,
             *about_names,
+            *adapters.notes,
             *drain_notes(resource.spec, drain),
             *access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),

@@ -4,7 +4,6 @@ It works with every kind of volume at the path of the caches. It runs in the eng
 mounts the Secret for the registry. Apart from the spec, it depends on the plan only, so nothing that is published replaces a Pod.
 """
 
-import copy
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +15,11 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.address import is_read_only, volume_at
 from vllm_operator.caches.artifacts import FETCH_CONTAINER, FETCH_VARIABLE, proxies_of, run_program, travel_settings
 from vllm_operator.catalog.paths import ARTIFACT_SECRET_ROOT, CACHE_ROOT
+from vllm_operator.rendering.init_container import render_init_container
 
 SECRET_VOLUME = "artifact-secret"
 DEADLINE_SECONDS = 110
 """How long a start may wait for a fetch. Then it is cold, or the container is started again if the artifact is required."""
-_INHERITED = ("image", "imagePullPolicy", "securityContext")
-_NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def with_artifact(template: dict[str, Any], resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -57,20 +55,8 @@ def _container(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, Any], 
         **({"rejected": plan.cache_artifact.rejected} if plan.cache_artifact.rejected else {}),
         **({"secret": ARTIFACT_SECRET_ROOT} if artifact.pull_secret_name else {}),
     }
-    mounts = [copy.deepcopy(mount) for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT]
+    mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT]
     if artifact.pull_secret_name:
         mounts.append({"name": SECRET_VOLUME, "mountPath": ARTIFACT_SECRET_ROOT, "readOnly": True})
-    resources = {
-        kind: kept
-        for kind in ("limits", "requests")
-        if (kept := {name: value for name, value in (engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES})
-    }
-    return {
-        "name": FETCH_CONTAINER,
-        **{name: copy.deepcopy(engine[name]) for name in _INHERITED if name in engine},
-        "command": run_program("fetch"),
-        "env": [{"name": FETCH_VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)],
-        **({"resources": resources} if resources else {}),
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "volumeMounts": mounts,
-    }
+    env = [{"name": FETCH_VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *proxies_of(engine)]
+    return render_init_container(engine, FETCH_CONTAINER, run_program("fetch"), mounts, env, reports=True)

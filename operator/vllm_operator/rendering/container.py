@@ -118,7 +118,7 @@ def _variable(variable: PlannedVariable | EnvironmentVariable) -> dict[str, Any]
 
 def _words(argument: PlannedArgument | EngineArgument) -> list[str]:
     flag = argument.name if argument.name.startswith("-") else f"--{argument.name}"
-    if isinstance(argument, EngineArgument) and argument.values:
+    if argument.values:
         return [flag, *argument.values]
     if argument.value is None:
         return [flag]

@@ -6,8 +6,6 @@ under another name is not marked. Each start touches the marker. Its time tells 
 that does not record access times. A start continues if the marker cannot be written.
 """
 
-import copy
-from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
@@ -16,8 +14,10 @@ from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.planning.engine.drain import grace_seconds
+from vllm_operator.rendering.adapters import with_adapters
 from vllm_operator.rendering.artifact import with_artifact
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
+from vllm_operator.rendering.init_container import render_init_container
 from vllm_operator.rendering.pod_template import merge_pod_template
 from vllm_operator.rendering.resource_claim import template_name, uses_dra
 from vllm_operator.rendering.volumes import render_volumes
@@ -29,8 +29,6 @@ TERMINATION_SECONDS = 60
 """Time for a Pod that does not drain to stop."""
 MARKER_CONTAINER = "mark-cache"
 MARKER_PREFIX = ".vllm-operator-"
-_INHERITED = ("image", "imagePullPolicy", "securityContext")
-_NODE_RESOURCES = frozenset({"cpu", "memory", "ephemeral-storage"})
 
 
 def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     """
     rendered = {"metadata": {"labels": labels_of(resource, Role.ENGINE)}, "spec": _pod_spec(resource, plan)}
     merged = with_marker(merge_pod_template(rendered, resource.spec.pod_template), plan)
-    return with_artifact(merged, resource, plan)
+    return with_adapters(with_artifact(merged, resource, plan), resource)
 
 
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
@@ -88,21 +86,7 @@ def with_marker(template: dict[str, Any], plan: Plan) -> dict[str, Any]:
     if plan.cache_marker is None or named or address is None or address.key != plan.cache_key or is_read_only(spec, CACHE_ROOT):
         return template
     engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
-    return {**template, "spec": {**spec, "initContainers": [*present, _container(engine, plan.cache_key)]}}
-
-
-def _container(engine: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Same image and user as the engine, so that it can run wherever the engine can, but no GPU."""
+    command = ["sh", "-c", 'touch -- "$1" || true', "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{plan.cache_key}"]
     mount = next(mount for mount in engine["volumeMounts"] if mount["mountPath"] == CACHE_ROOT)
-    resources = {
-        kind: kept
-        for kind in ("limits", "requests")
-        if (kept := {name: value for name, value in (engine.get("resources", {}).get(kind) or {}).items() if name in _NODE_RESOURCES})
-    }
-    return {
-        "name": MARKER_CONTAINER,
-        **{name: copy.deepcopy(engine[name]) for name in _INHERITED if name in engine},
-        "command": ["sh", "-c", 'touch -- "$1" || true', "mark", f"{CACHE_ROOT}/{MARKER_PREFIX}{key}"],
-        **({"resources": resources} if resources else {}),
-        "volumeMounts": [copy.deepcopy(mount)],
-    }
+    container = render_init_container(engine, MARKER_CONTAINER, command, [mount])
+    return {**template, "spec": {**spec, "initContainers": [*present, container]}}

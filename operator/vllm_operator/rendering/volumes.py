@@ -19,16 +19,23 @@ from vllm_operator.caches.volumes import (
     weights_claim_name,
     weights_storage,
 )
-from vllm_operator.catalog.paths import CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
+from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, CACHE_ROOT, MODEL_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT, WEIGHTS_SUBPATH
 from vllm_operator.planning.pod_template import run_as_user
 
 MODEL_VOLUME = "model"
+ADAPTER_VOLUME = "adapters"
 SHARED_MEMORY_VOLUME = "shared-memory"
 TEMPORARY_VOLUME = "temporary"
 TOKEN_VOLUME = "hub-token"
 TEMPORARY_SIZE = "16Gi"
 """Limit for temporary files of compilers, which take megabytes to a few gigabytes. A Pod above the limit is evicted."""
 _PVC_SCHEME = "pvc://"
+
+
+def adapter_claims(resource: VLLMDeployment) -> list[str]:
+    """Names of the PVCs that hold adapters, sorted."""
+    uris = (adapter.uri for adapter in resource.spec.adapters or ())
+    return sorted({uri.removeprefix(_PVC_SCHEME).partition("/")[0] for uri in uris if uri.startswith(_PVC_SCHEME)})
 
 
 def model_claim(resource: VLLMDeployment) -> str | None:
@@ -47,6 +54,9 @@ def render_volumes(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]
     model = model_claim(resource)
     if model and _volume_of_claim(volumes, model) is None:
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": {"claimName": model}})
+    for number, claim in enumerate(adapter_claims(resource)):
+        if _volume_of_claim(volumes, claim) is None:
+            volumes.append({"name": f"{ADAPTER_VOLUME}-{number}", "persistentVolumeClaim": {"claimName": claim}})
     if token := resource.spec.model.token_secret_ref:
         items = [{"key": token.key, "path": TOKEN_FILE}]
         volumes.append({"name": TOKEN_VOLUME, "secret": {"secretName": token.name, "items": items}})
@@ -65,6 +75,9 @@ def render_mounts(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     model = model_claim(resource)
     if model:
         mounts.append({"name": _volume_of_claim(kept, model) or MODEL_VOLUME, "mountPath": MODEL_ROOT, "readOnly": True})
+    for claim in adapter_claims(resource):
+        volume = _volume_of_claim(render_volumes(resource, plan), claim)
+        mounts.append({"name": volume, "mountPath": f"{ADAPTER_CLAIM_ROOT}/{claim}", "readOnly": True})
     if resource.spec.model.token_secret_ref:
         mounts.append({"name": TOKEN_VOLUME, "mountPath": TOKEN_ROOT, "readOnly": True})
     return mounts

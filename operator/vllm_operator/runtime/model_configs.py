@@ -13,18 +13,21 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from vllm_operator.api.adapters import AdapterSpec, SecretKeyReference
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import SecretKeyReference
+from vllm_operator.api.spec import ModelSpec
 from vllm_operator.cluster.client import SECRET, ClusterClient, ClusterError, Forbidden, Key, NotFound
 from vllm_operator.cluster.hub import HubAnswer, ModelHub
+from vllm_operator.planning.model.facts import AdapterFiles
 from vllm_operator.planning.pinning import is_in_force
 
 log = logging.getLogger(__name__)
 
-Question = tuple[str, str, str | None, str | None, str | None]
-"""Repository and revision; for a gated model also namespace, Secret and key, so that a token never opens a model for another namespace."""
+Question = tuple[str, str, bool, str | None, str | None, str | None]
+"""Repository, revision, and whether it is a LoRA adapter; with a token also namespace, Secret and key, so that a token never opens a
+model for another namespace."""
 
 KEPT_SECONDS, TROUBLE_SECONDS = 3600.0, 60.0
 ANSWERS_LIMIT = 256
@@ -69,9 +72,17 @@ class ModelConfigs:
 
         The hub is asked only for new plans, not for a plan in force.
         """
-        question = _question(resource)
-        if question is None:
+        questions = _questions(resource)
+        if not questions:
             return HubAnswer()
+        answers = {name: self._answer(question, resource) for name, question in questions.items()}
+        found = {name: answer for name, answer in answers.items() if answer is not None}
+        if len(found) < len(answers):
+            return None
+        of_model = found.pop(None, HubAnswer())
+        return replace(of_model, adapters={name: AdapterFiles(it.config, it.trouble, it.refused) for name, it in found.items() if name})
+
+    def _answer(self, question: Question, resource: VLLMDeployment) -> HubAnswer | None:
         kept = self._answers.get(question)
         if kept is not None and kept.until > self._clock():
             return kept.answer
@@ -119,7 +130,8 @@ class ModelConfigs:
                 if isinstance(token, HubAnswer):
                     return token
                 is_asked = True
-                return await self._hub.read(question[0], question[1], token)
+                read = self._hub.read_adapter if question[2] else self._hub.read
+                return await read(question[0], question[1], token)
         except TimeoutError:
             return HubAnswer(trouble=f"The model hub did not answer within {self._wait:g} s.", unreachable=is_asked)
         except Exception as error:  # a plan without these facts is better than none
@@ -128,7 +140,7 @@ class ModelConfigs:
 
     async def _token_of(self, question: Question) -> str | HubAnswer | None:
         """The token for a model, None where none is named; or what to say where the named one cannot be had."""
-        _, _, namespace, secret, name = question
+        _, _, _, namespace, secret, name = question
         if not (namespace and secret and name):
             return None
         try:
@@ -145,15 +157,23 @@ class ModelConfigs:
         return None
 
 
-def _question(resource: VLLMDeployment) -> Question | None:
-    """Return what to ask the hub for a new plan; None if no plan is due, or the model is not on the hub."""
-    model, plan = resource.spec.model, resource.pinned
-    scheme, _, repository = model.uri.partition("://")
-    if scheme != "hf" or (plan is not None and is_in_force(plan, resource)):
-        return None
-    reference: SecretKeyReference | None = model.token_secret_ref
-    secret = (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
-    return (repository.rstrip("/"), model.revision or DEFAULT_REVISION, *secret)
+def _questions(resource: VLLMDeployment) -> dict[str | None, Question]:
+    """Return what to ask the hub for a new plan: of each adapter by its name, and of the model, with the key None."""
+    spec, plan = resource.spec, resource.pinned
+    if plan is not None and is_in_force(plan, resource):
+        return {}
+    asked: list[tuple[str | None, ModelSpec | AdapterSpec]] = [(None, spec.model), *((each.name, each) for each in spec.adapters or ())]
+    questions: dict[str | None, Question] = {}
+    for name, each in asked:
+        scheme, _, repository = each.uri.partition("://")
+        if scheme == "hf":
+            secret = _secret(resource, each.token_secret_ref or spec.model.token_secret_ref)
+            questions[name] = (repository.rstrip("/"), each.revision or DEFAULT_REVISION, name is not None, *secret)
+    return questions
+
+
+def _secret(resource: VLLMDeployment, reference: SecretKeyReference | None) -> tuple[str | None, str | None, str | None]:
+    return (resource.metadata.namespace, reference.name, reference.key) if reference else (None, None, None)
 
 
 def _about_secret(error: ClusterError, namespace: str, secret: str) -> str:

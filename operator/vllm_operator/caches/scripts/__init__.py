@@ -1,1 +1,1 @@
-"""Programs that run in Pods of their own, as text. They use nothing but Python's standard library."""
+"""Programs that run in Pods, as text. They use only Python's standard library, and `fetch_adapters` huggingface_hub."""

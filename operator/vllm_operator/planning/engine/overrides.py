@@ -100,8 +100,8 @@ def drop_overridden(
         given = next((subjects[subject] for subject in subjects_of(argument.name) if subject in subjects), None)
         if given is None:
             kept_args.append(argument)
-        elif given != (argument.name, argument.value):
-            ours = _show(argument.name, argument.value)
+        elif given != (argument.name, argument.text):
+            ours = _show(argument.name, argument.text)
             texts.append(f"You set {_show(*given)}. The operator would use {ours}.{_why(argument.reason)}")
     return kept_env, kept_args, texts
 

@@ -32,6 +32,8 @@ def describe_rule_input(
     """
     parallelism, accelerator = spec.parallelism or ParallelismSpec(), spec.accelerator
     environment, arguments = read_overrides(spec).known_values()
+    if spec.adapters:
+        arguments.setdefault("--enable-lora", "")
     data = _size(parallelism.data, arguments, "--data-parallel-size", "-dp")
     profile = mig_profile or (accelerator.mig.profile if accelerator and accelerator.mig else None)
     tensor = _size(parallelism.tensor, arguments, "--tensor-parallel-size", "-tp")

@@ -13,6 +13,7 @@ from functools import lru_cache
 from vllm_operator.catalog.memory import MemoryFacts, value_at
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.adapters import adapter_bytes
 from vllm_operator.planning.memory.kv_cache import CacheLayout, CacheOptions, find_cache_type, is_modelled, lay_out
 from vllm_operator.planning.memory.layers import Cache, ModelShape
 from vllm_operator.planning.memory.overhead import (
@@ -58,9 +59,10 @@ class Device:
 class Options:
     """Flags of the engine that decide about memory. None is vLLM's default.
 
-    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured. `partition` are the
-    layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ. `runner_v2` is what
-    VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than estimated.
+    `max_length` 0 is `--max-model-len auto`. `weights_gib` are the weights on one GPU where they were measured, with those of adapters.
+    `partition` are the layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ.
+    `runner_v2` is what VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than
+    estimated. `adapters` are the LoRA adapters that a batch may use, with ranks up to `adapter_rank`.
     `fused_reduction` is false if a flag turns fuse_allreduce_rms off.
     """
 
@@ -85,6 +87,8 @@ class Options:
     partition: tuple[int, ...] = ()
     stage_gib: tuple[float, ...] = ()
     runner_v2: bool | None = None
+    adapters: int = 0
+    adapter_rank: int = 0
     more_gib: float = 0.0
     fused_reduction: bool = True
 
@@ -194,6 +198,7 @@ def _estimate(
         activation = activation_bytes(shape, parallel, run, facts, release) / GIB
         other = (non_torch_bytes(parallel, total, device.unified, facts, release) + reduction_bytes(parallel, run, facts, release)) / GIB
         graphs = 0.0 if options.eager else graph_bytes(shape, layers[stage], run, facts, release) / GIB
+        graphs *= 2 if options.adapters else 1  # with and without adapters (`cudagraph_specialize_lora`)
         counted = graphs if counts_graphs else 0.0
         other += options.more_gib
         available = utilization * total - weights[stage] - activation - other - counted
@@ -244,7 +249,8 @@ def _weights_by_stage(
     )
     if options.eagle:
         made[-1] += eagle_bytes(shape) / parallel.tensor
-    return [max(held / GIB - options.offload_gib, 0.0) for held in made]
+    adapters = adapter_bytes(shape, parallel, options.adapters, options.adapter_rank) / parallel.pipeline
+    return [max((held + adapters) / GIB - options.offload_gib, 0.0) for held in made]
 
 
 def _batch(

@@ -29,6 +29,21 @@ VALUE_LIMIT = 128
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterFiles:
+    """What was read from the files of a LoRA adapter on the hub.
+
+    Attributes:
+        config: Content of adapter_config.json; None if it was not read.
+        trouble: Why it could not be read, as a sentence; None if it was read or not requested.
+        refused: The hub answered that there is no such adapter, or that this token has no access to it.
+    """
+
+    config: Mapping[str, Any] | None = None
+    trouble: str | None = None
+    refused: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFiles:
     """What was read from a model's files on the hub.
 
@@ -38,6 +53,7 @@ class ModelFiles:
         tensors: What their headers say; None if not all of them were read.
         trouble: Why config.json could not be read, as a sentence; None if it was read or not requested.
         refused: The hub answered that there is no such model, or that this token has no access to it.
+        adapters: What was read of the adapters of `spec.adapters`, by name.
     """
 
     config: Mapping[str, Any] | None = None
@@ -45,6 +61,7 @@ class ModelFiles:
     trouble: str | None = None
     refused: bool = False
     tensors: TensorSizes | None = None
+    adapters: Mapping[str, AdapterFiles] = field(default_factory=dict)
 
 
 NO_FILES = ModelFiles()

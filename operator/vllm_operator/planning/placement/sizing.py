@@ -17,6 +17,7 @@ from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.adapters import active_adapters, highest_rank
 from vllm_operator.planning.engine.overrides import Overrides
 from vllm_operator.planning.engine.shape import ParallelShape, Shape
 from vllm_operator.planning.inventory.pools import Inventory, Pool
@@ -214,7 +215,8 @@ def resolve_sizing(
     """
     spec, summary = resource.spec, resource.status.pinned_plan
     arguments, read = overrides.arguments, read_flags(overrides.arguments)
-    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
+    active, rank = active_adapters(spec), highest_rank(spec, files.adapters)
+    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables), adapters=active, adapter_rank=rank)
     config, label = files.config, arguments.get("--quantization") or ""
     if not label and config is None and facts.quantization is not None:
         label = FORMATS[facts.quantization]

@@ -1,0 +1,178 @@
+"""LoRA adapters that are served from the first request on: the flags for them, and where the engine finds their files.
+
+An engine loads the adapters of `--lora-modules` before it accepts requests, and exits if one of them cannot be loaded
+(vllm/entrypoints/openai/models/serving.py 0.20.1 `init_static_loras`). So a Pod that is Ready serves all of them. Adapters on the hub are
+downloaded by an init container (`rendering/adapters.py`), because the engine itself can neither pin a revision of an adapter nor use a
+token of its own for it. Each is found at a path that its name, URI and revision decide, so a change replaces the Pods.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vllm_operator.api.adapters import AdapterSpec
+from vllm_operator.api.plan import Plan, PlannedArgument
+from vllm_operator.api.spec import VLLMDeploymentSpec
+from vllm_operator.catalog.paths import ADAPTER_CLAIM_ROOT, WEIGHTS_ROOT
+from vllm_operator.catalog.rules import Severity
+from vllm_operator.catalog.versions import VersionTable
+from vllm_operator.planning.engine.arguments import served_name
+from vllm_operator.planning.model.facts import AdapterFiles, model_name
+from vllm_operator.planning.notes import Note
+from vllm_operator.pods.reading import mapping, read_integer
+from vllm_operator.text.wording import listed
+
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Values of `--max-lora-rank` that every version accepts (vllm/config/lora.py 0.11.0:95 to 0.33.0)."""
+DEFAULT_RANK = 16
+RANK_FLAG = "--max-lora-rank"
+MOST_ACTIVE = 8
+"""Most adapters in one batch, `--max-loras`. Each takes memory of the GPU; requests for others wait."""
+
+
+class AdapterError(ValueError):
+    """The adapters of a spec cannot be served together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """The flags for the adapters of a spec, and what the user should know."""
+
+    arguments: tuple[PlannedArgument, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+
+def check_adapters(spec: VLLMDeploymentSpec) -> None:
+    """Refuse an adapter with the name of the model.
+
+    Raises:
+        AdapterError: The message names the adapter.
+    """
+    of_model = served_name(spec.model) or model_name(spec.model)
+    if any(adapter.name == of_model for adapter in spec.adapters or ()):
+        raise AdapterError(f"The adapter {of_model} in spec.adapters has the name of the model. Rename it, or set spec.model.servedName")
+
+
+def plan_adapters(
+    spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles], table: VersionTable | None, in_force: Plan | None
+) -> Adapters:
+    """Plan the flags for `spec.adapters`.
+
+    Args:
+        spec: The spec.
+        files: What was read of each adapter on the hub, by its name.
+        table: The flags of this version; None if the version is unknown.
+        in_force: The plan in force, for which no files are read; None for a new plan.
+    """
+    adapters = sorted(spec.adapters or (), key=lambda adapter: adapter.name)
+    if not adapters:
+        return Adapters()
+    if table is not None and not table.knows_flag("--lora-modules"):
+        text = f"vLLM {table.version} has no flag --lora-modules, so the adapters of spec.adapters are not served. Use another version."
+        return Adapters(notes=(Note(Severity.FAILURE, text),))
+    known = _ranks(spec, files)
+    rank = (in_force and _planned_rank(in_force)) or _smallest_limit(known.values())
+    active = active_adapters(spec)
+    modules = [json.dumps({"name": each.name, "path": adapter_path(each)}, separators=(",", ":")) for each in adapters]
+    arguments = [
+        PlannedArgument(name="--enable-lora", reason="From spec.adapters."),
+        PlannedArgument(name="--lora-modules", values=modules, reason="From spec.adapters."),
+        PlannedArgument(name="--max-loras", value=str(active), reason="The number of adapters, at most 8: each takes memory of the GPU."),
+        PlannedArgument(name=RANK_FLAG, value=str(rank), reason="The smallest value that vLLM accepts for these adapters."),
+    ]
+    if len(adapters) > active:
+        reason = "Adapters that are not in the GPU's memory wait in that of the host."
+        arguments.append(PlannedArgument(name="--max-cpu-loras", value=str(len(adapters)), reason=reason))
+    return Adapters(tuple(arguments), tuple(_notes(spec, adapters, files, known, rank) if in_force is None else ()))
+
+
+def active_adapters(spec: VLLMDeploymentSpec) -> int:
+    """Return how many adapters one batch may use."""
+    return min(len(spec.adapters or ()), MOST_ACTIVE)
+
+
+def highest_rank(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> int:
+    """Return the limit of ranks for a new plan; 0 without adapters."""
+    return _smallest_limit(_ranks(spec, files).values()) if spec.adapters else 0
+
+
+def adapter_path(adapter: AdapterSpec) -> str:
+    """Return the directory of an adapter in the engine container."""
+    scheme, _, rest = adapter.uri.partition("://")
+    if scheme == "pvc":
+        claim, _, path = rest.partition("/")
+        return "/".join(part for part in (ADAPTER_CLAIM_ROOT, claim, path.strip("/")) if part)
+    source = hashlib.sha256(f"{adapter.uri}@{adapter.revision or ''}".encode()).hexdigest()[:8]
+    return f"{WEIGHTS_ROOT}/adapters/{adapter.name}-{source}"
+
+
+def _planned_rank(plan: Plan) -> int | None:
+    return next((read_integer(each.value) for each in plan.args if each.name == RANK_FLAG), None)
+
+
+def _ranks(spec: VLLMDeploymentSpec, files: Mapping[str, AdapterFiles]) -> dict[str, int | None]:
+    """The rank of each adapter; None if it is unknown."""
+    return {each.name: each.rank or _rank_of(files.get(each.name)) for each in spec.adapters or ()}
+
+
+def _smallest_limit(ranks: Collection[int | None]) -> int:
+    """The smallest `--max-lora-rank` for these ranks. An unknown one counts as vLLM's default."""
+    most = max((DEFAULT_RANK if rank is None else rank for rank in ranks), default=DEFAULT_RANK)
+    return next((limit for limit in RANKS if limit >= most), RANKS[-1])
+
+
+def _rank_of(files: AdapterFiles | None) -> int | None:
+    """The highest rank in adapter_config.json; modules may have ranks of their own (`rank_pattern`)."""
+    if files is None or files.config is None:
+        return None
+    ranks = (files.config.get("r"), *mapping(files.config, "rank_pattern").values())
+    return max((rank for value in ranks if (rank := read_integer(value)) is not None and rank > 0), default=None)
+
+
+def _notes(
+    spec: VLLMDeploymentSpec,
+    adapters: Sequence[AdapterSpec],
+    files: Mapping[str, AdapterFiles],
+    known: Mapping[str, int | None],
+    rank: int,
+) -> list[Note]:
+    notes = [note for each in adapters for note in _about(each.name, files.get(each.name) or AdapterFiles(), spec)]
+    unknown = [name for name, each in known.items() if each is None]
+    if unknown:
+        what = f"adapter {unknown[0]}" if len(unknown) == 1 else f"adapters {listed(unknown, 'and')}"
+        text = f"The rank of the {what} is unknown. The engine accepts up to {rank}. If it is higher, set spec.adapters[].rank."
+        notes.append(Note(Severity.INFO, text))
+    too_large = [name for name, each in known.items() if each is not None and each > RANKS[-1]]
+    notes += [
+        Note(Severity.FAILURE, f"The adapter {name} has rank {known[name]}, but vLLM accepts up to {RANKS[-1]}. The engine will refuse it.")
+        for name in too_large
+    ]
+    return notes
+
+
+def _about(name: str, files: AdapterFiles, spec: VLLMDeploymentSpec) -> list[Note]:
+    """What is wrong with one adapter, by its files."""
+    if files.trouble is not None:
+        severity = Severity.FAILURE if files.refused else Severity.INFO
+        return [Note(severity, f"Adapter {name}: {files.trouble}")]
+    config: Mapping[str, Any] = files.config or {}
+    merge = "Merge the adapter into the weights and serve the result as a model."
+    notes = []
+    if config.get("use_dora") is True:
+        notes.append(Note(Severity.FAILURE, f"The adapter {name} uses DoRA, which vLLM does not support. {merge}"))
+    if config.get("modules_to_save"):
+        notes.append(
+            Note(
+                Severity.RISK,
+                f"The adapter {name} replaces whole modules (modules_to_save), which vLLM does not support in general. {merge}",
+            )
+        )
+    base = config.get("base_model_name_or_path")
+    own = model_name(spec.model)
+    if isinstance(base, str) and base and base.rpartition("/")[2].lower() != own.rpartition("/")[2].lower():
+        notes.append(
+            Note(Severity.INFO, f"The adapter {name} was trained for {base}, but the model is {own}. Check that both have the same layers.")
+        )
+    return notes

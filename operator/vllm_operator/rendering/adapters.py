@@ -1,0 +1,77 @@
+"""The init container `fetch-adapters`, which downloads LoRA adapters from the model hub before the engine starts.
+
+It runs in the engine's image and as its user, with the volume of the weights. It has no GPU, and alone mounts the Secrets
+with tokens of adapters. It depends on the spec only.
+"""
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from vllm_operator.api.adapters import AdapterSpec
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.caches.artifacts import proxies_of
+from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
+from vllm_operator.planning.engine.adapters import adapter_path
+from vllm_operator.pods import reading
+from vllm_operator.rendering.init_container import render_init_container
+
+FETCH_CONTAINER = "fetch-adapters"
+VARIABLE = "ADAPTERS"
+_HUB_PREFIX = "HF_"
+
+
+def with_adapters(template: dict[str, Any], resource: VLLMDeployment) -> dict[str, Any]:
+    """Return the Pod template with the init container, if an adapter is on the hub."""
+    wanted = sorted((each for each in resource.spec.adapters or () if each.uri.startswith("hf://")), key=lambda each: each.name)
+    spec = template["spec"]
+    present = spec.get("initContainers") or []
+    if not wanted or any(container.get("name") == FETCH_CONTAINER for container in present):
+        return template
+    engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
+    volumes = [*(spec.get("volumes") or ()), *(_token_volume(each) for each in wanted if each.token_secret_ref)]
+    return {**template, "spec": {**spec, "initContainers": [*present, _container(engine, wanted)], "volumes": volumes}}
+
+
+@cache
+def load_program() -> str:
+    """Return the program of the init container.
+
+    It is part of Pod templates, so a change replaces Pods. After a release, a changed program is a second file, for new plans only.
+    """
+    return files("vllm_operator.caches.scripts").joinpath("fetch_adapters.py").read_text("utf-8")
+
+
+def _container(engine: Mapping[str, Any], adapters: Sequence[AdapterSpec]) -> dict[str, Any]:
+    own = [each for each in adapters if each.token_secret_ref]
+    mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] in (WEIGHTS_ROOT, TOKEN_ROOT, "/tmp")]
+    mounts += [{"name": _token_volume(each)["name"], "mountPath": f"{ADAPTER_TOKEN_ROOT}/{each.name}", "readOnly": True} for each in own]
+    of_hub = [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).startswith(_HUB_PREFIX)]
+    settings = json.dumps([_settings(each) for each in adapters], sort_keys=True)
+    command = ["python3", "-I", "-B", "-c", load_program()]
+    env = [{"name": VARIABLE, "value": settings}, *of_hub, *proxies_of(engine)]
+    return render_init_container(engine, FETCH_CONTAINER, command, mounts, env, reports=True)
+
+
+def _settings(adapter: AdapterSpec) -> dict[str, str]:
+    return {
+        "name": adapter.name,
+        "uri": adapter.uri,
+        "repository": adapter.uri.removeprefix("hf://"),
+        "path": adapter_path(adapter),
+        **({"revision": adapter.revision} if adapter.revision else {}),
+        **({"token": f"{ADAPTER_TOKEN_ROOT}/{adapter.name}/{TOKEN_FILE}"} if adapter.token_secret_ref else {}),
+    }
+
+
+def _token_volume(adapter: AdapterSpec) -> dict[str, Any]:
+    """The volume of the token. Its name comes from the path, because names of adapters may be too long or have capitals."""
+    assert adapter.token_secret_ref is not None
+    reference = adapter.token_secret_ref
+    items = [{"key": reference.key, "path": TOKEN_FILE}]
+    name = f"adapter-token-{adapter_path(adapter).rpartition('-')[2]}"
+    return {"name": name, "secret": {"secretName": reference.name, "items": items}}
