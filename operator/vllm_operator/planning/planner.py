@@ -225,11 +225,10 @@ class _FreshPlan:
         if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
             others = find_others(request, sizing, self.inventory)
             message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
-            message = f"{message} {ALLOW_ANYWAY}"
-            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, message)
+            return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
         sized = free and first.shape != premises.shape
-        targets = tuple(each.target for each in best)
-        return _Chosen(replace(premises, shape=first.shape), targets, tuple(best), sized, wanted_length(spec, sizing), tuple(found))
+        premises, targets = replace(premises, shape=first.shape), tuple(each.target for each in best)
+        return _Chosen(premises, targets, tuple(best), sized, wanted_length(spec, sizing), tuple(found))
 
     @property
     def _ranking(self) -> Ranking:
@@ -321,8 +320,9 @@ class _FreshPlan:
             [*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *plan_patience(deadline, version.table)]
         )
         wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
-        shape = premises.shape.parallel
-        own = engine_arguments(resource.spec.model, version, shape, chosen=chosen.sized, length=length, shortened=not wanted)
+        own = engine_arguments(
+            resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
+        )
         drain = drain_seconds(resource.spec, premises.overrides)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         args = _distinct([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
