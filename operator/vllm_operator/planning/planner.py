@@ -7,11 +7,10 @@ gives an equal plan.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
-from vllm_operator.api.plan import CacheMarker, GPUCandidate, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.plan import CacheMarker, GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
@@ -31,7 +30,7 @@ from vllm_operator.planning.engine.command_line import ArgumentError, check_argu
 from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
 from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
 from vllm_operator.planning.engine.host import plan_requests
-from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, read_overrides
+from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, keep_first, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
@@ -79,7 +78,6 @@ TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Limits of a plan in the status."""
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags that give the weights on the GPU another size than in the files."""
-Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 
 
 def plan(
@@ -316,7 +314,7 @@ class _FreshPlan:
         cache = plan_cache(self._cache_origin(premises, target), self.catalog.caches)
         weights = plan_weights(resource, facts.weight_bytes, self.pinned)
         deadline = plan_deadline(resource.spec, facts.weight_bytes, self.pinned if self.in_force else None)
-        env = _distinct(
+        env = keep_first(
             [*decision.env, *compatibility_variables(target.fit, self.catalog.images), *cache.env, *plan_patience(deadline, version.table)]
         )
         wanted = resource.spec.sizing is not None and resource.spec.sizing.context_length is not None
@@ -325,7 +323,7 @@ class _FreshPlan:
         )
         drain = drain_seconds(resource.spec, premises.overrides)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
-        args = _distinct([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
+        args = keep_first([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         notes = [
@@ -393,11 +391,3 @@ class _FreshPlan:
             arguments=keyed_arguments(premises.overrides.arguments, self.catalog.caches),
             generation=self.cache_generation,
         )
-
-
-def _distinct(planned: Iterable[Named]) -> list[Named]:
-    """Keep the first entry of each name."""
-    first: dict[str, Named] = {}
-    for each in planned:
-        first.setdefault(each.name, each)
-    return list(first.values())

@@ -4,7 +4,7 @@ import difflib
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import PlannedArgument, PlannedVariable
@@ -17,6 +17,7 @@ from vllm_operator.planning.engine.version import ResolvedVersion
 from vllm_operator.planning.notes import Note, notes_of
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
+Named = TypeVar("Named", PlannedVariable, PlannedArgument)
 ENGINE_VARIABLE_PREFIX = "VLLM_"
 NAME_LIMIT = 128
 UNRECORDED = frozenset({"VLLM_HOST_IP", "VLLM_PLUGINS", "VLLM_SPEC_WORKERS_MULTIPROC_METHOD"})
@@ -104,6 +105,14 @@ def drop_overridden(
             ours = _show(argument.name, argument.text)
             texts.append(f"You set {_show(*given)}. The operator would use {ours}.{_why(argument.reason)}")
     return kept_env, kept_args, texts
+
+
+def keep_first(planned: Iterable[Named]) -> list[Named]:
+    """Keep the first entry of each name."""
+    first: dict[str, Named] = {}
+    for each in planned:
+        first.setdefault(each.name, each)
+    return list(first.values())
 
 
 @dataclass(frozen=True, slots=True)
