@@ -34,7 +34,9 @@ PODS, EVENTS = 4, 200
 class Fleet(Bench):
     """An operator that reads from a mirror, and the objects that it serves."""
 
-    def __init__(self, nodes: int) -> None:
+    def __init__(self, nodes: int, pods: int = PODS, *, ready: bool = True) -> None:
+        """`pods` for each object, which are Ready or start."""
+        self._pods, self._ready = pods, ready
         like = real_node("h100-sxm")
         named = [{**like, "metadata": {**like["metadata"], "name": f"gpu-{index}"}} for index in range(nodes)]
         self.behind: Any = None
@@ -49,25 +51,26 @@ class Fleet(Bench):
         return super().make_reconciler()
 
     async def add(self, name: str) -> None:
-        """Serve an object whose Pods are Ready."""
+        """Serve an object."""
         cluster: FakeCluster = self.behind
-        self.mirror.note(VLLM_DEPLOYMENT, cluster.put(llama(name, replicas=PODS)))
+        self.mirror.note(VLLM_DEPLOYMENT, cluster.put(llama(name, replicas=self._pods)))
         await self.reconciler.reconcile(("default", name))
         for claim in await self.mirror.find(CLAIM, "default", labels={"app.kubernetes.io/instance": name, **_MANAGED}):
             self.mirror.note(CLAIM, cluster.edit(CLAIM, "default", claim["metadata"]["name"], {"status": {"phase": "Bound"}}))
         await self.reconciler.reconcile(("default", name))
         template = (await self.mirror.get(DEPLOYMENT, name, "default"))["spec"]["template"]
-        for index in range(PODS):
+        for index in range(self._pods):
             self.mirror.note(POD, cluster.put(self._pod(name, index, template)))
-        live = cluster.edit(DEPLOYMENT, "default", name, {"status": {"replicas": PODS, "readyReplicas": PODS, "updatedReplicas": PODS}})
+        counts = {"replicas": self._pods, "readyReplicas": self._pods if self._ready else 0, "updatedReplicas": self._pods}
+        live = cluster.edit(DEPLOYMENT, "default", name, {"status": counts})
         self.mirror.note(DEPLOYMENT, live)
         for _ in range(4):
             await self.reconciler.reconcile(("default", name))
 
     def _pod(self, name: str, index: int, template: Manifest) -> Manifest:
         metadata = {"name": f"{name}-{index}", "namespace": "default", **controlled_by_deployment(name, template["metadata"]["labels"])}
-        running = {"name": "vllm", "ready": True, "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
-        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}], "containerStatuses": [running]}
+        running = {"name": "vllm", "ready": self._ready, "restartCount": 0, "state": {"running": {"startedAt": "2026-11-21T12:00:00Z"}}}
+        status = {"phase": "Running", "conditions": [{"type": "Ready", "status": str(self._ready)}], "containerStatuses": [running]}
         spec = {**template["spec"], "nodeName": f"gpu-{index}"}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": status}
 

@@ -19,6 +19,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,15 +62,17 @@ class Copies:
     """Copies of an object that is served in memory, with its children and Pods."""
 
     def __init__(self, fleet: Fleet, applied: Sequence[Manifest]) -> None:
+        self._now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.pods = len(fleet.behind.all(POD))
         self._objects = [(kind, item) for kind in KINDS for item in fleet.behind.all(kind)]
         self._desired = {(item["kind"], item["metadata"]["name"]): json.dumps(_without_digest(item)) for item in applied}
         [self._resource] = fleet.behind.all(VLLM_DEPLOYMENT)
         [self._revision] = fleet.behind.all(REVISION)
 
     @classmethod
-    async def make(cls) -> "Copies":
-        """Serve the object."""
-        fleet, applied = Fleet(1), list[Manifest]()
+    async def make(cls, pods: int = PODS, *, ready: bool = True) -> "Copies":
+        """Serve the object, with Pods that are Ready or start."""
+        fleet, applied = Fleet(1, pods, ready=ready), list[Manifest]()
         apply = FakeCluster.apply
 
         async def record(self: FakeCluster, manifest: Manifest, **options: Any) -> Manifest:
@@ -106,7 +109,9 @@ class Copies:
             if metadata["uid"] != uid:
                 metadata["uid"] = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind.kind} {metadata['name']}"))
             if kind == POD:
-                made["spec"]["nodeName"] = f"gpu-{number * PODS // 10:05}"
+                made["spec"]["nodeName"] = f"gpu-{number * self.pods // 10:05}"
+                for container in made["status"]["containerStatuses"]:
+                    container["state"]["running"]["startedAt"] = self._now
             yield kind, _stored(made)
 
 
@@ -151,9 +156,9 @@ class Scale:
     """One control plane that gets more and more objects, and the operator beside them."""
 
     def __init__(self, environment: Environment, api: Api, copies: Copies, shards: int) -> None:
-        self._environment, self._api, self._copies, self._shards = environment, api, copies, shards
+        self._environment, self._api, self.copies, self._shards = environment, api, copies, shards
         self._store = Store(environment)
-        self._objects = 0
+        self._objects = self._nodes = 0
         self._node: Manifest = {}
 
     async def prepare(self) -> None:
@@ -170,11 +175,12 @@ class Scale:
     def grow(self, objects: int) -> None:
         """Add objects, Pods and nodes."""
         for number in range(self._objects, objects):
-            for kind, manifest in self._copies.copy(number):
+            for kind, manifest in self.copies.copy(number):
                 self._store.put(FOLDERS[kind], manifest)
-        for number in range(self._objects * PODS // 10, -(-objects * PODS // 10)):
+        for number in range(self._nodes, -(-objects * self.copies.pods // 10)):
             metadata = {**self._node["metadata"], "name": f"gpu-{number:05}", "uid": str(uuid.uuid4())}
             self._store.put("minions", _stored({**self._node, "apiVersion": "v1", "kind": "Node", "metadata": metadata}))
+            self._nodes = number + 1
         self._store.flush()
         self._objects = objects
 
@@ -225,7 +231,7 @@ class Scale:
         served = [number for number in range(self._objects) if number % NAMESPACES % self._shards == 0]
         events = min(EVENTS, len(served))
         chosen = [served[position * len(served) // events] for position in range(events)]
-        pods = [next(item for kind, item in self._copies.copy(number) if kind == POD) for number in chosen]
+        pods = [next(item for kind, item in self.copies.copy(number) if kind == POD) for number in chosen]
         before, cpu, began = await reconciliations(operator), operator.cpu(), time.monotonic()
         for number, pod in enumerate(pods):
             pod["metadata"]["annotations"] = {"bench": str(number)}
@@ -242,16 +248,21 @@ class Scale:
 
 async def reconciliations(operator: Operator) -> float:
     """How many have been completed."""
-    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{operator.port}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm_operator_reconcile_total"))
+    return await _sum_of(operator, "vllm_operator_reconcile_total")
 
 
 async def settled(operator: Operator) -> None:
+    """Wait until no key waits, and none has been reconciled for three seconds."""
     before = -1.0
     async with asyncio.timeout(900):
-        while before != (before := await reconciliations(operator)):  # noqa: ASYNC110 - a counter has no event
+        while before != (before := await reconciliations(operator)) or await _sum_of(operator, "vllm_operator_queue_depth"):  # noqa: ASYNC110 - a counter has no event
             await asyncio.sleep(3)
+
+
+async def _sum_of(operator: Operator, metric: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{operator.port}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith((f"{metric}{{", f"{metric} ")))
 
 
 async def serve(numbers: Sequence[int], shards: int) -> None:
