@@ -123,7 +123,7 @@ class Resolution:
 
 
 class _Files(Sequence[VersionTable]):
-    """The tables of files, each read when it is used first: a cluster runs a few versions, and a table takes up to 100 KiB."""
+    """The tables of files, each read when it is used first: a cluster runs a few versions, and a table takes some 40 KiB."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = tuple(names)
