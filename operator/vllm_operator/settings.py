@@ -94,8 +94,8 @@ class Settings:
     """Name of a ConfigMap with node pools that a cluster autoscaler would add nodes to, in the operator's namespace or as
     `namespace/name`. None if empty."""
     integrations: tuple[str, ...] = ()
-    """APIs of others that the operator may use, separated by commas: `gateway` (HTTPRoute, InferencePool). The operator needs the
-    permissions for them."""
+    """APIs of others that the operator may use, separated by commas: `gateway` (HTTPRoute, InferencePool), `keda` (ScaledObject). The
+    operator needs the permissions for them."""
     lease: str = "vllm-operator"
     """The Lease that an operator holds while it writes, so that two of them never do: a name in the operator's own namespace
     (outside of a Pod in that of the kubeconfig's context), or `namespace/name`. Operators that serve the same objects must

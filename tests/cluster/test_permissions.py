@@ -12,6 +12,7 @@ import yaml
 from support.account import ACCOUNT, granted
 from support.audit import AuditTrail, Request
 from support.cluster import Cluster, Manifest, Simulator, the_pod
+from support.metrics_adapter import serve_metrics
 from support.operator_process import OperatorProcess, condition, has
 from support.operator_process import llama as any_llama
 from support.own_knowledge import ATTENTION_RULE, config_map
@@ -22,6 +23,7 @@ from vllm_operator.rendering.revision import OLD_REVISIONS
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 UUID = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9"
+AUTOSCALERS = "/apis/autoscaling/v2/namespaces/{}/horizontalpodautoscalers"
 SLICES = Path(__file__).parent.parent / "golden" / "cases" / "mig-uuid-claim" / "slices.yaml"
 
 
@@ -53,6 +55,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     await leave_replicas_to_an_autoscaler(served)
     await meet_what_is_not_ours(served)
     await limit_who_connects(served)
+    await scale_by_metrics(served)
     await use_a_claim_of_the_user(served)
     await pin_a_device(served)
     await replace_what_an_earlier_object_left(served)
@@ -195,7 +198,7 @@ async def pod_of(cluster: Cluster, name: str) -> str:
 
 
 async def leave_replicas_to_an_autoscaler(cluster: Cluster) -> None:
-    autoscalers = f"/apis/autoscaling/v2/namespaces/{cluster.namespace}/horizontalpodautoscalers"
+    autoscalers = AUTOSCALERS.format(cluster.namespace)
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "llama"}
     # without metrics it only keeps within its bounds, and that is enough here
     spec = {"scaleTargetRef": target, "minReplicas": 2, "maxReplicas": 3}
@@ -226,6 +229,23 @@ async def limit_who_connects(cluster: Cluster) -> None:
     await cluster.wait_for("NetworkPolicy", "llama", lambda it: "from" in it["spec"]["ingress"][0])
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"networkPolicy": None}})
     await cluster.wait_until_gone("NetworkPolicy", "llama")
+
+
+async def scale_by_metrics(cluster: Cluster) -> None:
+    """A HorizontalPodAutoscaler and a PodDisruptionBudget come, change and go."""
+    [theirs] = (await cluster.request("GET", AUTOSCALERS.format(cluster.namespace)))["items"]
+    await cluster.request("DELETE", f"{AUTOSCALERS.format(cluster.namespace)}/{theirs['metadata']['name']}")
+    async with serve_metrics(cluster):
+        await cluster.patch("VLLMDeployment", "llama", {"spec": {"autoscaling": {"maxReplicas": 3}}})
+        await cluster.wait_for("HorizontalPodAutoscaler", "llama", bool)
+        await cluster.wait_for("PodDisruptionBudget", "llama", bool)
+        await cluster.patch("PodDisruptionBudget", "llama", {"spec": {"maxUnavailable": 2}})
+        await cluster.patch("VLLMDeployment", "llama", {"spec": {"autoscaling": {"maxReplicas": 4}}})
+        await cluster.wait_for("HorizontalPodAutoscaler", "llama", lambda it: it["spec"]["maxReplicas"] == 4)
+        await cluster.wait_for("PodDisruptionBudget", "llama", lambda it: it["spec"]["maxUnavailable"] == 1)
+        await cluster.patch("VLLMDeployment", "llama", {"spec": {"autoscaling": None, "replicas": 1}})
+        await cluster.wait_until_gone("HorizontalPodAutoscaler", "llama")
+        await cluster.wait_until_gone("PodDisruptionBudget", "llama")
 
 
 def template(name: str, namespace: str) -> Manifest:

@@ -25,7 +25,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.permissions import GATEWAY, OPTIONAL, REQUIRED, SHARD
+from vllm_operator.runtime.permissions import GATEWAY, KEDA, OPTIONAL, REQUIRED, SHARD
 from vllm_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "chart"
@@ -204,8 +204,20 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     alone = {"namespaces": ["a"], "leaderElection": {"enabled": False}}
     assert helm.rules(helm.template(alone), "Role") == asked - of_the_cluster
     assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
-    with_gateway = helm.rules(helm.template({"integrations": {"gateway": True}}), "ClusterRole")
-    assert with_gateway - asked == {(permission.kind.group, permission.kind.plural, permission.verb) for permission in GATEWAY}
+    for name, permissions in {"gateway": GATEWAY, "keda": KEDA}.items():
+        with_integration = helm.rules(helm.template({"integrations": {name: True}}), "ClusterRole")
+        assert with_integration - asked == {(p.kind.group, p.kind.plural, p.verb) for p in permissions}
+
+
+@needs_helm
+def test_the_operator_is_told_which_integrations_it_may_use() -> None:
+    def told(**enabled: bool) -> list[str]:
+        manifests = helm.template({"integrations": enabled})
+        [deployment] = [manifest for manifest in manifests if manifest["kind"] == "Deployment"]
+        [container] = deployment["spec"]["template"]["spec"]["containers"]
+        return [variable["value"] for variable in container["env"] if variable["name"] == "VLLM_OPERATOR_INTEGRATIONS"]
+
+    assert (told(), told(gateway=True), told(gateway=True, keda=True)) == ([], ["gateway"], ["gateway,keda"])
 
 
 @needs_helm

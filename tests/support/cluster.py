@@ -27,6 +27,7 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "Deployment": ("apps/v1", "deployments", True),
     "EndpointSlice": ("discovery.k8s.io/v1", "endpointslices", True),
     "Event": ("v1", "events", True),
+    "HorizontalPodAutoscaler": ("autoscaling/v2", "horizontalpodautoscalers", True),
     "HTTPRoute": ("gateway.networking.k8s.io/v1", "httproutes", True),
     "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools", True),
     "Job": ("batch/v1", "jobs", True),
@@ -37,12 +38,14 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "PersistentVolumeClaim": ("v1", "persistentvolumeclaims", True),
     "PersistentVolume": ("v1", "persistentvolumes", False),
     "Pod": ("v1", "pods", True),
+    "PodDisruptionBudget": ("policy/v1", "poddisruptionbudgets", True),
     "PodMetrics": ("metrics.k8s.io/v1beta1", "pods", True),
     "ReplicaSet": ("apps/v1", "replicasets", True),
     "DeviceClass": ("resource.k8s.io/v1", "deviceclasses", False),
     "ResourceClaim": ("resource.k8s.io/v1", "resourceclaims", True),
     "ResourceClaimTemplate": ("resource.k8s.io/v1", "resourceclaimtemplates", True),
     "ResourceSlice": ("resource.k8s.io/v1", "resourceslices", False),
+    "ScaledObject": ("keda.sh/v1alpha1", "scaledobjects", True),
     "Secret": ("v1", "secrets", True),
     "Service": ("v1", "services", True),
     "ServiceAccount": ("v1", "serviceaccounts", True),
@@ -143,6 +146,15 @@ class Cluster:
     async def delete(self, kind: str, name: str, *, namespace: str | None = None, propagation: str | None = None) -> None:
         params = {"propagationPolicy": propagation} if propagation else None
         await self.request("DELETE", self._path(kind, name, namespace), params=params)
+
+    async def evict(self, pod: str) -> int:
+        """Requests the eviction of a Pod, and returns the answer: 201, or 429 if a PodDisruptionBudget forbids it for now."""
+        eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": self.namespace}}
+        try:
+            async with self._open("POST", f"{self._path('Pod', pod, None)}/eviction", data=json.dumps(eviction)) as response:
+                return response.status
+        except RefusedError as refused:
+            return refused.status
 
     async def exists(self, kind: str, name: str) -> bool:
         try:

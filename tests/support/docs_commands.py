@@ -77,6 +77,10 @@ NOT_RUN = {
     "python hack/testenv/__main__.py status": "belongs to a control plane of `up`",
     "python hack/testenv/__main__.py down": "belongs to a control plane of `up`",
     "kubectl get vllm --namespace models --watch": "does not end",
+    "helm install prometheus-adapter prometheus-adapter --repo https://prometheus-community.github.io/helm-charts --namespace monitoring "
+    "--set prometheus.url=http://prometheus.monitoring.svc --set prometheus.port=9090": "downloads a chart of others",
+    "kubectl get --raw /apis/custom.metrics.k8s.io/v1beta1/namespaces/models/pods/*/vllm:num_requests_waiting": "needs the adapter; "
+    "tests/cluster/test_scaling.py serves this API",
     "kubectl vllm status deepseek -n models --watch": "does not end; test_status_command.py tests its parts",
     "kubectl vllm caches export my-model -n models -o caches.tar": "a simulated Pod runs nothing; tests/node/test_artifacts.py runs it",
     "kubectl vllm caches import my-model caches.tar -n models": "a simulated Pod runs nothing; tests/node/test_artifacts.py runs it",
@@ -95,6 +99,7 @@ WALK = (
     "docs/command-line.md",
     "docs/importing.md",
     "docs/exposing.md",
+    "docs/autoscaling.md",
     "docs/troubleshooting.md",
     "docs/plans.md",
     "docs/reading-the-status.md",

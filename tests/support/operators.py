@@ -79,6 +79,7 @@ class Bench:
         self.logs = FakeLogs()
         self.busy = False
         """Whether urgent keys wait for a worker."""
+        self.integrations: tuple[str, ...] = ()
         self.now = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
         self.read_inventory = partial(read_inventory, gpus=known_catalog().shipped.gpus)
         self.restart()
@@ -101,6 +102,7 @@ class Bench:
             logs=self.logs,
             metrics=self.metrics,
             configs=configs,
+            integrations=self.integrations,
             busy=lambda: self.busy,
             now=lambda: self.now,
         )

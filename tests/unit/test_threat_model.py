@@ -215,6 +215,7 @@ def test_the_operator_has_no_right_to_delete_anything_else(name: str) -> None:
     rules = [rule for role in ours for rule in role["rules"]]
     may_delete = {resource for rule in rules for resource in rule["resources"] if {"delete", "*"} & set(rule["verbs"])}
     ours_to_delete = {"deployments", "services", "pods", "jobs", "resourceclaimtemplates", "controllerrevisions", "networkpolicies"}
+    ours_to_delete |= {"poddisruptionbudgets", "horizontalpodautoscalers"}
     assert may_delete == ours_to_delete
     assert not any({"deletecollection", "escalate", "bind", "impersonate", "*"} & set(rule["verbs"]) for rule in rules)
 

@@ -90,9 +90,12 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [batch]
   resources: [jobs]
   verbs: [get, create, delete]
+- apiGroups: [policy]
+  resources: [poddisruptionbudgets]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [autoscaling]
   resources: [horizontalpodautoscalers]
-  verbs: [list]
+  verbs: [get, list, create, patch, delete]
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
   verbs: [get, create, patch, delete]
@@ -102,6 +105,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [get, create, patch, delete]
 - apiGroups: [inference.networking.k8s.io]
   resources: [inferencepools]
+  verbs: [get, create, patch, delete]
+{{- end }}
+{{- if (default dict .Values.integrations).keda }}
+- apiGroups: [keda.sh]
+  resources: [scaledobjects]
   verbs: [get, create, patch, delete]
 {{- end }}
 {{- if .Values.rbac.readTokens }}

@@ -27,10 +27,14 @@ CRASHED = "Crashed"
 """A Pod crashed, and no later start of it has succeeded yet. False: a Pod crashed earlier. Absent if none has."""
 EXPOSED = "Exposed"
 """False: a NetworkPolicy, HTTPRoute or InferencePool that the spec asks for is not in effect. Absent otherwise."""
+AUTOSCALED = "Autoscaled"
+"""False: the autoscaler of `spec.autoscaling` is not in effect. Absent otherwise."""
+PROTECTED = "Protected"
+"""False: the PodDisruptionBudget is not in effect, so evictions may end several replicas at the same time. Absent otherwise."""
 STALLED = "Stalled"
 """Waiting does not help: the spec must change. Present only while it is True. For kstatus, and so for Flux, the object has failed."""
 
-ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, STARTING, CRASHED, EXPOSED, STALLED)
+ORDER = (READY, ACCEPTED, PLANNED, CACHE_WARM, CACHE_PUBLISHED, STARTING, CRASHED, EXPOSED, AUTOSCALED, PROTECTED, STALLED)
 """Order in which conditions are shown."""
 
 
@@ -153,9 +157,16 @@ class Reason:
     """The Pod crashed and no known signature matches. The message quotes the innermost error, or says why the log could not be read."""
     # Exposed
     KIND_NOT_INSTALLED = "KindNotInstalled"
-    """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it."""
+    """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it. Also a
+    reason of Autoscaled."""
     INTEGRATION_DISABLED = "IntegrationDisabled"
-    """The operator may not create an object that the spec asks for. The message names the value of the chart."""
+    """The operator may not create an object that the spec asks for. The message names the value of the chart. Also a reason of
+    Autoscaled."""
+    # Autoscaled
+    METRICS_API_MISSING = "MetricsAPIMissing"
+    """The cluster serves no metrics of Pods to autoscalers. The message says how to install an adapter."""
+    AUTOSCALER_EXISTS = "AutoscalerExists"
+    """Another HorizontalPodAutoscaler scales this object. The message names it."""
     # Ready
     SERVING = "Serving"
     """All replicas are ready and serve the current spec."""
@@ -164,7 +175,8 @@ class Reason:
     STOPPED = "Stopped"
     """Scaled to zero as set in `remediation.onHopelessCrash`, because a restart cannot fix the crash."""
     APPLY_FAILED = "ApplyFailed"
-    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed."""
+    """The API server refused an object that the operator applied. The message says which and why. Also a reason of Exposed, Autoscaled
+    and Protected."""
     PERMISSION_MISSING = "PermissionMissing"
     """The service account of the operator lacks a permission. The message names it. Also a reason of Planned."""
     OPERATOR_FAILED = "OperatorFailed"

@@ -179,6 +179,27 @@ ROLLING_UPDATE_MOVES = {
     "without a spare GPU, use maxSurge 0 and maxUnavailable 1",
 }
 
+BOUNDS_OF_REPLICAS = {
+    "rule": "!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
+    "message": "minReplicas cannot be more than maxReplicas; lower minReplicas or raise maxReplicas",
+    "fieldPath": ".minReplicas",
+}
+
+ZERO_NEEDS_KEDA = {
+    "rule": "!has(self.minReplicas) || self.minReplicas > 0 || (has(self.keda) && has(self.keda.activationQuery))",
+    "message": "minReplicas 0 needs keda.activationQuery, because engines that do not run have no metrics; add it, or set minReplicas to 1",
+    "fieldPath": ".minReplicas",
+}
+
+TARGET_IN_PERCENT = {
+    "rule": "!has(self.metric) || self.metric != 'KVCacheUsage' || !has(self.target) || self.target <= 100",
+    "message": "the target of KVCacheUsage is a percentage; use at most 100",
+    "fieldPath": ".target",
+}
+
+AUTOSCALING = (BOUNDS_OF_REPLICAS, ZERO_NEEDS_KEDA, TARGET_IN_PERCENT)
+"""Rules of autoscaling."""
+
 OWN_ANNOTATIONS = {
     "rule": "self.all(name, !name.startsWith('vllm-operator.dev/'))",
     "message": "annotations with the prefix vllm-operator.dev/ are the operator's; use another prefix",

@@ -36,6 +36,7 @@ from vllm_operator.api.base import (
 )
 from vllm_operator.api.exposure import GatewaySpec, NetworkPolicySpec
 from vllm_operator.api.operation import AuthSpec, CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
+from vllm_operator.api.scaling import AutoscalingSpec
 
 
 class Distribution(StrEnum):
@@ -86,10 +87,7 @@ class ModelFacts(Model):
     routing_groups: int | None = Field(
         default=None, ge=0, le=4096, description="Number of expert groups of the router (`n_group` in config.json). 0 if there are none."
     )
-    weight_size: WeightSize | None = Field(
-        default=None,
-        description="Total size of the weight files as a quantity, for example 640Gi.",
-    )
+    weight_size: WeightSize | None = Field(default=None, description="Total size of the weight files as a quantity, for example 640Gi.")
 
 
 class ModelSpec(Model):
@@ -208,10 +206,7 @@ class MigSpec(Model):
         default=None,
         description="Enabled: only MIG slices. Disabled: only whole GPUs. Default: Enabled if `profile` or `uuids` is set.",
     )
-    profile: MigProfile | None = Field(
-        default=None,
-        description="MIG profile, for example 1g.10gb.",
-    )
+    profile: MigProfile | None = Field(default=None, description="MIG profile, for example 1g.10gb.")
     uuids: list[MigUUID] | None = Field(
         default=None,
         min_length=1,
@@ -383,6 +378,7 @@ class VLLMDeploymentSpec(Model):
         "weights are stored with the caches.",
     )
     replicas: int = Field(default=1, ge=0, le=1000, description="Desired number of Pods.")
+    autoscaling: AutoscalingSpec | None = Field(default=None, description="An autoscaler that sets `replicas`. Default: none.")
     rollout: RolloutSpec | None = Field(default=None, description="Replacement of Pods when the spec changes.")
     service: ServiceSpec | None = Field(default=None, description="The Service in front of the replicas.")
     network_policy: NetworkPolicySpec | None = Field(default=None, description="A NetworkPolicy for the Pods. Default: none.")

@@ -27,9 +27,6 @@ from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
-    HTTP_ROUTE,
-    INFERENCE_POOL,
-    NETWORK_POLICY,
     SERVICE,
     ClusterClient,
     ClusterError,
@@ -45,8 +42,6 @@ from vllm_operator.cluster.recent import Recent
 
 log = logging.getLogger(__name__)
 
-PRUNED = (DEPLOYMENT, SERVICE, CLAIM_TEMPLATE, NETWORK_POLICY, HTTP_ROUTE, INFERENCE_POOL)
-"""Kinds whose children are deleted when they are no longer desired. Never a PersistentVolumeClaim: it holds data."""
 CLEANED = {DEPLOYMENT: "/spec/template/spec/", SERVICE: "/spec/ports/"}
 """Where additions of others are removed. Elsewhere they stay, such as a paused rollout or the address of a load balancer."""
 MAX_CHECKED = 20_000
@@ -271,7 +266,8 @@ class Applier:
         desired = {_identity(manifest) for manifest in desired_objects}
         for child in live:
             metadata = child["metadata"]
-            is_surplus = kind_of(child) in PRUNED and _identity(child) not in desired and not metadata.get("deletionTimestamp")
+            # never a PersistentVolumeClaim: it holds data
+            is_surplus = kind_of(child) != CLAIM and _identity(child) not in desired and not metadata.get("deletionTimestamp")
             if is_surplus and may_delete(child, owner):
                 log.info("deleting %s %s: no longer desired", child["kind"], metadata["name"])
                 await self._delete(child)

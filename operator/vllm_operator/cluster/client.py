@@ -68,6 +68,8 @@ SECRET = Kind("v1", "Secret", "secrets")
 POD_METRICS = Kind("metrics.k8s.io/v1beta1", "PodMetrics", "pods")
 JOB = Kind("batch/v1", "Job", "jobs")
 AUTOSCALER = Kind("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers")
+SCALED_OBJECT = Kind("keda.sh/v1alpha1", "ScaledObject", "scaledobjects")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
@@ -93,6 +95,8 @@ KINDS = (
     POD_METRICS,
     JOB,
     AUTOSCALER,
+    SCALED_OBJECT,
+    DISRUPTION_BUDGET,
     NETWORK_POLICY,
     HTTP_ROUTE,
     INFERENCE_POOL,

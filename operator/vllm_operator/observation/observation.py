@@ -54,7 +54,7 @@ _NOT_SERVING_YET = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ExposureProblem:
+class ObjectProblem:
     """Why an object of this kind is not in effect. `detail` is the name of the integration, or the message of the API server."""
 
     reason: str
@@ -69,7 +69,7 @@ class Exposure:
     `url` is the one of an HTTPRoute that a Gateway has accepted. `awaits_gateway`: there is an HTTPRoute, and none has accepted it yet.
     """
 
-    problems: tuple[ExposureProblem, ...] = ()
+    problems: tuple[ObjectProblem, ...] = ()
     url: str | None = None
     awaits_gateway: bool = False
 
@@ -105,6 +105,7 @@ class Observation:
         activity: What is being done for the caches.
         not_kept: Fields of the Pod template that were applied and that the API server or a webhook dropped or changed.
         exposure: What exposes the engine beside its Service.
+        scaling: Why the PodDisruptionBudget or the autoscaler is not in effect.
         apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
     """
 
@@ -130,6 +131,7 @@ class Observation:
     not_kept: tuple[str, ...] = ()
     apply_error: str | None = None
     exposure: Exposure = NO_EXPOSURE
+    scaling: tuple[ObjectProblem, ...] = ()
 
     @property
     def previous(self) -> VLLMDeploymentStatus:

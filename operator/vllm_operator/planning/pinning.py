@@ -67,7 +67,7 @@ def planned_generation(resource: VLLMDeployment) -> int:
     return plan.observed_generation
 
 
-UNPLANNED = ("replicas", "networkPolicy", "gateway")
+UNPLANNED = ("replicas", "autoscaling", "networkPolicy", "gateway")
 """Fields of the spec that change no plan."""
 
 

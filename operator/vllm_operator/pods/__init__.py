@@ -1,6 +1,7 @@
 """Reading Pods, events and quantities. Pure, and never raises on input of another shape.
 
-reading  values and quantities from plain dicts
-view     the state of a Pod, from its status and its events
-owner    the VLLMDeployment that a Pod belongs to
+reading    values and quantities from plain dicts
+view       the state of a Pod, from its status and its events
+owner      the VLLMDeployment that a Pod belongs to
+selection  label selectors
 """

@@ -8,6 +8,7 @@ from vllm_operator.cluster.client import (
     CLAIM,
     CLAIM_TEMPLATE,
     DEPLOYMENT,
+    DISRUPTION_BUDGET,
     EVENT,
     HTTP_ROUTE,
     INFERENCE_POOL,
@@ -20,6 +21,7 @@ from vllm_operator.cluster.client import (
     POD_METRICS,
     RESOURCE_SLICE,
     REVISION,
+    SCALED_OBJECT,
     SERVICE,
     VLLM_DEPLOYMENT,
     Kind,
@@ -90,6 +92,8 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(JOB, "create", "a full cache volume is not cleaned"),
     *_all(JOB, "get delete", "a finished cleaning Job keeps a PersistentVolumeClaim that is being deleted for a quarter of an hour"),
     *_all(NETWORK_POLICY, "get create patch delete", "spec.networkPolicy has no effect"),
+    *_all(DISRUPTION_BUDGET, "get list create patch delete", "evictions may end several replicas at the same time"),
+    *_all(AUTOSCALER, "get create patch delete", "spec.autoscaling has no effect"),
     *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
 )
 """Without one of these the operator is ready, but a feature does not work."""
@@ -100,6 +104,9 @@ GATEWAY: tuple[Permission, ...] = (
     *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
 )
 """Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
+
+KEDA: tuple[Permission, ...] = _all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect")
+"""Needed only for the integration `keda`, as above."""
 
 WATCHED = (VLLM_DEPLOYMENT, DEPLOYMENT, REVISION, SERVICE, CLAIM, POD)
 

@@ -55,12 +55,14 @@ from vllm_operator.planning.pinning import max_age_seconds, nodes_to_count
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
-from vllm_operator.runtime.exposure_reconciler import ExposureReconciler
+from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
+from vllm_operator.runtime.optional_objects import OptionalObjects
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
+from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 from vllm_operator.status.conditions import describe_invalid_spec, status_with_failure
 from vllm_operator.status.report import Report, report
@@ -135,7 +137,7 @@ class Reconciler:
             metrics: The operator's metrics.
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
-            integrations: APIs of others that the operator may use; see `ExposureReconciler`.
+            integrations: APIs of others that the operator may use; see `OptionalObjects`.
             busy: Whether urgent keys wait for a worker.
             now: The clock.
         """
@@ -155,7 +157,8 @@ class Reconciler:
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
-        self._exposure = ExposureReconciler(client, integrations=integrations, count=metrics.wrote)
+        self._optional = OptionalObjects(client, integrations=integrations, count=metrics.wrote)
+        self._scaling = ScalingReconciler(client, self._optional, now=now)
         self._recorder = EventRecorder(client)
         self._pod_schema = PodSchemas(client)
 
@@ -213,9 +216,9 @@ class Reconciler:
         """Run the steps after `apply`, also if that failed."""
         if not self._follow_logs(key, resource, snapshot):
             return Result("waiting", CATCH_UP_SECONDS)
-        exposure = await self._exposure.reconcile(resource, snapshot.resource)
+        exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
-        observation = replace(observation, exposure=exposure)
+        observation = replace(observation, exposure=exposure, scaling=await self._scaling.reconcile(resource, snapshot.resource))
         decision, reported = self._decide(observation)
         await self._write_events(resource, snapshot, reported)
         await self._write_status(resource, snapshot, reported)
@@ -253,9 +256,7 @@ class Reconciler:
         try:
             inventory = await self._inventory.read(max_age=max_age_seconds(resource, snapshot.pods))
         except Forbidden as error:
-            message = (
-                f"The operator may not {error.verb} {error.resource}, so it cannot see what GPUs there are; allow it in its ClusterRole."
-            )
+            message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
         if nodes := nodes_to_count(resource, inventory):

@@ -10,6 +10,7 @@ starting        Starting; startup (`status.startup`), estimates (how long a star
                 Pods that the scheduler or an admission plugin refuses)
 crashed         Crashed
 exposed         Exposed, `status.url`
+scaled          Autoscaled, Protected
 ready           Ready, Stalled, and which conditions have something to report
 events          the difference to the previous status, as events
 """

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.observation.observation import ObservedState
+from vllm_operator.observation.observation import ObjectProblem, ObservedState
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.status.conditions import FALSE
 from vllm_operator.status.ready import service_url
@@ -11,23 +11,30 @@ from vllm_operator.status.ready import service_url
 GATEWAY_SECONDS = 30
 """Interval between looks at an HTTPRoute that no Gateway has accepted yet. HTTPRoutes are not watched."""
 _RELEASES = "https://github.com/kubernetes-sigs"
+_KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
 _MANIFESTS: Mapping[str, str] = {
     "HTTPRoute": f"{_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
     "InferencePool": f"{_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
+    "ScaledObject": f"--server-side {_KEDA}",
 }
 """Manifests of the CustomResourceDefinitions, by kind."""
+_FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
+"""The field that needs an integration."""
 
 
 def exposed(observed: ObservedState) -> Verdict | None:
     """Judge Exposed: the first problem; None if there is none."""
     problem = next(iter(observed.observation.exposure.problems), None)
-    if problem is None:
-        return None
+    return judge_problem(observed, problem) if problem is not None else None
+
+
+def judge_problem(observed: ObservedState, problem: ObjectProblem) -> Verdict:
+    """Judge an object that is not in effect: what is missing, and how to get it."""
     say, kind = observed.messages.say, problem.kind
     if problem.reason == Reason.KIND_NOT_INSTALLED:
         text = say("exposed.not_installed", kind=kind, manifests=_MANIFESTS.get(kind))
     elif problem.reason == Reason.INTEGRATION_DISABLED:
-        text = say("exposed.disabled", kind=kind, integration=problem.detail)
+        text = say("exposed.disabled", kind=kind, integration=problem.detail, field=_FIELDS.get(problem.detail))
     else:
         text = say("exposed.refused", kind=kind, error=problem.detail)
     return Verdict(FALSE, problem.reason, text)

@@ -10,11 +10,13 @@ from datetime import datetime, timedelta
 
 from vllm_operator.api.conditions import (
     ACCEPTED,
+    AUTOSCALED,
     CACHE_PUBLISHED,
     CACHE_WARM,
     CRASHED,
     EXPOSED,
     PLANNED,
+    PROTECTED,
     READY,
     STALLED,
     STARTING,
@@ -29,7 +31,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, exposed, planned, ready, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, exposed, planned, ready, scaled, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -91,6 +93,8 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         STARTING: starting.starting(observed, block, remediation),
         CRASHED: crashed.crashed(observed, crashes, remediation),
         EXPOSED: exposed.exposed(observed),
+        AUTOSCALED: scaled.autoscaled(observed),
+        PROTECTED: scaled.protected(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
     judged[READY] = ready.ready(observed, crashes, judged)

@@ -1,0 +1,33 @@
+"""Label selectors, as Kubernetes evaluates them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from vllm_operator.pods import reading
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Whether a LabelSelector selects an object with these labels. An empty one selects everything, None selects nothing.
+
+    A selector that cannot be read selects nothing.
+    """
+    if selector is None:
+        return False
+    if any(labels.get(name) != value for name, value in reading.mapping(selector, "matchLabels").items()):
+        return False
+    return all(_holds(requirement, labels) for requirement in reading.objects(selector, "matchExpressions"))
+
+
+def _holds(requirement: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
+    name, values = reading.text(requirement, "key"), reading.sequence(requirement.get("values"))
+    match requirement.get("operator"):
+        case "In":
+            return labels.get(name) in values
+        case "NotIn":
+            return labels.get(name) not in values
+        case "Exists":
+            return name in labels
+        case "DoesNotExist":
+            return name not in labels
+        case _:
+            return False

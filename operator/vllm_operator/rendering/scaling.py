@@ -1,0 +1,182 @@
+"""Render what decides how many replicas there are: PodDisruptionBudget, HorizontalPodAutoscaler, ScaledObject.
+
+All have the name of the VLLMDeployment. An autoscaler sets `spec.replicas` of the VLLMDeployment through its scale subresource.
+
+**Slow starts.** While new replicas start, requests go on waiting, and an autoscaler that looks only at them asks for more and more
+replicas. So `scaleUp` allows one step in the time of a start, as measured: one replica, or half as many as there are. The replicas of one
+step then serve before the next. `scaleDown` waits as long, because a replica that is missed costs a start.
+"""
+
+from math import ceil
+from typing import Any
+
+from vllm_operator.api import labels
+from vllm_operator.api.operation import Storage
+from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
+from vllm_operator.api.scaling import AutoscalingSpec, KedaSpec, ScalingMetric
+from vllm_operator.caches.volumes import storage_of
+from vllm_operator.catalog.engine_metrics import load_engine_metrics
+
+DEFAULT_TARGETS = {ScalingMetric.WAITING_REQUESTS: 5, ScalingMetric.RUNNING_REQUESTS: 64, ScalingMetric.KV_CACHE_USAGE: 80}
+"""Targets per replica. The last one is a percentage."""
+UNKNOWN_START_SECONDS = 600
+"""Period between two steps while no start has been measured."""
+STEP_SECONDS = 30
+"""Periods are multiples of this, so that they do not change with each start."""
+MAX_PERIOD_SECONDS = 1800
+"""Maximum `periodSeconds` that the API server accepts."""
+_NO_LIMIT = "1000000"
+"""The threshold of a trigger that only tells whether a replica is needed."""
+MIN_WINDOW_SECONDS = 300
+"""Minimum time to wait before scaling down, the default of HorizontalPodAutoscalers."""
+
+
+def render_disruption_budget(resource: VLLMDeployment) -> dict[str, Any] | None:
+    """Render the PodDisruptionBudget; None for a single replica, which it could not protect.
+
+    At most one replica is evicted at a time. Pods that are not ready can always be evicted: otherwise crashed engines would block node
+    drains for ever.
+    """
+    autoscaling = resource.spec.autoscaling
+    if max(resource.spec.replicas, autoscaling.max_replicas if autoscaling is not None else 0) < 2:
+        return None
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata_of(resource, resource.metadata.name),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": selector_of(resource)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+
+
+def render_autoscaler(resource: VLLMDeployment) -> dict[str, Any] | None:
+    """Render the autoscaler that the spec asks for; None if it asks for none."""
+    autoscaling = resource.spec.autoscaling
+    if autoscaling is None:
+        return None
+    if autoscaling.keda is not None:
+        return _scaled_object(resource, autoscaling, autoscaling.keda)
+    metric = {"name": load_engine_metrics()[_metric(autoscaling)]}
+    # the average of the Pods; those that start have no metrics, and count as idle
+    target = {"type": "AverageValue", "averageValue": _quantity(autoscaling)}
+    return {
+        "apiVersion": "autoscaling/v2",
+        "kind": "HorizontalPodAutoscaler",
+        "metadata": metadata_of(resource, resource.metadata.name),
+        "spec": {
+            "scaleTargetRef": _target(resource),
+            "minReplicas": _min_replicas(autoscaling),
+            "maxReplicas": autoscaling.max_replicas,
+            "metrics": [{"type": "Pods", "pods": {"metric": metric, "target": target}}],
+            "behavior": _behavior(resource),
+        },
+    }
+
+
+def period_seconds(resource: VLLMDeployment) -> int:
+    """Return the time of a start of another replica, as measured, rounded up; within the limits of an autoscaler.
+
+    Replicas that share a filled cache start warm. With other storage, each one may start cold.
+    """
+    cache = resource.status.cache
+    cold, warm = (cache.cold_start_seconds, cache.warm_start_seconds) if cache is not None else (None, None)
+    shared = storage_of(resource.spec.cache) is Storage.SHARED_CLAIM
+    measured = (warm or cold) if shared else max(cold or 0, warm or 0)
+    return min(MAX_PERIOD_SECONDS, STEP_SECONDS * ceil((measured or UNKNOWN_START_SECONDS) / STEP_SECONDS))
+
+
+def _scaled_object(resource: VLLMDeployment, autoscaling: AutoscalingSpec, keda: KedaSpec) -> dict[str, Any]:
+    to_zero = _min_replicas(autoscaling) == 0
+    triggers = [_trigger("engines", keda, _engine_query(resource, autoscaling), _threshold(autoscaling), null_is_zero=to_zero)]
+    if to_zero:
+        running = load_engine_metrics()[ScalingMetric.RUNNING_REQUESTS]
+        # an engine without a queue may be in use: this keeps the last replica, and asks for no second one
+        triggers.append(_trigger("running", keda, f"sum({_series(resource, running)})", _NO_LIMIT, null_is_zero=True))
+    if keda.activation_query is not None:
+        # it only creates the first replica; how many are needed is known when it serves
+        triggers.append(_trigger("activation", keda, keda.activation_query, _NO_LIMIT, null_is_zero=True))
+    return {
+        "apiVersion": "keda.sh/v1alpha1",
+        "kind": "ScaledObject",
+        "metadata": metadata_of(resource, resource.metadata.name),
+        "spec": {
+            "scaleTargetRef": _target(resource),
+            "minReplicaCount": _min_replicas(autoscaling),
+            "maxReplicaCount": autoscaling.max_replicas,
+            **({"cooldownPeriod": _window_seconds(resource)} if to_zero else {}),
+            "advanced": {"horizontalPodAutoscalerConfig": {"behavior": _behavior(resource)}},
+            "triggers": triggers,
+        },
+    }
+
+
+def _trigger(name: str, keda: KedaSpec, query: str, threshold: str, *, null_is_zero: bool) -> dict[str, Any]:
+    """A query of Prometheus. Unless there may be no engine, no answer is an error and not an empty queue."""
+    metadata = {
+        "serverAddress": keda.prometheus_address,
+        "query": query,
+        "threshold": threshold,
+        "ignoreNullValues": "true" if null_is_zero else "false",
+    }
+    return {"type": "prometheus", "name": name, "metricType": "AverageValue", "metadata": metadata}
+
+
+def _engine_query(resource: VLLMDeployment, autoscaling: AutoscalingSpec) -> str:
+    """The sum over the replicas, which KEDA divides by their number. The labels come from the PodMonitor of the chart."""
+    metric = _metric(autoscaling)
+    series = _series(resource, load_engine_metrics()[metric])
+    # the ranks of data parallelism share no KV cache
+    return f"sum(max by (pod) ({series}))" if metric is ScalingMetric.KV_CACHE_USAGE else f"sum({series})"
+
+
+def _series(resource: VLLMDeployment, name: str) -> str:
+    return f'{name}{{namespace="{resource.metadata.namespace}",name="{resource.metadata.name}"}}'
+
+
+def _behavior(resource: VLLMDeployment) -> dict[str, Any]:
+    period = period_seconds(resource)
+    return {
+        "scaleUp": {
+            "policies": [
+                {"type": "Pods", "value": 1, "periodSeconds": period},
+                {"type": "Percent", "value": 50, "periodSeconds": period},
+            ]
+        },
+        "scaleDown": {"stabilizationWindowSeconds": _window_seconds(resource)},
+    }
+
+
+def _window_seconds(resource: VLLMDeployment) -> int:
+    return max(MIN_WINDOW_SECONDS, period_seconds(resource))
+
+
+def _target(resource: VLLMDeployment) -> dict[str, str]:
+    return {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "name": resource.metadata.name}
+
+
+def _metric(autoscaling: AutoscalingSpec) -> ScalingMetric:
+    return autoscaling.metric or ScalingMetric.WAITING_REQUESTS
+
+
+def _target_of(autoscaling: AutoscalingSpec) -> int:
+    return autoscaling.target or DEFAULT_TARGETS[_metric(autoscaling)]
+
+
+def _min_replicas(autoscaling: AutoscalingSpec) -> int:
+    return 1 if autoscaling.min_replicas is None else autoscaling.min_replicas
+
+
+def _quantity(autoscaling: AutoscalingSpec) -> str:
+    """The target in the canonical form of the API server: a number of requests, or a part of 1."""
+    target = _target_of(autoscaling)
+    if _metric(autoscaling) is not ScalingMetric.KV_CACHE_USAGE:
+        return f"{target // 1000}k" if target % 1000 == 0 else str(target)
+    return "1" if target == 100 else f"{10 * target}m"
+
+
+def _threshold(autoscaling: AutoscalingSpec) -> str:
+    target = _target_of(autoscaling)
+    return str(target / 100) if _metric(autoscaling) is ScalingMetric.KV_CACHE_USAGE else str(target)

@@ -1,0 +1,28 @@
+"""Autoscaled and Protected: why the autoscaler or the PodDisruptionBudget is not in effect."""
+
+from vllm_operator.api.conditions import Reason
+from vllm_operator.observation.observation import ObservedState
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.status.conditions import FALSE
+from vllm_operator.status.exposed import judge_problem
+
+_BUDGET = "PodDisruptionBudget"
+
+
+def autoscaled(observed: ObservedState) -> Verdict | None:
+    """Judge Autoscaled: the first problem with the autoscaler; None if there is none."""
+    problem = next((it for it in observed.observation.scaling if it.kind != _BUDGET), None)
+    if problem is None:
+        return None
+    say = observed.messages.say
+    if problem.reason == Reason.METRICS_API_MISSING:
+        return Verdict(FALSE, problem.reason, say("autoscaled.no_metrics", api=problem.detail))
+    if problem.reason == Reason.AUTOSCALER_EXISTS:
+        return Verdict(FALSE, problem.reason, say("autoscaled.exists", kind=problem.kind, autoscaler=problem.detail))
+    return judge_problem(observed, problem)
+
+
+def protected(observed: ObservedState) -> Verdict | None:
+    """Judge Protected: the problem with the PodDisruptionBudget; None if there is none."""
+    problem = next((it for it in observed.observation.scaling if it.kind == _BUDGET), None)
+    return judge_problem(observed, problem) if problem is not None else None

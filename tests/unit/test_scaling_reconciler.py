@@ -1,0 +1,227 @@
+"""The PodDisruptionBudget and the autoscaler of an engine, on a cluster in memory."""
+
+from typing import Any
+
+import pytest
+
+from support.operators import Bench
+from support.operators import llama as any_llama
+from vllm_operator.cluster.client import AUTOSCALER, DEPLOYMENT, DISRUPTION_BUDGET, SCALED_OBJECT, Forbidden, Manifest
+from vllm_operator.runtime.optional_objects import INTEGRATIONS
+from vllm_operator.runtime.scaling_reconciler import BUDGET_SECONDS, METRICS_API
+
+SCALING: dict[str, Any] = {"maxReplicas": 4}
+KEDA: dict[str, Any] = {**SCALING, "keda": {"prometheusAddress": "http://prometheus:9090"}}
+BUDGET_OF_A_USER: Manifest = {
+    "apiVersion": "policy/v1",
+    "kind": "PodDisruptionBudget",
+    "metadata": {"name": "theirs", "namespace": "default"},
+    "spec": {
+        "minAvailable": 2,
+        "selector": {"matchExpressions": [{"key": "app.kubernetes.io/instance", "operator": "In", "values": ["llama"]}]},
+    },
+}
+
+
+def llama(**spec: Any) -> Manifest:
+    """A VLLMDeployment whose replicas start together."""
+    return any_llama(cache={"priming": "Never"}, **spec)
+
+
+def change(bench: Bench, **spec: Any) -> None:
+    resource = bench.resource()
+    kept = {name: value for name, value in {**resource["spec"], **spec}.items() if value is not None}
+    generation = resource["metadata"]["generation"] + 1
+    bench.cluster.put({**resource, "spec": kept, "metadata": {**resource["metadata"], "generation": generation}})
+
+
+def budgets(bench: Bench) -> list[str]:
+    return [item["metadata"]["name"] for item in bench.cluster.all(DISRUPTION_BUDGET)]
+
+
+def autoscaler_of_a_user(name: str, target: str) -> Manifest:
+    spec = {"scaleTargetRef": {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "name": target}, "maxReplicas": 3}
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": metadata, "spec": spec}
+
+
+@pytest.fixture
+def measured(bench: Bench) -> Bench:
+    """A cluster that serves the metrics of Pods."""
+    bench.cluster.documents[METRICS_API] = {"kind": "APIGroup"}
+    return bench
+
+
+async def test_several_replicas_are_evicted_one_by_one(bench: Bench) -> None:
+    bench.cluster.put(llama(replicas=2))
+    await bench.settle()
+    [budget] = bench.cluster.all(DISRUPTION_BUDGET)
+    assert (budget["spec"]["maxUnavailable"], budget["spec"]["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    assert budget["spec"]["selector"] == bench.deployment()["spec"]["selector"]
+    bench.restart()
+    await bench.settle()
+    assert [write.kind for write in bench.cluster.writes].count("PodDisruptionBudget") == 1
+
+
+async def test_a_single_replica_has_no_budget_and_costs_no_request(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    bench.cluster.fail("*", DISRUPTION_BUDGET, Forbidden("no"), times=99)
+    await bench.settle()
+    assert budgets(bench) == []
+    assert bench.message("Protected") == ""
+
+
+async def test_the_budget_comes_and_goes_with_the_replicas_without_a_rollout(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    await bench.settle()
+    plan, template = bench.status().pinned_plan, bench.deployment()["spec"]["template"]
+    for replicas, expected in ((3, ["llama"]), (1, []), (2, ["llama"]), (0, [])):
+        change(bench, replicas=replicas)
+        bench.restart()  # what it knew is forgotten; the generation in the status says that there is something to do
+        await bench.settle()
+        assert budgets(bench) == expected
+    assert (bench.status().pinned_plan, bench.deployment()["spec"]["template"]) == (plan, template)
+
+
+async def test_the_budgets_of_a_namespace_are_looked_at_again_after_a_while(bench: Bench) -> None:
+    bench.cluster.put(llama(replicas=2))
+    await bench.settle()
+    bench.cluster.remove(DISRUPTION_BUDGET, "default", "llama")
+    await bench.settle()
+    assert budgets(bench) == [], "nothing was asked"
+    bench.pass_time(BUDGET_SECONDS)
+    await bench.settle()
+    assert budgets(bench) == ["llama"]
+
+
+async def test_a_budget_of_a_user_for_the_same_pods_replaces_ours(bench: Bench) -> None:
+    """The eviction API refuses Pods with two."""
+    bench.cluster.put(llama(replicas=2))
+    await bench.settle()
+    theirs = bench.cluster.put(BUDGET_OF_A_USER)
+    bench.pass_time(BUDGET_SECONDS)
+    await bench.settle()
+    assert budgets(bench) == ["theirs"]
+    assert bench.cluster.all(DISRUPTION_BUDGET) == [theirs]
+    assert bench.message("Protected") == ""
+    bench.cluster.remove(DISRUPTION_BUDGET, "default", "theirs")
+    bench.pass_time(BUDGET_SECONDS)
+    await bench.settle()
+    assert budgets(bench) == ["llama"]
+
+
+@pytest.mark.parametrize(
+    ("selector", "problem"),
+    [
+        ({"matchLabels": {"app": "other"}}, True),
+        (None, True),
+        ({"matchLabels": {"app.kubernetes.io/instance": "llama"}}, False),
+        ({}, False),  # all Pods of the namespace
+    ],
+)
+async def test_a_budget_of_a_user_with_our_name_is_never_touched(bench: Bench, selector: Any, problem: bool) -> None:
+    spec = {"maxUnavailable": 0, **({"selector": selector} if selector is not None else {})}
+    theirs = bench.cluster.put({**BUDGET_OF_A_USER, "metadata": {"name": "llama", "namespace": "default"}, "spec": spec})
+    bench.cluster.put(llama(replicas=2))
+    await bench.settle()
+    change(bench, replicas=1)
+    await bench.settle()
+    change(bench, replicas=2)
+    await bench.settle()
+    assert bench.cluster.all(DISRUPTION_BUDGET) == [theirs]
+    assert ("is not the operator's" in bench.message("Protected")) is problem
+    assert bench.deployment()["spec"]["replicas"] == 2
+
+
+async def test_without_the_permission_engines_serve_and_a_condition_says_what_is_missing(bench: Bench) -> None:
+    bench.cluster.fail("find", DISRUPTION_BUDGET, Forbidden("cannot list poddisruptionbudgets"), times=9)
+    bench.cluster.put(llama(replicas=2))
+    await bench.settle()
+    assert bench.deployment()["spec"]["replicas"] == 2
+    assert "cannot list poddisruptionbudgets" in bench.message("Protected")
+
+
+async def test_an_autoscaler_is_written_once_and_follows_the_measured_start(measured: Bench) -> None:
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    [autoscaler] = measured.cluster.all(AUTOSCALER)
+    assert autoscaler["spec"]["scaleTargetRef"]["kind"] == "VLLMDeployment"
+    assert budgets(measured) == ["llama"], "there may soon be several replicas"
+    writes = [write.kind for write in measured.cluster.writes].count("HorizontalPodAutoscaler")
+    measured.restart()
+    await measured.settle()
+    assert ([write.kind for write in measured.cluster.writes].count("HorizontalPodAutoscaler"), writes) == (1, 1)
+
+
+async def test_it_comes_and_goes_without_a_new_plan_and_keeps_the_replicas(measured: Bench) -> None:
+    measured.cluster.put(llama())
+    await measured.settle()
+    plan = measured.status().pinned_plan
+    change(measured, autoscaling=SCALING)
+    await measured.settle()
+    assert measured.cluster.all(AUTOSCALER)
+    change(measured, replicas=3)  # as the autoscaler does
+    await measured.settle()
+    change(measured, autoscaling=None)
+    measured.restart()
+    await measured.settle()
+    assert not measured.cluster.all(AUTOSCALER)
+    assert (measured.status().pinned_plan, measured.cluster.all(DEPLOYMENT)[0]["spec"]["replicas"]) == (plan, 3)
+
+
+async def test_without_metrics_there_is_no_autoscaler_and_the_condition_says_how_to_get_them(bench: Bench) -> None:
+    bench.cluster.put(llama(autoscaling=SCALING))
+    await bench.settle()
+    assert not bench.cluster.all(AUTOSCALER)
+    assert bench.condition("Autoscaled").reason == "MetricsAPIMissing"
+    assert "helm install prometheus-adapter" in bench.message("Autoscaled")
+    bench.cluster.documents[METRICS_API] = {"kind": "APIGroup"}
+    await bench.settle()
+    assert bench.cluster.all(AUTOSCALER)
+    assert bench.message("Autoscaled") == ""
+    del bench.cluster.documents[METRICS_API]  # an adapter that is replaced
+    await bench.settle()
+    assert bench.cluster.all(AUTOSCALER)
+    assert bench.message("Autoscaled") == ""
+
+
+async def test_a_second_autoscaler_for_the_same_object_is_not_created(measured: Bench) -> None:
+    measured.cluster.put(autoscaler_of_a_user("theirs", "llama"))
+    measured.cluster.put(autoscaler_of_a_user("of-another", "gemma"))
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    assert "HorizontalPodAutoscaler theirs scales this VLLMDeployment already" in measured.message("Autoscaled")
+    assert {item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)} == {"theirs", "of-another"}
+    measured.cluster.remove(AUTOSCALER, "default", "theirs")
+    await measured.settle()
+    assert {item["metadata"]["name"] for item in measured.cluster.all(AUTOSCALER)} == {"llama", "of-another"}
+
+
+async def test_an_autoscaler_of_a_user_with_our_name_is_never_touched(measured: Bench) -> None:
+    theirs = measured.cluster.put(autoscaler_of_a_user("llama", "gemma"))
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    assert "is not the operator's" in measured.message("Autoscaled")
+    change(measured, autoscaling=None)
+    await measured.settle()
+    assert measured.cluster.all(AUTOSCALER) == [theirs]
+
+
+async def test_keda_must_be_allowed_and_takes_the_place_of_the_other_autoscaler(measured: Bench) -> None:
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    change(measured, autoscaling=KEDA)
+    await measured.settle()
+    assert not measured.cluster.all(SCALED_OBJECT)
+    assert "Set integrations.keda to true" in measured.message("Autoscaled")
+    assert "remove spec.autoscaling.keda" in measured.message("Autoscaled")
+    measured.integrations = tuple(INTEGRATIONS)
+    measured.restart()
+    await measured.settle()
+    assert measured.cluster.all(SCALED_OBJECT)
+    assert not measured.cluster.all(AUTOSCALER)
+    of_keda = autoscaler_of_a_user("keda-hpa-llama", "llama")
+    of_keda["metadata"]["ownerReferences"] = [{"kind": "ScaledObject", "name": "llama", "controller": True, "uid": "1"}]
+    measured.cluster.put(of_keda)
+    await measured.settle()
+    assert measured.message("Autoscaled") == ""
