@@ -1,5 +1,6 @@
 """Answers in progress while Pods are replaced, removed and evicted: a steady load through the Service loses none."""
 
+import asyncio
 from collections import Counter
 from typing import Any
 
@@ -7,20 +8,22 @@ import pytest
 
 from support.cluster import Cluster, Manifest
 from support.engines import ENGINE, ENGINE_IMAGE, eventually, model, until_ready
+from support.kubectl import Kubectl
 from support.operator_process import has
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
 COMPLETE = "complete"
-IN_PROGRESS = 40
-"""More answers than are ever in progress: an answer takes 6 s, and a request is sent every quarter of a second."""
+IN_PROGRESS = 50
+"""More answers than are ever in progress: an answer takes 20 s, and a request is sent every half of a second."""
+DRAIN_SECONDS = 40
 LOAD = """
 import http.client, json, sys, threading, time
 
 def ask():
     try:
-        connection = http.client.HTTPConnection(sys.argv[1], 8000, timeout=30)
-        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 60}))
+        connection = http.client.HTTPConnection(sys.argv[1], 8000, timeout=60)
+        connection.request("POST", "/v1/completions", json.dumps({"max_tokens": 200}))
         text = connection.getresponse().read()
         words = text.count(b"word")
         print("complete" if text.endswith(b"[DONE]") else f"cut off after {words} words" if words else "empty", flush=True)
@@ -29,7 +32,7 @@ def ask():
 
 while True:
     threading.Thread(target=ask, daemon=True).start()
-    time.sleep(0.25)
+    time.sleep(0.5)
 """
 """Asks a Service again and again, with a connection for each request, and prints how each answer ended."""
 
@@ -56,7 +59,7 @@ class Load:
             outcomes = await self._outcomes()
             return outcomes if outcomes.total() >= enough else None
 
-        found: Counter[str] = await eventually(all_answered, within=60)
+        found: Counter[str] = await eventually(all_answered, within=90)
         return found
 
     async def _outcomes(self) -> Counter[str]:
@@ -85,24 +88,54 @@ async def scale_down(cluster: Cluster) -> None:
 
 
 async def test_no_answer_is_lost_in_an_eviction_a_rollout_and_a_scale_down(cluster: Cluster) -> None:
-    await serve(cluster, drain_seconds=20)
+    await serve(cluster, drain_seconds=DRAIN_SECONDS)
     load = Load(cluster)
     await load.begin()
     evicted = (await pods_of(cluster))[0]["metadata"]["name"]
-    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": evicted, "namespace": cluster.namespace}}
-    await cluster.request("POST", f"/api/v1/namespaces/{cluster.namespace}/pods/{evicted}/eviction", body=eviction)
-    await cluster.wait_until_gone("Pod", evicted, within=90)
+    await cluster.wait_for("PodDisruptionBudget", "llama", lambda it: it.get("status", {}).get("disruptionsAllowed") == 1)
+    assert await cluster.evict(evicted) == 201
+    await cluster.wait_until_gone("Pod", evicted, within=120)
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
     before = {pod["metadata"]["name"] for pod in await pods_of(cluster)}
     await cluster.patch("VLLMDeployment", "llama", {"spec": {"podTemplate": {"metadata": {"annotations": {"example.com/round": "2"}}}}})
     for name in before:
-        await cluster.wait_until_gone("Pod", name, within=120)
+        await cluster.wait_until_gone("Pod", name, within=180)
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 
     await scale_down(cluster)
     outcomes = await load.finish()
     assert outcomes.keys() == {COMPLETE}, outcomes
+
+
+async def test_no_answer_is_lost_while_a_node_is_drained(cluster: Cluster, kubectl: Kubectl) -> None:
+    """As there is one node, the first replica comes back only when the node is free again: until then the other one stays."""
+    await serve(cluster, drain_seconds=DRAIN_SECONDS)
+    load = Load(cluster)
+    await load.begin()
+    before = {pod["metadata"]["name"] for pod in await pods_of(cluster)}
+    [node] = await cluster.list_all("Node")
+    name = node["metadata"]["name"]
+    await cluster.wait_for("PodDisruptionBudget", "llama", lambda it: it.get("status", {}).get("disruptionsAllowed") == 1)
+    options = (f"--pod-selector={ENGINE}", "--ignore-daemonsets", "--delete-emptydir-data", "--timeout=400s")
+    drain = asyncio.create_task(kubectl.run("drain", name, *options))
+    try:
+        gone = await eventually(lambda: first_gone(cluster, before), within=120)
+        [other] = before - {gone}
+        staying = await cluster.get("Pod", other)
+        assert "deletionTimestamp" not in staying["metadata"], "it is the last replica that serves"
+    finally:
+        await kubectl.run("uncordon", name)
+    await drain
+    assert not before & {pod["metadata"]["name"] for pod in await pods_of(cluster)}
+    await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=120)
+    outcomes = await load.finish()
+    assert outcomes.keys() == {COMPLETE}, outcomes
+
+
+async def first_gone(cluster: Cluster, before: set[str]) -> str | None:
+    """The name of the first of these Pods that is gone; None while all are there."""
+    return next(iter(before - {pod["metadata"]["name"] for pod in await pods_of(cluster)}), None)
 
 
 async def test_without_draining_answers_are_cut_off(cluster: Cluster) -> None:

@@ -4,7 +4,11 @@ Names and labels from vllm/v1/metrics/loggers.py and vllm/v1/metrics/prometheus.
 `http_requests_total` is of prometheus-fastapi-instrumentator, which both use.
 """
 
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 _ALWAYS_GAUGES = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 _ALWAYS_COUNTERS = (
@@ -36,11 +40,14 @@ VERSIONS = tuple(_OF_VERSION)
 BUCKETS = ("0.1", "1.0", "+Inf")
 
 
-def series(version: str, *, pod: str = "llama-x1") -> Iterator[tuple[str, float]]:
+PLACE = 'namespace="models",name="llama",pod="llama-x1"'
+"""Labels that the PodMonitor of the chart adds."""
+
+
+def series(version: str) -> Iterator[tuple[str, float]]:
     """The series of one engine, with the labels that the PodMonitor of the chart adds, and by how much each grows in a minute."""
     gauges, counters, histograms = _OF_VERSION[version]
-    place = f'namespace="models",name="llama",pod="{pod}"'
-    labels = f'{place},engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"'
+    labels = f'{PLACE},engine="0",model_name="meta-llama/Llama-3.1-8B-Instruct"'
     for name in (*_ALWAYS_GAUGES, *gauges):
         yield f"vllm:{name}{{{labels}}}", 0
     for name in (*_ALWAYS_COUNTERS, *counters):
@@ -53,4 +60,37 @@ def series(version: str, *, pod: str = "llama-x1") -> Iterator[tuple[str, float]
         yield f"vllm:{name}_sum{{{labels}}}", 2
         yield f"vllm:{name}_count{{{labels}}}", len(BUCKETS)
     for status in ("2xx", "4xx"):
-        yield f'http_requests_total{{{place},handler="/v1/chat/completions",method="POST",status="{status}"}}', 3
+        yield f'http_requests_total{{{PLACE},handler="/v1/chat/completions",method="POST",status="{status}"}}', 3
+
+
+@contextmanager
+def serve(version: str) -> Iterator[int]:
+    """Serve the metrics of an engine of this version, which grow with time, as vLLM exposes them; yield the port."""
+    since = time.monotonic()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            minutes = 1 + (time.monotonic() - since) / 60
+            shown = (f"{_without_place(name)} {1 + growth * minutes}\n" for name, growth in series(version))
+            body = "".join(shown).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _without_place(name: str) -> str:
+    """A series without the labels that the PodMonitor adds."""
+    return name.replace(f"{PLACE},", "")

@@ -102,12 +102,15 @@ class OperatorProcess:
             self.process.send_signal(number)
         return await self.ended()
 
-    async def fetch(self, path: str) -> tuple[int, str]:
-        """GET a path of the operator's HTTP server."""
+    async def port(self) -> int:
+        """The port of its HTTP server, once it listens."""
         assert self._port is not None
         async with asyncio.timeout(60):
-            port = await asyncio.shield(self._port)
-        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}{path}") as response:
+            return await asyncio.shield(self._port)
+
+    async def fetch(self, path: str) -> tuple[int, str]:
+        """GET a path of the operator's HTTP server."""
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{await self.port()}{path}") as response:
             return response.status, await response.text()
 
     async def until_ready(self, *, within: float = 60.0) -> None:
