@@ -14,7 +14,7 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from engine.crash import read_crash, replay
-from engine.start import Engine
+from engine.start import Engine, log
 
 METRICS = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -25,6 +25,9 @@ vllm:num_requests_running{{engine="0",model_name="{model}"}} 0.0
 vllm:num_requests_waiting{{engine="0",model_name="{model}"}} 0.0
 """
 
+STATS_SECONDS = 10
+"""Interval between the lines of the log that say how many requests there are, as in vLLM."""
+
 _LOCK = threading.Lock()
 
 
@@ -34,6 +37,16 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 128
     answers = 0
+
+    def log_stats(self) -> None:
+        """Log the number of answers in progress for ever, unless there are and were none."""
+        before = 0
+        while True:
+            time.sleep(STATS_SECONDS)
+            now = self.answers
+            if now or before:
+                log("loggers.py:310", f"Engine 000: Avg prompt throughput: 0.0 tokens/s, Running: {now} reqs, Waiting: 0 reqs")
+            before = now
 
     def drain(self, seconds: float) -> None:
         """Refuse further requests, and end the process after the last answer or when the time is over."""
@@ -99,6 +112,7 @@ def main() -> int:
     server = Server(("", int(argument("--port") or 8000)), Handler)
     drain = threading.Thread(target=server.drain, args=(float(argument("--shutdown-timeout") or 0),))
     signal.signal(signal.SIGTERM, lambda *_: drain.start())
+    threading.Thread(target=server.log_stats, daemon=True).start()
     server.serve_forever()
     drain.join()
     return 0

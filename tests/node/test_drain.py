@@ -1,6 +1,7 @@
 """Answers in progress while Pods are replaced, removed and evicted: a steady load through the Service loses none."""
 
 import asyncio
+import re
 from collections import Counter
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from support.cluster import Cluster, Manifest
 from support.engines import ENGINE, ENGINE_IMAGE, eventually, model, until_ready
 from support.kubectl import Kubectl
-from support.operator_process import has
+from support.operator_process import condition, has
 
 pytestmark = [pytest.mark.node, pytest.mark.timeout(600)]
 
@@ -94,6 +95,10 @@ async def test_no_answer_is_lost_in_an_eviction_a_rollout_and_a_scale_down(clust
     evicted = (await pods_of(cluster))[0]["metadata"]["name"]
     await cluster.wait_for("PodDisruptionBudget", "llama", lambda it: it.get("status", {}).get("disruptionsAllowed") == 1)
     assert await cluster.evict(evicted) == 201
+    # its log says how many answers are in progress
+    await cluster.wait_for(
+        "VLLMDeployment", "llama", lambda it: re.search(rf"Pod {evicted} is draining, \d+ requests left", condition(it, "Ready")["message"])
+    )
     await cluster.wait_until_gone("Pod", evicted, within=120)
     await cluster.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=60)
 

@@ -23,6 +23,7 @@ from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity
 from vllm_operator.caches.address import cache_key_of
 from vllm_operator.caches.claim_holders import ClaimHolder
 from vllm_operator.messages import Messages
+from vllm_operator.observation.draining import DrainingPod
 from vllm_operator.observation.knowledge import Knowledge
 from vllm_operator.planning.inventory.taints import Taint
 from vllm_operator.planning.outcome import Outcome
@@ -105,6 +106,7 @@ class Observation:
         activity: What is being done for the caches.
         not_kept: Fields of the Pod template that were applied and that the API server or a webhook dropped or changed.
         exposure: What exposes the engine beside its Service.
+        draining: The Pods that finish their requests before they stop.
         scaling: Why the PodDisruptionBudget or the autoscaler is not in effect.
         apply_error: Why the API server refused a child at the last attempt; None if it accepted all.
     """
@@ -132,6 +134,7 @@ class Observation:
     apply_error: str | None = None
     exposure: Exposure = NO_EXPOSURE
     scaling: tuple[ObjectProblem, ...] = ()
+    draining: tuple[DrainingPod, ...] = ()
 
     @property
     def previous(self) -> VLLMDeploymentStatus:

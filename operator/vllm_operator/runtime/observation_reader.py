@@ -40,6 +40,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.reading import read_cores
 from vllm_operator.pods.view import Phase, PodView, read_pod, waits_for_node
 from vllm_operator.runtime.cache_reconciler import CacheOutcome
+from vllm_operator.runtime.drain_reader import LOOK_SECONDS, DrainReader
 from vllm_operator.startup.state import StartupState, UnreadLog
 
 HOLDERS_SECONDS = 15.0
@@ -79,6 +80,7 @@ class ObservationReader:
         self._now = now
         self._event_reader = EventReader(client, now=now)
         self._cpu_usage = CpuUsage(client)
+        self._drains = DrainReader(client)
 
     async def read(
         self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, applied: Applied, *, revision: str | None
@@ -100,6 +102,9 @@ class ObservationReader:
         key = (resource.metadata.namespace, resource.metadata.name)
         states = self._logs.states(key)
         now = self._now()
+        draining = await self._drains.read([pod for pod in snapshot.pods if is_replica(pod)], now)
+        if draining:
+            requeue_seconds = min(requeue_seconds or LOOK_SECONDS, LOOK_SECONDS)
         deployment = snapshot.child(DEPLOYMENT)
         of_earlier = deployment is not None and is_of_earlier(deployment, snapshot.resource)
         observation = Observation(
@@ -122,6 +127,7 @@ class ObservationReader:
             cores=await self._cpu_usage.read(resource, snapshot.pods, states, now),
             taints=await self._taints(cache_outcome.outcome.plan, snapshot.pods),
             activity=_with_refused_claims(cache_outcome.activity, applied, (claim, weights)),
+            draining=draining,
             not_kept=tuple(applied.not_kept),
             apply_error=_apply_error(applied, (claim, weights)),
         )

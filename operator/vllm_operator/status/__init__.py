@@ -11,6 +11,6 @@ starting        Starting; startup (`status.startup`), estimates (how long a star
 crashed         Crashed
 exposed         Exposed, `status.url`
 scaled          Autoscaled, Protected
-ready           Ready, Stalled, and which conditions have something to report
+ready           Ready, Stalled, and which conditions have something to report; draining (Pods that finish their requests)
 events          the difference to the previous status, as events
 """

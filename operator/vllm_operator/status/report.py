@@ -31,7 +31,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, exposed, planned, ready, scaled, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, ready, scaled, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -97,7 +97,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         PROTECTED: scaled.protected(observed),
     }
     judged = {type: verdict for type, verdict in verdicts.items() if verdict is not None}
-    judged[READY] = ready.ready(observed, crashes, judged)
+    judged[READY] = draining.with_draining(observed, ready.ready(observed, crashes, judged))
     if (verdict := ready.stalled(observed, judged, is_hopeless=decision.is_hopeless)) is not None:
         judged[STALLED] = verdict
     reported, now = ready.reportable(observed, judged), reading.stamp(observation.now) or ""

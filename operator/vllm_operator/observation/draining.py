@@ -1,0 +1,53 @@
+"""Pods that finish their requests before they stop.
+
+How many requests are left is in the log: vLLM writes a line with the requests that run and wait every 10 s while it is not idle, in all
+versions from 0.11.0 to 0.33.0 (vllm/v1/metrics/loggers.py). Its HTTP server does not tell: from 0.18 to 0.26 it accepts no connections
+while it drains (vllm/entrypoints/launcher.py), a NetworkPolicy may exclude the operator, and the permission to ask through the API server
+(`pods/proxy`) would allow requests to every Pod.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from vllm_operator.api.labels import CONTAINER
+from vllm_operator.pods import reading
+from vllm_operator.pods.reading import Manifest
+
+_LOGGED = re.compile(r"(?:(\d+) Engines Aggregated|Engine (\d+)): .{0,200}?\bRunning: (\d{1,9}) reqs, Waiting: (\d{1,9}) reqs")
+
+
+@dataclass(frozen=True, slots=True)
+class DrainingPod:
+    """A Pod that is draining. `until` is when it is killed at the latest, `requests` what is left; None if that is not known."""
+
+    name: str
+    until: datetime
+    requests: int | None = None
+
+
+def draining_until(pod: Manifest) -> datetime | None:
+    """Return when a Pod is killed that is draining now; None if it is not draining.
+
+    It is if it is being deleted, its engine has served and still runs, and a preStop hook delays the end, as draining needs.
+    """
+    engine = reading.named(pod, CONTAINER, "status", "containerStatuses", key="name")
+    serves = reading.flag(engine, "started") and "running" in reading.mapping(engine, "state")
+    container = reading.named(pod, CONTAINER, "spec", "containers", key="name")
+    if not serves or not reading.mapping(container, "lifecycle", "preStop"):
+        return None
+    return reading.moment(pod, "metadata", "deletionTimestamp")  # it includes the grace period
+
+
+def read_requests(lines: Iterable[str]) -> int | None:
+    """Return the requests that an engine runs and holds back, by the last of these lines of its log that says so; None if none does.
+
+    With data parallelism there is a line for each rank, or one for all.
+    """
+    ranks: dict[str, int] = {}
+    for line in lines:
+        if found := _LOGGED.search(line):
+            number = int(found[3]) + int(found[4])
+            ranks = {"": number} if found[1] else {**{rank: n for rank, n in ranks.items() if rank}, found[2]: number}
+    return sum(ranks.values()) if ranks else None

@@ -1,0 +1,22 @@
+"""Pods that are draining, as a part of the message of Ready."""
+
+from vllm_operator.observation.observation import ObservedState
+from vllm_operator.planning.outcome import Verdict
+
+
+def with_draining(observed: ObservedState, ready: Verdict) -> Verdict:
+    """Return Ready with a sentence about the Pods that are draining, if there are any."""
+    pods = observed.observation.draining
+    if not pods or not ready.message:
+        return ready
+    numbers = [pod.requests for pod in pods if pod.requests is not None]
+    text = observed.messages.fit(
+        "ready.draining",
+        shrink=("text",),
+        text=ready.message,
+        pods=pods,
+        # of some Pods only, the number would be too small
+        left=sum(numbers) if len(numbers) == len(pods) else None,
+        until=max(pod.until for pod in pods),
+    )
+    return Verdict(ready.status, ready.reason, text)
