@@ -27,22 +27,23 @@ def flag_of(plan: Plan) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("version", "seconds"),
+    ("version", "seconds", "sleep"),
     [
-        ("0.11.0", None),
-        ("0.17.1", None),
-        ("0.18.0", "60"),
-        ("0.20.1", "60"),
-        ("0.33.0", "60"),
+        ("0.11.0", None, 10),
+        ("0.17.1", None, 10),
+        ("0.18.0", "60", 10),
+        ("0.26.0", "60", 10),
+        ("0.27.0", "60", 20),  # aborts what comes too late, instead of refusing it
+        ("0.33.0", "60", 20),
     ],
 )
-def test_versions_that_abort_requests_on_sigterm_are_told_to_wait(version: str, seconds: str | None) -> None:
+def test_versions_that_abort_requests_on_sigterm_are_told_to_wait(version: str, seconds: str | None, sleep: int) -> None:
     resource = deployment(engine={"version": version})
     plan = plan_of(resource)
     assert flag_of(plan) == seconds
     pod = pod_of(resource, plan)
-    assert pod["terminationGracePeriodSeconds"] == 80
-    assert pod["containers"][0]["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", "10"]}}}
+    assert pod["terminationGracePeriodSeconds"] == sleep + 70
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", str(sleep)]}}}
 
 
 @pytest.mark.parametrize(
@@ -97,3 +98,10 @@ def test_pods_of_an_earlier_plan_stay_as_they_are() -> None:
     assert pod["terminationGracePeriodSeconds"] == 60
     assert "lifecycle" not in pod["containers"][0]
     assert FLAG not in pod["containers"][0]["args"]
+
+
+def test_pods_of_an_earlier_plan_for_a_version_that_goes_on_listening_sleep_as_before() -> None:
+    resource = deployment(engine={"version": "0.33.0"})
+    pod = pod_of(resource, plan_of(resource).model_copy(update={"endpoint_seconds": None}))
+    assert pod["terminationGracePeriodSeconds"] == 80
+    assert pod["containers"][0]["lifecycle"] == {"preStop": {"exec": {"command": ["sleep", "10"]}}}

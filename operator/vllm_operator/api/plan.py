@@ -203,6 +203,11 @@ class Plan(Model):
         description="Seconds that requests in progress have to finish when a Pod stops. Absent in plans of earlier versions, whose Pods do "
         "not drain.",
     )
+    endpoint_seconds: int | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds between the deletion of a Pod and SIGTERM, for clients and proxies to learn of it. Default: 10.",
+    )
     deadline_seconds: int | None = Field(
         default=None,
         ge=0,

@@ -233,6 +233,24 @@ def guarded_paths(version: str | None) -> tuple[str, ...]:
     return held[-1] if held else entries[0].paths
 
 
+class Draining(Entry):
+    """The content of `draining.yaml`: since which version the HTTP server accepts requests while the engine drains."""
+
+    source: str
+    listens_since: Annotated[str, AfterValidator(_check_version)]
+
+
+@cache
+def _load_draining() -> Draining:
+    return load_file(Draining, "draining.yaml")
+
+
+def listens_while_draining(version: str | None) -> bool:
+    """Return whether the HTTP server of this version accepts requests while the engine drains, only to abort them."""
+    since, release = parse_release(_load_draining().listens_since), parse_release(version) if version is not None else None
+    return since is not None and release is not None and since <= release
+
+
 @cache
 def load_versions() -> Versions:
     """The tables that ship with the operator. The name of a file is the version."""

@@ -28,7 +28,7 @@ from vllm_operator.planning.engine.arguments import engine_arguments
 from vllm_operator.planning.engine.backends import ALLOW_ANYWAY, BackendDecision, choose_backends
 from vllm_operator.planning.engine.command_line import ArgumentError, check_arguments
 from vllm_operator.planning.engine.deadline import plan_deadline, plan_patience
-from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, drain_seconds
+from vllm_operator.planning.engine.drain import drain_arguments, drain_notes, plan_drain
 from vllm_operator.planning.engine.host import plan_requests
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, keep_first, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
@@ -321,7 +321,7 @@ class _FreshPlan:
         own = engine_arguments(
             resource.spec.model, version, premises.shape.parallel, chosen=chosen.sized, length=length, shortened=not wanted
         )
-        drain = drain_seconds(resource.spec, premises.overrides)
+        drain = plan_drain(resource.spec, premises.overrides, version.version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
         args = keep_first([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
@@ -361,7 +361,8 @@ class _FreshPlan:
             cache_key_parts=list(cache.parts),
             cache_marker=CacheMarker.INIT_CONTAINER,
             cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
-            drain_seconds=drain,
+            drain_seconds=drain.seconds,
+            endpoint_seconds=drain.endpoint_seconds,
             deadline_seconds=deadline,
             requests=plan_requests(target.count, read_offload(premises.overrides.arguments), resource.spec.pod_template),
             weights=weights,

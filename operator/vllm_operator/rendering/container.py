@@ -62,7 +62,8 @@ def render_container(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
 
 def _hooks(plan: Plan) -> dict[str, Any]:
     """Sleep before the engine is told to stop. `exec`, because API servers before Kubernetes 1.30 drop the field `sleep`."""
-    return {"lifecycle": {"preStop": {"exec": {"command": ["sleep", str(ENDPOINT_SECONDS)]}}}} if plan.drain_seconds else {}
+    command = ["sleep", str(plan.endpoint_seconds or ENDPOINT_SECONDS)]
+    return {"lifecycle": {"preStop": {"exec": {"command": command}}}} if plan.drain_seconds else {}
 
 
 def render_arguments(planned: Iterable[PlannedArgument], given: Iterable[EngineArgument]) -> list[str]:

@@ -44,6 +44,10 @@ def render_pod_template(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     return with_adapters(with_artifact(merged, resource, plan), resource)
 
 
+def _grace_seconds(plan: Plan) -> int:
+    return grace_seconds(plan.drain_seconds, plan.endpoint_seconds) if plan.drain_seconds else TERMINATION_SECONDS
+
+
 def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "containers": [render_container(resource, plan)],
@@ -54,7 +58,7 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.
         "automountServiceAccountToken": False,
-        "terminationGracePeriodSeconds": grace_seconds(plan.drain_seconds) if plan.drain_seconds else TERMINATION_SECONDS,
+        "terminationGracePeriodSeconds": _grace_seconds(plan),
         # The image decides about the user (root in vLLM's images), or podTemplate does.
         "securityContext": {
             "fsGroup": FILE_SYSTEM_GROUP,
