@@ -15,11 +15,13 @@ from support.describe import describe
 from support.engine_logs import crash_of, engine_failure
 from support.reports import report
 from testenv.replay import SERVING, read_recording
+from vllm_operator.api.conditions import Reason
 from vllm_operator.api.crd import custom_resource_definition
 from vllm_operator.api.plan import BackendChoice, ChosenBy
 from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
-from vllm_operator.observation.observation import Observation
+from vllm_operator.observation.draining import DrainingPod
+from vllm_operator.observation.observation import ObjectProblem, Observation
 from vllm_operator.planning.outcome import Verdict, not_accepted
 from vllm_operator.startup.parser import StartupParser
 from vllm_operator.startup.state import CacheEvidence, Progress, Stage, StartupState
@@ -106,6 +108,7 @@ FLASHINFER_PLAN = o.outcome(
     planned=Verdict(ConditionStatus.TRUE, "Resolved", "1 of nvidia.com/gpu (NVIDIA-H200, sm_90) with vLLM 0.20.1; attention FLASHINFER."),
 )
 COMPILING_BEGINS, COMPILING_ENDS = recorded("good-flashinfer", until=b"Warming up FlashInfer attention"), recorded("good-flashinfer")
+DRAINING = (DrainingPod("vllm-a-x2", o.at(530), 3),)
 HUNG = replace(at_work(Stage.DISTRIBUTED_INIT, seconds=30, since=28), now=o.at(700))
 
 STORIES: dict[str, tuple[Observation, ...]] = {
@@ -157,6 +160,16 @@ STORIES: dict[str, tuple[Observation, ...]] = {
         ),
     ),
     "scaled-to-zero": (o.observe(replicas=0, deployment=o.deployment(0)),),
+    "draining": (replace(serving(459, CacheEvidence(misses=31)), draining=DRAINING),),
+    "not-autoscaled": (
+        replace(
+            serving(459, CacheEvidence(misses=31)),
+            scaling=(
+                ObjectProblem(Reason.METRICS_API_MISSING, "HorizontalPodAutoscaler", "custom.metrics.k8s.io"),
+                ObjectProblem(Reason.APPLY_FAILED, "PodDisruptionBudget", "poddisruptionbudgets.policy is forbidden"),
+            ),
+        ),
+    ),
     "hopeless-crash": (o.observe(), *(crash(restarts, seconds=60 * restarts) for restarts in range(5))),
     "known-bad": (o.observe(outcome=not_accepted(Verdict(ConditionStatus.FALSE, "KnownBad", NO_EXPERTS)), deployment=None),),
 }
@@ -178,6 +191,8 @@ KSTATUS = {
     "no-matching-gpu": "InProgress",
     "claim-not-bound": "InProgress",
     "scaled-to-zero": "Current",
+    "draining": "Current",
+    "not-autoscaled": "Current",
     "hopeless-crash": "Failed",
     "known-bad": "Failed",
 }
