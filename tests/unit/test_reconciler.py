@@ -95,7 +95,7 @@ async def test_a_change_of_the_spec_changes_only_what_follows_from_it(bench: Ben
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"replicas": 3}})
     await bench.settle()
     assert bench.deployment()["spec"]["replicas"] == 3
-    assert {write.kind for write in bench.cluster.writes} - {"Event"} == {"Deployment", "VLLMDeployment"}
+    assert {write.kind for write in bench.cluster.writes} - {"Event"} == {"Deployment", "PodDisruptionBudget", "VLLMDeployment"}
 
 
 async def test_a_field_that_is_not_wished_any_more_goes(bench: Bench) -> None:
