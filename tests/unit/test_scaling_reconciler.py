@@ -141,6 +141,15 @@ async def test_without_the_permission_engines_serve_and_a_condition_says_what_is
     assert "cannot list poddisruptionbudgets" in bench.message("Protected")
 
 
+@pytest.mark.parametrize("verb", ["find", "get", "apply"])
+async def test_without_the_permission_for_autoscalers_the_condition_says_so(measured: Bench, verb: str) -> None:
+    measured.cluster.fail(verb, AUTOSCALER, Forbidden(f"cannot {verb} horizontalpodautoscalers"), times=99)
+    measured.cluster.put(llama(autoscaling=SCALING))
+    await measured.settle()
+    assert ("cannot" in measured.message("Autoscaled")) is (verb != "get"), "applying tells"
+    assert measured.deployment()["spec"]["replicas"] == 1
+
+
 async def test_an_autoscaler_is_written_once_and_follows_the_measured_start(measured: Bench) -> None:
     measured.cluster.put(llama(autoscaling=SCALING))
     await measured.settle()

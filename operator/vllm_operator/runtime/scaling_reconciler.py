@@ -112,7 +112,10 @@ class ScalingReconciler:
 
     async def _find_obstacle(self, resource: VLLMDeployment, owner: Manifest, desired: Manifest) -> ObjectProblem | None:
         """Why an autoscaler cannot work: another one has the same target, or nothing serves its metrics."""
-        autoscalers = await self._client.find(AUTOSCALER, resource.metadata.namespace, cached=True)
+        try:
+            autoscalers = await self._client.find(AUTOSCALER, resource.metadata.namespace, cached=True)
+        except Forbidden as error:
+            return ObjectProblem(Reason.APPLY_FAILED, AUTOSCALER.kind, str(error))
         kind, name = desired["kind"], resource.metadata.name
         own = [item for item in autoscalers if item["metadata"]["name"] == name and is_created_by_operator(item, owner)]
         others = [item for item in autoscalers if item not in own and _targets(item, resource) and not _is_of_keda(item, name)]
