@@ -19,6 +19,7 @@ from testenv.prometheus import Prometheus
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
+RECORDING = Path(__file__).parents[1] / "corpus" / "h200" / "llama-bf16-cold.log"
 RUNNING = b"INFO 11-21 12:00:00 [api_server.py:1] vLLM API server version 0.20.1\n"
 LOADING = b"INFO 11-21 12:00:01 [gpu_model_runner.py:3000] Starting to load model meta-llama/Llama-3.1-8B-Instruct...\n"
 
@@ -35,13 +36,15 @@ def queries(namespace: str, name: str) -> Iterator[tuple[str, str]]:
 
 async def serve_start_and_crash(cluster: Cluster, sim: Simulator, name: str) -> None:
     """A VLLMDeployment that serves, whose second replica goes on starting; and another one that crashes."""
-    await sim.script(path="ok", pull="0", load="0")
+    await sim.script(path="ok", pull="0", load="hold")
     shared = {"volume": {"accessMode": "ReadWriteMany"}}
     await cluster.create(llama(cluster.namespace, name, cache=shared))
+    first = await the_pod(cluster)
+    await cluster.wait_until_runs(first)
+    await sim.replay(first, RECORDING, speed=50).play(exits=False)
+    await sim.change(first, load="0")
     await cluster.wait_for("VLLMDeployment", name, has("Ready", "True"))
     await cluster.wait_for("VLLMDeployment", name, lambda it: "coldStartSeconds" in it["status"].get("cache", {}))
-    await sim.script(path="ok", load="hold")
-    first = await the_pod(cluster)
     await cluster.patch("VLLMDeployment", name, {"spec": {"replicas": 2}})
     starting = await the_pod(cluster, but=[first])
     await cluster.wait_until_runs(starting)

@@ -13,11 +13,11 @@ GATEWAY_SECONDS = 30
 _RELEASES = "https://github.com/kubernetes-sigs"
 _KEDA = "https://github.com/kedacore/keda/releases/download/v2.20.2/keda-2.20.2.yaml"
 _MANIFESTS: Mapping[str, str] = {
-    "HTTPRoute": f"{_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
-    "InferencePool": f"{_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
-    "ScaledObject": f"--server-side {_KEDA}",
+    "HTTPRoute": f"-f {_RELEASES}/gateway-api/releases/download/v1.6.1/standard-install.yaml",
+    "InferencePool": f"-f {_RELEASES}/gateway-api-inference-extension/releases/download/v1.6.0/manifests.yaml",
+    "ScaledObject": f"--server-side -f {_KEDA}",
 }
-"""Manifests of the CustomResourceDefinitions, by kind."""
+"""Arguments of `kubectl apply` that install the CustomResourceDefinition, by kind."""
 _FIELDS: Mapping[str, str] = {"gateway": "spec.gateway", "keda": "spec.autoscaling.keda"}
 """The field that needs an integration."""
 
