@@ -205,5 +205,5 @@ async def test_an_adapter_that_cannot_be_fetched_is_named_in_the_condition(fleet
     await fleet.settle()
     crashed = bench.condition("Crashed")
     assert crashed.reason == "AdapterNotFetched"
-    assert "The LoRA adapter sql of hf://acme/sql-lora could not be downloaded." in crashed.message
+    assert "The LoRA adapter sql of hf://acme/sql-lora could not be downloaded (RepositoryNotFoundError" in crashed.message
     assert "spec.adapters" in crashed.message
