@@ -4,7 +4,7 @@ import asyncio
 import os
 import shutil
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +13,7 @@ import yaml
 
 from support import helm
 from support.cluster import Cluster, RefusedError, Simulator, is_ready, simulated
-from support.docs_commands import ROOT, WALK, Command, to_run
+from support.docs_commands import GUIDES, ROOT, WALK, Command, to_run
 from support.operator_process import OperatorProcess, has, llama
 from testenv import Environment
 from testenv.binaries import find_binary
@@ -21,6 +21,13 @@ from testenv.binaries import find_binary
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
 CORPUS = ROOT / "tests" / "corpus" / "h200"
+IMPORTED = {
+    "deployment-serve": "deployment",
+    "kserve-runtime": "kserve",
+    "production-stack": "values",
+    "llmkube": "llmkube",
+}
+"""Files of other tools, by the names that the pages give them."""
 REFUSED = """kubectl patch vllm qwen --type merge -p '{"spec":{"model":{"uri":"qwen"}}}'"""
 """The page says that it is."""
 DIFFERENCE = "vllm-operator plan", "--diff"
@@ -42,7 +49,7 @@ def documented_statuses(text: str) -> set[int]:
     return {0, 1} if all(part in text for part in DIFFERENCE) else {0}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def environment() -> Iterator[Environment]:
     """A control plane that nothing is installed on, with a node that has no GPU."""
     with Environment() as running, pytest.MonkeyPatch.context() as patch:
@@ -64,7 +71,8 @@ class Reader:
             shutil.copytree(ROOT / name, folder / name)
         shutil.copy(ROOT / "examples" / "minimal.yaml", folder / "model.yaml")
         shutil.copy(CORPUS / "poison-triton-cubin-empty.log", folder / "engine.log")
-        shutil.copy(ROOT / "tests" / "golden" / "imports" / "deployment-serve.yaml", folder / "deployment.yaml")
+        for source, name in IMPORTED.items():
+            shutil.copy(ROOT / "tests" / "golden" / "imports" / f"{source}.yaml", folder / f"{name}.yaml")
         helm.run("package", helm.CHART, "--destination", folder / "dist")
         programs = folder / "bin"
         programs.mkdir()
@@ -147,6 +155,15 @@ async def with_a_deployment(reader: Reader) -> None:
     await reader.run("kubectl apply -f deployment.yaml")
 
 
+async def with_what_guides_begin_with(reader: Reader) -> None:
+    """A cluster with GPUs, teams and served models, and an engine of somebody else with its Service."""
+    await with_gpus(reader)
+    await with_namespaces(reader)
+    await reader.run("kubectl create namespace models")
+    await with_models(reader)
+    await reader.run("cp deployment.yaml chat.yaml && kubectl apply --namespace models -f chat.yaml")
+
+
 async def with_a_crashed_pod(reader: Reader) -> None:
     """A Pod `my-pod` that nobody of ours made, on its second run, in both namespaces; and a log of the operator."""
     for namespace in ("default", "models"):
@@ -174,6 +191,7 @@ PREPARATIONS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
     "docs/quickstart-gpu.md": with_gpus,
     "docs/operations.md": with_models,
     "docs/importing.md": with_a_deployment,
+    "docs/guides/migrating.md": with_what_guides_begin_with,
     "docs/troubleshooting.md": with_a_crashed_pod,
 }
 """What has to be there before a page, besides what the pages before it have left."""
@@ -181,17 +199,28 @@ PREPARATIONS: Mapping[str, Callable[[Reader], Awaitable[None]]] = {
 
 @pytest.mark.timeout(500)
 async def test_every_command_does_what_its_page_says(reader: Reader) -> None:
-    # its Lease is where the chart's operator would have it, whose Pod is simulated here
-    await reader.run("kubectl create namespace vllm-system")
-    async with OperatorProcess(reader.environment.kubeconfig, lease="vllm-system/vllm-operator"):
-        for page in WALK:
-            if prepare := PREPARATIONS.get(page):
-                await prepare(reader)
-            for command in to_run(ROOT / page):
-                await reader.follow(command)
-    assert reader.failures == [], "\n".join(reader.failures)
+    await follow(reader, WALK)
     backup = yaml.safe_load((reader.folder / "vllmdeployments.yaml").read_text("utf-8"))
     assert {it["metadata"]["name"] for it in backup["items"]} == {"deepseek", "my-model", "llama"}
     # the one who was refused learned why
     with pytest.raises(RefusedError, match="hf://"):
         await reader.cluster.create(llama("default", "wrong", model={"uri": "llama"}))
+
+
+@pytest.mark.timeout(500)
+async def test_every_command_does_what_its_guide_says(reader: Reader) -> None:
+    await follow(reader, GUIDES)
+    assert {it["metadata"]["name"] for it in await reader.namespace("models").list_all("VLLMDeployment")} >= {"chat-next", "llama"}
+
+
+async def follow(reader: Reader, pages: Sequence[str]) -> None:
+    """Run the commands of pages, each page after its preparation."""
+    # its Lease is where the chart's operator would have it, whose Pod is simulated here
+    await reader.run("kubectl create namespace vllm-system")
+    async with OperatorProcess(reader.environment.kubeconfig, lease="vllm-system/vllm-operator"):
+        for page in pages:
+            if prepare := PREPARATIONS.get(page):
+                await prepare(reader)
+            for command in to_run(ROOT / page):
+                await reader.follow(command)
+    assert reader.failures == [], "\n".join(reader.failures)

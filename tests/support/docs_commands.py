@@ -24,6 +24,7 @@ PROGRAMS = (
     "curl",
     "trivy",
     "cosign",
+    "sed",
     "git",
     "pipx",
     ".ci/run",
@@ -108,6 +109,16 @@ WALK = (
     "README.md",
 )
 """The pages whose commands are run, in the order in which they are read."""
+
+GUIDES = (
+    "docs/guides/migrating.md",
+    "docs/guides/clouds.md",
+    "docs/guides/gitops.md",
+    "docs/guides/multi-tenancy.md",
+    "docs/guides/openshift.md",
+    "docs/guides/air-gapped.md",
+)
+"""The same for those who come with a cluster that serves models already."""
 
 
 @dataclass(frozen=True, slots=True)

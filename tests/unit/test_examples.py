@@ -83,3 +83,14 @@ def test_the_first_model_is_planned_on_every_gpu(kind: str) -> None:
 def test_the_smallest_example_needs_no_more_than_ten_lines() -> None:
     lines = (EXAMPLES / "minimal.yaml").read_text("utf-8").splitlines()
     assert len([line for line in lines if not line.startswith("#")]) <= 10
+
+
+GUIDES = sorted((Path(__file__).parents[2] / "docs" / "guides").glob("*.md"))
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.stem)
+def test_every_vllmdeployment_in_a_guide_is_one(page: Path) -> None:
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for manifest in (manifest for block in blocks for manifest in yaml.safe_load_all(block)):
+        if manifest.get("kind") == "VLLMDeployment":
+            VLLMDeployment.parse(manifest)
