@@ -69,6 +69,8 @@ NOT_RUN = {
     "python hack/bench/memory.py --objects 500": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/imports.py": "prints what depends on the machine; test_imported_modules.py tests what is imported",
     "python hack/bench/streams.py --streams 200": "prints what depends on the machine",
+    "python hack/bench/scale.py 100 500 1000 2000 5000": "measures for minutes, on a machine that should be quiet",
+    "python hack/bench/starts.py --pods 1000": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/fleet.py 100 500 1000 2000": "measures for minutes, on a machine that should be quiet",
     "make ingest RELEASE=0.34.0": "downloads wheels, and the version is made up; test_ingest.py and test_oracle.py test its parts",
     "make check-oracle": "downloads the wheels of all versions; test_oracle_differences.py tests what it compares",
