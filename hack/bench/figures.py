@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 WRITES = frozenset({"create", "update", "patch", "delete", "deletecollection"})
+READS = frozenset({"get", "list"})
 INDEPENDENT_OF_OBJECTS = frozenset({"leases", "selfsubjectaccessreviews"})
 NO_VALUE = "-"
 
@@ -70,6 +71,14 @@ def writes_each(requests: Iterable[Request], agent: str, objects: int) -> dict[s
     """Writes for each object, by resource."""
     sent = writes_of(requests, agent)
     return {target: count / objects for target, count in sorted(Counter(request.target for request in sent).items())}
+
+
+def reads_each(requests: Iterable[Request], agent: str, objects: int) -> dict[str, float]:
+    """Reads for each object, by resource; also those that found nothing."""
+    found = Counter(
+        it.target for it in requests if it.agent.startswith(agent) and it.verb in READS and it.target not in INDEPENDENT_OF_OBJECTS
+    )
+    return {target: count / objects for target, count in sorted(found.items())}
 
 
 def delays(causes: Iterable[Request], effects: Iterable[Request], *, last: bool = False) -> dict[str, float]:

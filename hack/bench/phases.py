@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
-from bench.figures import Figure, Request, delays, foreign_share, of, parse_request, quantile, writes_each, writes_of
+from bench.figures import Figure, Request, delays, foreign_share, of, parse_request, quantile, reads_each, writes_each, writes_of
 from bench.load import AGENT, GROUP, NAMESPACE, Api, model
 from testenv import Environment
 
@@ -170,6 +170,10 @@ class Turn:
         for target, number in writes.items():
             self._add(name, f"writes of {target} for each object", "", number)
         self._add(name, "writes for each object", "", sum(writes.values()))
+        reads = reads_each(self._requests, self._contender.agent, count)
+        for target, number in reads.items():
+            self._add(name, f"reads of {target} for each object", "", number)
+        self._add(name, "reads for each object", "", sum(reads.values()))
         self._add(name, "peak memory of the operator", "MiB", self._contender.memory())
         self._add(name, "until the last write", "s", worked)
         self._add(name, "foreign CPUs", "", foreign_share(elapsed, after.busy - before.busy, after.own - before.own))

@@ -6,7 +6,8 @@ import pytest
 
 from support.fleet import Fleet
 from support.operators import KEY, Bench, llama
-from vllm_operator.cluster.client import DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.api import labels
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Forbidden, Unavailable
 
 ON_NODE: dict[str, Any] = {"cache": {"hostPath": "/var/cache/vllm"}}
 
@@ -31,6 +32,37 @@ async def test_an_object_costs_four_writes(bench: Bench) -> None:
     assert sorted(kinds(bench)) == ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"]
     await bench.settle()
     assert kinds(bench) == []
+
+
+async def test_an_object_with_claims_costs_two_more_and_looks_for_each_claim_once(bench: Bench) -> None:
+    bench.cluster.put(llama("before"))
+    await bench.settle(("default", "before"))
+    bench.cluster.writes.clear()
+    bench.cluster.put(llama())
+    read = bench.cluster.calls["get"]
+    await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.calls["get"] - read == 1 + 2, "the object, and its claims, which may exist without labels"
+    written = [kind for kind in kinds(bench) if kind != "Event"]  # nobody provisions volumes here, which is reported
+    assert sorted(written) == ["ControllerRevision", "Deployment", *["PersistentVolumeClaim"] * 2, "Service", "VLLMDeployment"]
+
+
+async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_applied_again(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    [record] = [name for name in fleet.annotations() if name.startswith(labels.USED_ANNOTATION_PREFIX)]
+    since = fleet.annotations()[record]
+    bench.pass_time(60)
+    bench.restart()
+    kinds(bench)
+    await bench.settle()
+    assert kinds(bench) == [], "a restart writes nothing"
+    bench.cluster.edit(CLAIM, "default", "llama-cache", {"metadata": {"labels": {labels.COMPONENT_LABEL: "changed"}}})
+    await bench.settle()
+    assert "PersistentVolumeClaim" in kinds(bench)
+    assert fleet.annotations()[record] == since
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
+    await bench.settle()
+    assert fleet.annotations()[record] == since, "the directory of the plan before"
+    assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations(), "the directory of this plan"
 
 
 async def test_the_first_object_of_a_namespace_shows_whether_revisions_can_be_created_there(bench: Bench) -> None:

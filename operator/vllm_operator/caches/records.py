@@ -74,6 +74,11 @@ def usage_record(claim: Mapping[str, Any] | None, key: str, now: datetime) -> Ch
     return {USED_ANNOTATION_PREFIX + key: reading.stamp(now)}
 
 
+def first_record(key: str, now: datetime) -> dict[str, str]:
+    """Return the record that Pods use a directory, for a PVC that is created with it; empty if a name with this key is not allowed."""
+    return {USED_ANNOTATION_PREFIX + key: reading.stamp(now) or ""} if KEY.fullmatch(key) else {}
+
+
 def writable(record: Changes) -> Changes:
     """Return the changes whose names the API server accepts."""
     return {name: value for name, value in record.items() if name == REMOUNTED_ANNOTATION or KEY.fullmatch(name.partition("/")[2])}

@@ -16,12 +16,13 @@ them the whole manifest. The operator therefore does not request them, and repor
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vllm_operator.api.labels import FIELD_MANAGER
+from vllm_operator.api.labels import FIELD_MANAGER, USED_ANNOTATION_PREFIX
 from vllm_operator.api.operation import CacheSpec, ClaimVolume, Storage, StorageSpec
 from vllm_operator.api.plan import Plan, PlannedWeights, WeightsPlace
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.records import first_record
 from vllm_operator.catalog.paths import model_argument
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import mapping, read_bytes, sequence
@@ -152,13 +153,44 @@ def fit_claims(manifests: Sequence[dict[str, Any]], context: CacheContext) -> tu
     """Return the manifests with the PVCs as they can be applied, and a note about what cannot be applied; None without any."""
     result, notes = [], []
     for manifest in manifests:
-        live = context.claims.get(manifest["metadata"]["name"]) if manifest["kind"] == _CLAIM else None
-        if live is not None:
-            spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(context.resource, manifest))
-            manifest = {**manifest, "spec": spec}
-            notes.append(note)
+        if manifest["kind"] == _CLAIM:
+            live = context.claims.get(manifest["metadata"]["name"])
+            manifest = _with_applied_records(manifest, live, context)
+            if live is not None:
+                spec, note = _fit(manifest["spec"], live, is_asked=_gives_size(context.resource, manifest))
+                manifest = {**manifest, "spec": spec}
+                notes.append(note)
         result.append(manifest)
     return result, " ".join(note for note in notes if note) or None
+
+
+def _with_applied_records(claim: dict[str, Any], live: Mapping[str, Any] | None, context: CacheContext) -> dict[str, Any]:
+    """A PVC with the record of its first directory, which is applied with the PVC when that is created. This saves a write.
+
+    It is applied again with an existing PVC, because server-side apply removes what is left out. Another field manager writes all other
+    records.
+    """
+    if live is not None:
+        records = _applied_records(live)
+    else:
+        is_of_caches = context.address is not None and context.address.claim == claim["metadata"]["name"]
+        records = first_record(context.address.key, context.now) if context.address is not None and is_of_caches else {}
+    if not records:
+        return claim
+    metadata = claim["metadata"]
+    return {**claim, "metadata": {**metadata, "annotations": {**(metadata.get("annotations") or {}), **records}}}
+
+
+def _applied_records(live: Mapping[str, Any]) -> dict[str, str]:
+    """The records of a PVC that the operator has applied with it."""
+    annotations = reading.mapping(live, "metadata", "annotations")
+    applied = [
+        reading.mapping(entry, "fieldsV1", "f:metadata", "f:annotations")
+        for entry in reading.objects(live, "metadata", "managedFields")
+        if (entry.get("manager"), entry.get("operation")) == (FIELD_MANAGER, "Apply")
+    ]
+    names = [str(name) for name in annotations if str(name).startswith(USED_ANNOTATION_PREFIX)]
+    return {name: str(annotations[name]) for name in names if any(f"f:{name}" in fields for fields in applied)}
 
 
 def _gives_size(resource: VLLMDeployment, claim: Mapping[str, Any]) -> bool:

@@ -142,32 +142,24 @@ class Applier:
         return now
 
     async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
-        """Apply one child, and add the outcome to the result."""
-        if child is None and desired["kind"] == CLAIM.kind:
-            child = await self._find(desired)  # it may exist without the operator's labels
+        """Apply one child, and add the outcome to the result. One that was not found by its labels may exist without them."""
         if child is not None and await self._is_leaving(child, owner):
             result.waiting = f"{child['kind']} {child['metadata']['name']} of an earlier object of this name is being deleted"
             return
         try:
             if child is not None and not is_created_by_operator(child, owner):
                 raise Conflict("not created by the operator")
-            result.children.append(await self._apply_relabeled(owner, desired, child, result))
+            result.children.append(await self._apply_one(desired, child, result))
         except (Conflict, *_FINAL) as error:
-            if isinstance(error, Conflict) and not await self._is_of_others(desired, owner):
-                raise
+            if isinstance(error, Conflict):
+                live = await self._find(desired)
+                if child is None and live is not None and _is_own(live, owner):
+                    return await self._apply_child(owner, desired, live, result)
+                if live is None or is_created_by_operator(live, owner):
+                    raise
             result.refusals.append(Refusal(desired["kind"], desired["metadata"]["name"], _explain_conflict(desired, error)))
             if child is not None:
                 result.children.append(await self._apply_without_owner(desired, child, error, result))
-
-    async def _apply_relabeled(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
-        """Apply one child, also if somebody has changed the labels by which it is found."""
-        try:
-            return await self._apply_one(desired, child, result)
-        except Conflict:
-            live = await self._find(desired) if child is None else None
-            if live is None or not is_controlled_by(live, owner):
-                raise
-            return await self._apply_one(desired, live, result)
 
     async def _apply_one(self, desired: Manifest, child: Manifest | None, result: Applied) -> Manifest:
         if child is not None:
@@ -236,11 +228,6 @@ class Applier:
     def _wrote(self, verb: str, child: Manifest, result: Applied) -> None:
         result.written += 1
         self._count(verb, child["kind"])
-
-    async def _is_of_others(self, desired: Manifest, owner: Manifest) -> bool:
-        """Whether the object of this name is not the operator's."""
-        live = await self._find(desired)
-        return live is not None and not is_created_by_operator(live, owner)
 
     async def _find(self, desired: Manifest) -> Manifest | None:
         """The object with the name of a desired one, whatever its labels."""
@@ -375,6 +362,11 @@ def _explain_conflict(desired: Manifest, error: ClusterError) -> ClusterError:
     if kind == CLAIM.kind:
         return Conflict(f"it exists and was not created by the operator; name it in spec, rename this {labels.KIND}, or remove the {kind}")
     return Conflict(f"a {kind} of this name exists and is not the operator's; rename this {labels.KIND} or remove the {kind} {name}")
+
+
+def _is_own(live: Manifest, owner: Manifest) -> bool:
+    """Whether an object without the operator's labels belongs to this VLLMDeployment. A PersistentVolumeClaim may have lost its owner."""
+    return is_created_by_operator(live, owner) if live["kind"] == CLAIM.kind else is_controlled_by(live, owner)
 
 
 def _identity(manifest: Mapping[str, Any]) -> tuple[str, str]:

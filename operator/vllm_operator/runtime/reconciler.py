@@ -146,7 +146,7 @@ class Reconciler:
         self._crashes = crashes
         self._caches = caches
         self._inventory = inventory
-        self._observations = ObservationReader(client, inventory=inventory, logs=logs, now=now)
+        self._observations = ObservationReader(client, inventory=inventory, logs=logs, busy=busy, now=now)
         self._logs = logs
         self._metrics = metrics
         self._configs = configs
