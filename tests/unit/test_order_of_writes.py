@@ -90,7 +90,7 @@ async def test_an_update_writes_the_revision_and_the_deployment_and_later_the_st
     assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
     assert kinds(bench) == ["ControllerRevision", "Deployment"]
     await bench.settle()
-    assert kinds(bench) == ["Event", "VLLMDeployment"]
+    assert kinds(bench) == ["VLLMDeployment"]
 
 
 async def test_an_operator_that_ends_between_the_deployment_and_its_revision_plans_the_same_again(bench: Bench) -> None:

@@ -77,7 +77,7 @@ class Mirroring:
                 self._moved.add(manifest["metadata"]["name"])
                 self._recheck.set()
             return
-        add = self._add if type == "DELETED" or not is_progress(kind, manifest) else self._add_soon
+        add = self._add_soon if is_progress(kind, manifest, deleted=type == "DELETED") else self._add
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             add(key)
 
@@ -126,14 +126,21 @@ class Mirroring:
             await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
 
 
-def is_progress(kind: Kind, manifest: Manifest) -> bool:
-    """Whether an object that was created or changed shows a step of what is under way: several such steps can be handled together.
+def is_progress(kind: Kind, manifest: Manifest, *, deleted: bool = False) -> bool:
+    """Whether an object that was created, changed or deleted shows a step of what is under way: several steps can be handled together.
 
-    It does not if somebody may wait for the reaction: a Pod that is Ready or has failed, and a spec that was changed.
+    It does not if somebody may wait for the reaction: a Pod that is Ready or has failed, and a spec that was changed. A Pod that is being
+    deleted usually makes room for another one.
     """
     match kind:
         case client.POD:
-            return not (_is_ready(manifest) or _has_ended(manifest))
+            return (
+                deleted
+                or bool(reading.text(manifest, "metadata", "deletionTimestamp"))
+                or not (_is_ready(manifest) or _has_ended(manifest))
+            )
+        case _ if deleted:
+            return False
         case client.DEPLOYMENT:
             return reading.integer(manifest, "metadata", "generation") == reading.integer(manifest, "status", "observedGeneration")
         case client.CLAIM:

@@ -51,6 +51,9 @@ MAX_PLANS = 8192
 """Objects whose pinned plan is remembered. Another one is read from its ControllerRevision at its next reconciliation.
 Each takes 6 to 25 KiB, the less the more it has in common with others."""
 
+MAX_REPLACED = 512
+"""Objects whose plan before the pinned one is remembered until the status names the new one."""
+
 MAX_PARTS = 4096
 """Parts of plans that are kept once. An object has up to 80."""
 
@@ -74,6 +77,7 @@ class PlanRevisions:
         self._client = client
         self._count = count
         self._known: Recent[_Known] = Recent(MAX_PLANS)  # by UID of the VLLMDeployment
+        self._replaced: Recent[_Known] = Recent(MAX_REPLACED)  # those that the status still names, by UID
         self._parts: dict[object, object] = {}
         self._accepting: set[str] = set()  # namespaces in which the last revision could be created
 
@@ -135,6 +139,8 @@ class PlanRevisions:
             refusal = await self._create(resource, render_revision(resource, plan, number))
             if refusal is not None:
                 return None if plan is resource.pinned and resource.status.pinned_plan is None else refusal
+        if known is not None and known.name != name:
+            self._replaced.put(uid, known)
         self._known.put(uid, _Known(name, number, self._with_shared_parts(without_observed(plan)), pinned=plan))
         return name
 
@@ -152,7 +158,7 @@ class PlanRevisions:
     async def _find(self, resource: VLLMDeployment, snapshot: Snapshot, name: str) -> Plan:
         """The plan of the revision that the status names."""
         uid, known = resource.metadata.uid, self._known.get(resource.metadata.uid)
-        known = known if known is not None and known.name == name else None
+        known = next((it for it in (known, self._replaced.get(uid)) if it is not None and it.name == name), None)
         if known is not None and any(revision["metadata"]["name"] == name for revision in _own(resource, snapshot)):
             return known.plan
         try:

@@ -20,11 +20,10 @@ from typing import Protocol, TypeVar, cast
 
 from pydantic import ValidationError
 
-from vllm_operator.api import labels
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorPolicy
-from vllm_operator.api.status import ConditionStatus, VLLMDeploymentStatus
+from vllm_operator.api.status import ConditionStatus
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
     DEPLOYMENT,
@@ -39,11 +38,11 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unavailable,
 )
-from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.cluster.ownership import is_controlled_by
+from vllm_operator.cluster.recent import Recent
 from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
@@ -63,10 +62,10 @@ from vllm_operator.runtime.optional_objects import OptionalObjects
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
+from vllm_operator.runtime.status_writer import StatusWriter
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
-from vllm_operator.status.conditions import describe_invalid_spec, status_with_failure
+from vllm_operator.status.conditions import describe_invalid_spec
 from vllm_operator.status.report import Report, report
-from vllm_operator.text import wording
 
 log = logging.getLogger(__name__)
 First = TypeVar("First")
@@ -78,6 +77,9 @@ ACT_SECONDS = 0.1
 """Delay until a remedy is carried out, or room is made after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
+ROLLOUT_SECONDS = 2.0
+"""Maximum delay between a change of the children by a new spec and the status. Usually a Pod shows earlier that the rollout has begun."""
+MAX_ROLLOUTS = 4096
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
@@ -154,12 +156,13 @@ class Reconciler:
         self._busy = busy
         self._now = now
         self._plans = PlanCache()
+        self._begun: Recent[int] = Recent(MAX_ROLLOUTS)  # the last generation whose rollout has begun, by uid
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
         self._optional = OptionalObjects(client, integrations=integrations, count=metrics.wrote)
         self._scaling = ScalingReconciler(client, self._optional, now=now)
-        self._recorder = EventRecorder(client)
+        self._status = StatusWriter(client, metrics, now=now)
         self._pod_schema = PodSchemas(client)
 
     async def reconcile(self, key: Key) -> Result:
@@ -175,7 +178,7 @@ class Reconciler:
         try:
             resource = VLLMDeployment.parse(snapshot.resource)
         except ValidationError as error:
-            await self._write_failure(snapshot.resource, Reason.INVALID_SPEC, describe_invalid_spec(error))
+            await self._status.write_failure(snapshot.resource, Reason.INVALID_SPEC, describe_invalid_spec(error))
             return Result("refused")
         pinned = await self._revisions.read(resource, snapshot)
         if isinstance(pinned, Verdict):
@@ -190,8 +193,10 @@ class Reconciler:
         may_follow, revision = self._revisions.may_follow(resource, snapshot), None
         if not may_follow:
             cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
-        if self._busy() and await self._apply_deployments(snapshot, cache_outcome):
-            return Result("deferred")
+        # why caches were not filled before a rollout is only known while the rollout has not begun
+        may_defer = self._busy() and cache_outcome.activity.skipped is None
+        if may_defer and await self._apply_deployments(snapshot, cache_outcome):
+            return Result("deferred", ROLLOUT_SECONDS if self._is_new_rollout(resource) else None)
         if may_follow:
             (cache_outcome, revision), applied = await _both(
                 self._pin(resource, snapshot, cache_outcome), self._apply(snapshot, cache_outcome)
@@ -210,6 +215,14 @@ class Reconciler:
             raise applied.failure
         return result
 
+    def _is_new_rollout(self, resource: VLLMDeployment) -> bool:
+        """Whether a new spec has just changed the children. True once for each spec: what its rollout begins with is reported with it."""
+        uid, generation = resource.metadata.uid, resource.metadata.generation or 0
+        if not resource.status.has_plan or generation in (resource.status.observed_generation, self._begun.get(uid)):
+            return False
+        self._begun.put(uid, generation)
+        return True
+
     async def _report(
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
@@ -220,8 +233,10 @@ class Reconciler:
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
         observation = replace(observation, exposure=exposure, scaling=await self._scaling.reconcile(resource, snapshot.resource))
         decision, reported = self._decide(observation)
-        await self._write_events(resource, snapshot, reported)
-        await self._write_status(resource, snapshot, reported)
+        is_applied = applied.written and applied.failure is None and not applied.refusals
+        if is_applied and not reported.events and self._is_new_rollout(resource):
+            return Result("deferred", ROLLOUT_SECONDS)
+        await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
             await self._revisions.prune(resource, snapshot, revision)
         await self._restart_stalled(resource, decision)
@@ -238,7 +253,7 @@ class Reconciler:
             return
         if snapshot is not None:
             message = f"The operator failed on this object and tries again ({type(error).__name__}: {error}). Running Pods keep running."
-            await self._write_failure(snapshot.resource, Reason.OPERATOR_FAILED, message)
+            await self._status.write_failure(snapshot.resource, Reason.OPERATOR_FAILED, message)
 
     async def _observe(self, key: Key) -> Snapshot | None:
         """Read the object, its children and its Pods. Return None, and drop what is kept of it, if the object is gone."""
@@ -314,24 +329,6 @@ class Reconciler:
         decision = decide(observed, crashes, self._remediator)
         return decision, report(observed, crashes, decision)
 
-    async def _write_events(self, resource: VLLMDeployment, snapshot: Snapshot, reported: Report) -> None:
-        """Write the events of the report that do not exist yet."""
-        for event in reported.events:
-            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
-            verb = await self._recorder.record(snapshot.resource, occurrence, now=self._now())
-            if verb:
-                self._metrics.wrote(verb, "Event")
-                log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
-
-    async def _write_status(self, resource: VLLMDeployment, snapshot: Snapshot, reported: Report) -> None:
-        """Write the status if it changed."""
-        self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
-        written = resource.status
-        if written.pinned_plan is not None and reported.status.plan is None:
-            written = written.model_copy(update={"plan": None})  # one that is still there belongs to somebody else: apply cannot remove it
-        if reported.status != written:
-            await self._apply_status(snapshot.resource, reported.status)
-
     async def _restart_stalled(self, resource: VLLMDeployment, decision: Decision) -> None:
         """Delete Pods whose start has stalled. The status already counts the restart, so that a killed operator does not count it twice."""
         for pod in decision.restart_pods:
@@ -341,31 +338,6 @@ class Reconciler:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
             self._metrics.wrote("delete", POD.kind)
-
-    async def _write_failure(self, resource: Manifest, reason: str, message: str) -> None:
-        """Report a failure in the condition Ready, and keep the rest of the status."""
-        try:
-            status = VLLMDeploymentStatus.model_validate(resource.get("status") or {})
-        except ValidationError:
-            status = VLLMDeploymentStatus()
-        metadata = resource["metadata"]
-        changed = status_with_failure(
-            status,
-            reason=reason,
-            message=wording.clean(message),
-            generation=metadata.get("generation", 0),
-            now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )
-        self._metrics.reported(metadata["namespace"], metadata["name"], changed)
-        if changed != status:
-            await self._apply_status(resource, changed)
-
-    async def _apply_status(self, resource: Manifest, status: VLLMDeploymentStatus) -> None:
-        # The API server ignores a wrong uid in a status. Only the resourceVersion protects a new object of the same name.
-        metadata = {name: resource["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
-        manifest = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
-        await self._client.apply_status(manifest, manager=labels.STATUS_FIELD_MANAGER)
-        self._metrics.wrote("status", labels.KIND)
 
 
 async def _both(first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:

@@ -105,7 +105,7 @@ class Workers:
         if result.name == "gone":
             return
         if result.name == "deferred":
-            self._queue.add(key, urgent=False)
+            self._queue.add_after(key, result.requeue_seconds or 0.0, urgent=False)
             return
         resync = self._resync * random.uniform(0.9, 1.0)
         if result.requeue_seconds is None or result.requeue_seconds >= resync:

@@ -76,8 +76,8 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
     if observed.observation.outcome.plan is None or plan is None:
         return
     identity, before_identity = _identify(plan), _identify(before_plan) if before_plan is not None else None
-    is_first = find_condition(previous.conditions, PLANNED) is None  # the condition says it
-    if not is_first and identity != before_identity:
+    is_asked_for = previous.observed_generation != generation  # of a new spec, the condition says it
+    if not is_asked_for and identity != before_identity:
         message = observed.messages.say("event.planned", text=observed.observation.outcome.planned.message)
         yield EventDraft(type=NORMAL, reason="Planned", message=message, key=f"planned-{_digest(*identity)}")
     names = observed.knowledge.logged_names

@@ -4,7 +4,7 @@ Conditions follow from the plan, the cache and the start. Ready summarizes the o
 previous status.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -31,7 +31,7 @@ from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision
 from vllm_operator.remediation.in_force import to_record
-from vllm_operator.status import artifacts, caches, crashed, draining, exposed, planned, ready, scaled, starting, startup
+from vllm_operator.status import artifacts, caches, crashed, draining, exposed, pacing, planned, ready, scaled, starting, startup
 from vllm_operator.status.conditions import TRUE, set_conditions
 from vllm_operator.status.estimates import StartClock, start_clock
 from vllm_operator.status.events import EventDraft, draft_events
@@ -66,13 +66,16 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     Equal arguments give equal reports. With the status of that report as its previous status, the same observation gives
     that status again and no events.
     """
+    observation = observed.observation
     block = startup.startup_status(observed)
     status = _status(observed, crashes, decision, block)
+    events = draft_events(observed, status, crashes)
+    held_until = pacing.held_until(observation.previous, status, events, observation.now)
     return Report(
-        status=status,
-        events=draft_events(observed, status, crashes),
+        status=observation.previous if held_until is not None else status,
+        events=events,
         start=start_clock(observed),
-        requeue_after_seconds=_requeue_after(observed, crashes, block),
+        requeue_after_seconds=_requeue_after(observation.now, [held_until, *_deadlines(observed, crashes, block)]),
     )
 
 
@@ -121,9 +124,8 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
     )
 
 
-def _requeue_after(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> float | None:
-    now = observed.observation.now
-    due = [when for when in _deadlines(observed, crashes, block) if when is not None and when > now]
+def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float | None:
+    due = [when for when in deadlines if when is not None and when > now]
     return max(_SOON, (min(due) - now).total_seconds()) if due else None
 
 

@@ -1,0 +1,73 @@
+"""Writes the status of VLLMDeployments, and the events that belong to it."""
+
+import logging
+from collections.abc import Callable
+from datetime import datetime
+
+from pydantic import ValidationError
+
+from vllm_operator.api import labels
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import VLLMDeploymentStatus
+from vllm_operator.cluster.client import ClusterClient, Manifest
+from vllm_operator.cluster.events import EventRecorder, Occurrence
+from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.status.conditions import status_with_failure
+from vllm_operator.status.report import Report
+from vllm_operator.text import wording
+
+log = logging.getLogger(__name__)
+
+
+class StatusWriter:
+    """Writes what differs from the status that was last written."""
+
+    def __init__(self, client: ClusterClient, metrics: Metrics, *, now: Callable[[], datetime]) -> None:
+        self._client = client
+        self._metrics = metrics
+        self._now = now
+        self._recorder = EventRecorder(client)
+
+    async def write(self, resource: VLLMDeployment, manifest: Manifest, reported: Report) -> None:
+        """Write the events of a report that do not exist yet, then the status if it changed.
+
+        Raises:
+            ClusterError: Make the same report again.
+        """
+        for event in reported.events:
+            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
+            verb = await self._recorder.record(manifest, occurrence, now=self._now())
+            if verb:
+                self._metrics.wrote(verb, "Event")
+                log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
+        self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
+        written = resource.status
+        if written.pinned_plan is not None and reported.status.plan is None:
+            written = written.model_copy(update={"plan": None})  # one that is still there belongs to somebody else: apply cannot remove it
+        if reported.status != written:
+            await self._apply(manifest, reported.status)
+
+    async def write_failure(self, manifest: Manifest, reason: str, message: str) -> None:
+        """Report a failure in the condition Ready, and keep the rest of the status. Raises ClusterError."""
+        try:
+            status = VLLMDeploymentStatus.model_validate(manifest.get("status") or {})
+        except ValidationError:
+            status = VLLMDeploymentStatus()
+        metadata = manifest["metadata"]
+        changed = status_with_failure(
+            status,
+            reason=reason,
+            message=wording.clean(message),
+            generation=metadata.get("generation", 0),
+            now=self._now().strftime("%Y-%m-%dT%H:%M:%SZ"),
+        )
+        self._metrics.reported(metadata["namespace"], metadata["name"], changed)
+        if changed != status:
+            await self._apply(manifest, changed)
+
+    async def _apply(self, manifest: Manifest, status: VLLMDeploymentStatus) -> None:
+        # The API server ignores a wrong uid in a status. Only the resourceVersion protects a new object of the same name.
+        metadata = {name: manifest["metadata"][name] for name in ("name", "namespace", "resourceVersion")}
+        body = {"apiVersion": labels.API_VERSION, "kind": labels.KIND, "metadata": metadata, "status": status.to_json()}
+        await self._client.apply_status(body, manager=labels.STATUS_FIELD_MANAGER)
+        self._metrics.wrote("status", labels.KIND)

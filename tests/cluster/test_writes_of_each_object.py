@@ -1,0 +1,64 @@
+"""How often an object is written in its life. Counts of the API server's audit log, which a slow machine does not change much."""
+
+from collections import Counter
+
+import pytest
+
+from support.audit import AuditTrail
+from support.cluster import Cluster, Simulator
+from support.operator_process import OperatorProcess, condition, has, llama
+from vllm_operator.api import labels
+
+pytestmark = pytest.mark.cluster
+
+NAMES = tuple(f"model-{number}" for number in range(4))
+ON_NODE = {"hostPath": "/var/cache/vllm"}
+CHILDREN = {"controllerrevisions": len(NAMES), "deployments": len(NAMES), "services": len(NAMES)}
+
+
+def written(audit: AuditTrail, served: Cluster) -> Counter[str]:
+    """How many writes succeeded, by resource."""
+    found = [it for it in audit.writes(agent="vllm-operator/", namespace=served.namespace) if it.status < 400 and it.resource != "leases"]
+    return Counter("/".join(filter(None, (it.resource, it.subresource))) for it in found)
+
+
+async def test_a_new_object_its_start_and_an_update_cost_few_writes(
+    operator: OperatorProcess, served: Cluster, sim: Simulator, audit: AuditTrail
+) -> None:
+    await sim.script(path="ok", pull="0", load="1")
+    for name in NAMES:
+        await served.create(llama(served.namespace, name, cache=ON_NODE))
+    for name in NAMES:
+        await served.wait_for("VLLMDeployment", name, has("Ready", "True"), within=90)
+    first = written(audit, served)
+    statuses = first.pop("vllmdeployments/status")
+    assert first == {**CHILDREN, "events": len(NAMES)}, "Started"
+    assert statuses <= 4 * len(NAMES), "planned, Pod, stages, Ready"
+    audit.mark()
+    for name in NAMES:
+        await served.patch("VLLMDeployment", name, {"spec": {"engine": {"version": "0.26.0"}}})
+    for name in NAMES:
+        await served.wait_for("VLLMDeployment", name, lambda it: is_updated(it), within=90)
+    second = written(audit, served)
+    statuses = second.pop("vllmdeployments/status")
+    assert second == {"controllerrevisions": len(NAMES), "deployments": len(NAMES), "events": len(NAMES)}, "Started"
+    assert statuses <= 4 * len(NAMES), "the new plan, Pod, stages, Ready"
+
+
+def is_updated(resource: dict[str, object]) -> bool:
+    ready = condition(resource, "Ready")
+    return bool(ready and ready["status"] == "True" and resource["status"]["observedGeneration"] == 2)  # type: ignore[index]  # as above
+
+
+async def test_the_record_of_a_new_claim_is_written_with_the_claim(operator: OperatorProcess, served: Cluster, sim: Simulator) -> None:
+    await sim.script(path="ok", pull="0", load="hold")
+    await served.create(llama(served.namespace))
+    resource = await served.wait_for("VLLMDeployment", "llama", lambda it: (it.get("status") or {}).get("pinnedPlan"))
+    claim = await served.get("PersistentVolumeClaim", "llama-cache")
+    record = labels.USED_ANNOTATION_PREFIX + resource["status"]["cache"]["key"]
+    [applied] = [entry for entry in claim["metadata"]["managedFields"] if entry["manager"] == labels.FIELD_MANAGER]
+    assert f"f:{record}" in applied["fieldsV1"]["f:metadata"]["f:annotations"]
+    since = claim["metadata"]["annotations"][record]
+    await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"onDelete": "Delete"}}})
+    now = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"].get("ownerReferences"))
+    assert now["metadata"]["annotations"][record] == since, "applying the claim again keeps it"
