@@ -272,6 +272,30 @@ async def test_a_deployment_that_was_written_allows_no_next_step_before_its_cont
     assert world.mirror.note(DEPLOYMENT, seen) == {("default", "llama")}
 
 
+@pytest.mark.parametrize(
+    ("change", "is_news"),
+    [
+        ({"readyReplicas": 1, "availableReplicas": 1, "unavailableReplicas": None}, False),
+        ({"conditions": [{"type": "Progressing", "status": "True", "lastUpdateTime": "2026-11-23T05:00:00Z"}]}, False),
+        ({"observedGeneration": 2}, True),
+        ({"updatedReplicas": 1}, True),
+        ({"replicas": 2}, True),
+        ({"conditions": [{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota"}]}, True),
+        ({"conditions": "hostile"}, False),
+    ],
+)
+async def test_what_a_deployment_counts_of_its_pods_is_no_news_beside_the_pods(world: World, change: dict[str, Any], is_news: bool) -> None:
+    world.mirror.note(DEPLOYMENT, world.cluster.set_status(DEPLOYMENT, "default", "llama", {"observedGeneration": 1, "replicas": 1}))
+    counted = world.cluster.set_status(DEPLOYMENT, "default", "llama", {"observedGeneration": 1, "replicas": 1, **change})
+    assert bool(world.mirror.note(DEPLOYMENT, counted)) is is_news
+    assert (await world.mirror.get(DEPLOYMENT, "llama", "default"))["status"] == counted["status"]
+
+
+async def test_an_edit_of_a_deployment_is_news(world: World) -> None:
+    edited = world.cluster.edit(DEPLOYMENT, "default", "llama", {"spec": {"paused": True}})
+    assert world.mirror.note(DEPLOYMENT, edited)
+
+
 async def test_a_spec_that_no_status_is_about_is_told_apart(world: World) -> None:
     key = ("default", "llama")
     assert world.mirror.has_unseen_spec(key)

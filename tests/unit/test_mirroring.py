@@ -135,6 +135,7 @@ def at_generation(generation: int, observed: int) -> dict[str, Any]:
         (POD, pod(terminated={"exitCode": 1}), False),
         (POD, pod(terminated={"exitCode": 0}), True),  # an init container
         (POD, pod(waiting={"reason": "ImagePullBackOff"}), False),
+        (POD, {**pod(ready=True), "metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, True),  # makes room
         (DEPLOYMENT, at_generation(2, 2), True),
         (DEPLOYMENT, at_generation(3, 2), False),  # somebody has changed its spec
         (CLAIM, {"metadata": {}}, True),
@@ -147,6 +148,11 @@ def at_generation(generation: int, observed: int) -> dict[str, Any]:
 )
 def test_steps_of_what_is_under_way_can_be_handled_together(kind: Kind, manifest: dict[str, Any], is_step: bool) -> None:
     assert is_progress(kind, manifest) is is_step
+
+
+def test_a_pod_that_is_gone_makes_room_and_what_else_is_gone_is_put_right_at_once() -> None:
+    assert is_progress(POD, pod(ready=True), deleted=True)
+    assert not is_progress(DEPLOYMENT, at_generation(2, 2), deleted=True)
 
 
 async def test_progress_and_unchanged_objects_take_their_time() -> None:

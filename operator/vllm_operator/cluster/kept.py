@@ -12,7 +12,8 @@ from typing import Any
 
 from vllm_operator.api import labels as names
 from vllm_operator.cluster import client
-from vllm_operator.cluster.client import POD, REVISION, VLLM_DEPLOYMENT, Key, Kind, Manifest, selector_of
+from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, Key, Kind, Manifest, selector_of
+from vllm_operator.pods import reading
 from vllm_operator.pods.owner import instance_of
 
 ObjectName = tuple[str, str]
@@ -92,6 +93,21 @@ def user_fields_of(kept: Kept) -> tuple[Any, ...] | None:
     """The same of a kept object; None after its deletion."""
     manifest = kept.manifest()
     return None if manifest is None else user_fields(manifest)
+
+
+def is_news(kind: Kind, before: Kept, manifest: Manifest) -> bool:
+    """Whether a change of an object matters. A Deployment also counts Pods, and so does the operator, which knows them sooner."""
+    known = before.manifest() if kind == DEPLOYMENT else None
+    return known is None or _without_counts(known) != _without_counts(manifest)
+
+
+def _without_counts(deployment: Manifest) -> tuple[Any, ...]:
+    """A Deployment without what it says of Pods that have been created."""
+    status = deployment.get("status")
+    failure = reading.named(status, "ReplicaFailure", "conditions")
+    read = [reading.mapping(status).get(field) for field in ("observedGeneration", "replicas", "updatedReplicas")]
+    owners, spec = deployment["metadata"].get("ownerReferences"), deployment.get("spec")
+    return (*user_fields(deployment), owners, spec, read, failure.get("status"), failure.get("message"))
 
 
 def serialize(kind: Kind, manifest: Manifest) -> bytes:

@@ -45,6 +45,7 @@ from vllm_operator.cluster.kept import (
     Kept,
     ObjectName,
     compress,
+    is_news,
     is_selected,
     key_of,
     name_of,
@@ -156,6 +157,8 @@ class Mirror:
             self._keep(kind, manifest, Kept(version, kept_key, None))
         else:
             self._keep(kind, manifest, self._packed(kind, manifest, kept_key))
+        if known is not None and key == former and known.noticed and not deleted and not is_news(kind, known, manifest):
+            return set()
         affected = {it for it in (key, former) if it is not None}
         write = self._writing.get((kind, name_of(manifest)))
         if write is None or deleted:

@@ -7,10 +7,8 @@ from vllm_operator.pods.view import Phase, PodView
 
 
 def replicas(observed: ObservedState) -> int:
-    """Return how many Pods exist."""
-    counted = reading.integer(observed.observation.deployment, "status", "replicas")
-    living = sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
-    return max(0, counted) if counted is not None else living
+    """Return how many Pods exist, without those that terminate or have failed. The Deployment counts the same a moment later."""
+    return sum(view.phase not in (Phase.TERMINATING, Phase.FAILED) for view in observed.pods)
 
 
 def updated_replicas(observed: ObservedState) -> int | None:
@@ -24,9 +22,9 @@ def is_rolled_out(observed: ObservedState) -> bool:
     observed_generation = reading.integer(deployment, "status", "observedGeneration")
     if observed_generation is None:
         return True
-    updated = updated_replicas(observed) or 0
+    updated, counted = updated_replicas(observed) or 0, reading.integer(deployment, "status", "replicas") or 0
     current = observed_generation >= (reading.integer(deployment, "metadata", "generation") or 0)
-    return current and updated >= observed.observation.wanted and replicas(observed) <= updated
+    return current and updated >= observed.observation.wanted and counted <= updated
 
 
 def paused(observed: ObservedState) -> str:

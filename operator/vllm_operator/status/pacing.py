@@ -15,7 +15,9 @@ from vllm_operator.startup.state import Stage
 from vllm_operator.status.events import EventDraft
 
 PACE = timedelta(seconds=3)
-"""Minimum time between the last change of the status and such a step."""
+"""Minimum time between the last change of the status and such a step, if nothing has served yet."""
+LATER_PACE = timedelta(seconds=10)
+"""The same in later rollouts. An engine writes its first line after about as long."""
 _STEPS = (Reason.NOT_STARTED, Reason.PROGRESSING, Reason.ROLLING_OUT, Reason.REPLICAS_NOT_READY, Reason.PULLING_IMAGE)
 _EARLY = (None, Stage.SCHEDULING, Stage.IMAGE_PULL, Stage.PROCESS_START)
 _MOVING = (READY, STARTING)
@@ -31,7 +33,8 @@ def held_until(
     stamps = [condition.last_transition_time for condition in conditions if condition is not None]
     stamps += [previous.startup.update_time] if previous.startup is not None else []
     changed = max((moment for stamp in stamps if (moment := reading.moment(stamp)) is not None and moment <= now), default=None)
-    return changed + PACE if changed is not None and now < changed + PACE else None
+    pace = PACE if previous.url is None else LATER_PACE
+    return changed + pace if changed is not None and now < changed + pace else None
 
 
 def _is_step(previous: VLLMDeploymentStatus, status: VLLMDeploymentStatus) -> bool:
