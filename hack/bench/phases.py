@@ -83,6 +83,7 @@ class Turn:
         async with self._phase("update", self.names) as phase:
             await asyncio.gather(*(self._update(name, VERSIONS[1]) for name in self.names))
             await self._until_applied("patch", self.names)
+            await self._until(self._is_rolled_out, "not all new Pods are Ready", pause=3)
         updated = self._own("patch", "vllmdeployments")
         self._add_delays(phase, "object to Deployment", delays(updated, self._theirs("deployments")))
 
@@ -199,7 +200,7 @@ class Turn:
         self._position += len(data[0]) + len(data[1])
         self._requests += map(parse_request, lines)
 
-    async def _until(self, done: Callable[[], bool | Awaitable[bool]], what: str) -> None:
+    async def _until(self, done: Callable[[], bool | Awaitable[bool]], what: str, *, pause: float = 0.5) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS
         while True:
             self._read()
@@ -208,7 +209,7 @@ class Turn:
                 return
             if time.monotonic() > deadline:
                 raise TimeoutError(f"{self._contender.name}: {what} within {LIMIT_SECONDS:.0f} s")
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(pause)
 
     async def _until_applied(self, verb: str, names: Iterable[str], *, began: float = 0.0) -> None:
         """Wait until the Deployments of these objects were applied after their objects."""
@@ -243,6 +244,16 @@ class Turn:
 
         await self._until(run, "not all Pods run")
         return found
+
+    async def _is_rolled_out(self) -> bool:
+        """Whether all Pods are of the latest Deployments, and Ready."""
+        found = (await self._api.call("GET", DEPLOYMENTS, resourceVersion="0"))["items"]
+        states = [(item["metadata"]["generation"], item.get("status") or {}) for item in found]
+        return all(
+            state.get("observedGeneration") == generation
+            and state.get("updatedReplicas") == state.get("readyReplicas") == state.get("replicas") == 1
+            for generation, state in states
+        )
 
     async def _make_ready(self, pod: Any) -> None:
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
