@@ -137,6 +137,7 @@ def at_generation(generation: int, observed: int) -> dict[str, Any]:
         (POD, pod(waiting={"reason": "ImagePullBackOff"}), False),
         (POD, {**pod(ready=True), "metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, True),  # makes room
         (DEPLOYMENT, at_generation(2, 2), True),
+        (DEPLOYMENT, {"metadata": {"generation": 1}}, True),  # a new one
         (DEPLOYMENT, at_generation(3, 2), False),  # somebody has changed its spec
         (CLAIM, {"metadata": {}}, True),
         (CLAIM, {"metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, False),

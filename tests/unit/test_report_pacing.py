@@ -7,7 +7,7 @@ import pytest
 from support import observations as o
 from vllm_operator.api.status import Condition, ConditionStatus, StartupStatus, VLLMDeploymentStatus
 from vllm_operator.status.events import EventDraft
-from vllm_operator.status.pacing import PACE, held_until
+from vllm_operator.status.pacing import LATER_PACE, PACE, held_until
 
 FALSE, TRUE = ConditionStatus.FALSE, ConditionStatus.TRUE
 
@@ -17,18 +17,18 @@ def condition(type: str, status: ConditionStatus, reason: str, message: str = ""
 
 
 def status(
-    ready: tuple[ConditionStatus, str] = (FALSE, "ReplicasNotReady"),
+    summary: tuple[ConditionStatus, str] = (FALSE, "ReplicasNotReady"),
     starting: tuple[ConditionStatus, str] | None = (TRUE, "RollingOut"),
     *others: Condition,
     **fields: Any,
 ) -> VLLMDeploymentStatus:
-    found = [condition("Ready", *ready)] + ([condition("Starting", *starting)] if starting is not None else [])
+    found = [condition("Ready", *summary)] + ([condition("Starting", *starting)] if starting is not None else [])
     return VLLMDeploymentStatus(**{"observed_generation": 2, "replicas": 1, "ready_replicas": 1, "conditions": [*found, *others], **fields})
 
 
 BEFORE = status()
 STEPS = {
-    "the old Pod terminates": status((FALSE, "NotStarted"), (FALSE, "NotStarted"), ready_replicas=0),
+    "the old Pod terminates": status((FALSE, "NotStarted"), (FALSE, "NotStarted"), ready_replicas=0, ready="0/1"),
     "the Deployment counts": status(replicas=0),
     "the new Pod gets a container": status((FALSE, "Progressing"), (TRUE, "Progressing"), startup=StartupStatus(stage="ImagePull")),
     "its process starts": status((FALSE, "Progressing"), (TRUE, "Progressing"), startup=StartupStatus(stage="ProcessStart")),
@@ -48,6 +48,20 @@ NEWS = {
 def test_a_step_waits_for_three_seconds(now: VLLMDeploymentStatus) -> None:
     assert held_until(BEFORE, now, (), o.at(1)) == o.at(0) + PACE
     assert held_until(BEFORE, now, (), o.at(3)) is None
+
+
+def test_in_later_rollouts_a_step_waits_for_ten_seconds() -> None:
+    before = BEFORE.model_copy(update={"url": "http://llama.default.svc:8000"})
+    now = STEPS["the Deployment counts"].model_copy(update={"url": before.url})
+    assert held_until(before, now, (), o.at(4)) == o.at(0) + LATER_PACE
+    assert held_until(before, now, (), o.at(10)) is None
+
+
+def test_a_rollout_that_only_looks_incomplete_waits_until_the_deployment_counts() -> None:
+    now = STEPS["the Deployment counts"]
+    assert held_until(BEFORE, now, (), o.at(30), ready_since=o.at(29)) == o.at(29) + LATER_PACE
+    assert held_until(BEFORE, now, (), o.at(40), ready_since=o.at(29)) is None
+    assert held_until(BEFORE, NEWS["a crash"], (), o.at(30), ready_since=o.at(29)) is None
 
 
 @pytest.mark.parametrize("now", NEWS.values(), ids=NEWS)

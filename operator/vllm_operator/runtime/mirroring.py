@@ -142,7 +142,8 @@ def is_progress(kind: Kind, manifest: Manifest, *, deleted: bool = False) -> boo
         case _ if deleted:
             return False
         case client.DEPLOYMENT:
-            return reading.integer(manifest, "metadata", "generation") == reading.integer(manifest, "status", "observedGeneration")
+            seen = reading.integer(manifest, "status", "observedGeneration")
+            return seen is None or reading.integer(manifest, "metadata", "generation") == seen
         case client.CLAIM:
             return not reading.text(manifest, "metadata", "deletionTimestamp")
         case _:

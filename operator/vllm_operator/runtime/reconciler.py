@@ -55,6 +55,7 @@ from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
+from vllm_operator.runtime.followers import CATCH_UP_SECONDS
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
@@ -71,8 +72,6 @@ log = logging.getLogger(__name__)
 First = TypeVar("First")
 Second = TypeVar("Second")
 
-CATCH_UP_SECONDS = 0.5
-"""Delay until the next reconciliation while the followers still read what a log already contains."""
 ACT_SECONDS = 0.1
 """Delay until a remedy is carried out, or room is made after a crash. The next reconciliation does it, because it reads the status."""
 DELETION_SECONDS = 1.0
@@ -228,7 +227,7 @@ class Reconciler:
     ) -> Result:
         """Run the steps after `apply`, also if that failed."""
         if not self._follow_logs(key, resource, snapshot):
-            return Result("waiting", CATCH_UP_SECONDS)
+            return Result("waiting", CATCH_UP_SECONDS)  # a follower that has caught up adds the key to the queue
         exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
         observation = replace(observation, exposure=exposure, scaling=await self._scaling.reconcile(resource, snapshot.resource))

@@ -24,17 +24,31 @@ _MOVING = (READY, STARTING)
 
 
 def held_until(
-    previous: VLLMDeploymentStatus, status: VLLMDeploymentStatus, events: Sequence[EventDraft], now: datetime
+    previous: VLLMDeploymentStatus,
+    status: VLLMDeploymentStatus,
+    events: Sequence[EventDraft],
+    now: datetime,
+    *,
+    ready_since: datetime | None = None,
 ) -> datetime | None:
-    """Return until when the previous status stays; None if the new one is to be written now, or is equal."""
+    """Return until when the previous status stays; None if the new one is to be written now, or is equal.
+
+    Args:
+        previous: The status that was last written.
+        status: The new one.
+        events: What is to be recorded with it.
+        now: The current time.
+        ready_since: When the newest ready Pod became ready. Until its Deployment has counted it, the rollout looks incomplete.
+    """
     if events or status == previous or not _is_step(previous, status):
         return None
     conditions = (find_condition(previous.conditions, type) for type in _MOVING)
     stamps = [condition.last_transition_time for condition in conditions if condition is not None]
     stamps += [previous.startup.update_time] if previous.startup is not None else []
-    changed = max((moment for stamp in stamps if (moment := reading.moment(stamp)) is not None and moment <= now), default=None)
+    changed = [moment for stamp in stamps if (moment := reading.moment(stamp)) is not None and moment <= now]
     pace = PACE if previous.url is None else LATER_PACE
-    return changed + pace if changed is not None and now < changed + pace else None
+    due = [moment + pace for moment in changed] + ([ready_since + LATER_PACE] if ready_since is not None else [])
+    return max((moment for moment in due if now < moment <= now + LATER_PACE), default=None)
 
 
 def _is_step(previous: VLLMDeploymentStatus, status: VLLMDeploymentStatus) -> bool:
@@ -54,4 +68,5 @@ def _is_under_way(status: VLLMDeploymentStatus) -> bool:
 def _rest(status: VLLMDeploymentStatus) -> VLLMDeploymentStatus:
     """What no step changes."""
     conditions = [condition for condition in status.conditions if condition.type not in _MOVING]
-    return status.model_copy(update={"conditions": conditions, "replicas": None, "ready_replicas": None, "startup": None})
+    moving = dict.fromkeys(("replicas", "ready_replicas", "ready", "startup"))
+    return status.model_copy(update={**moving, "conditions": conditions})

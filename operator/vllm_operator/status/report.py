@@ -70,7 +70,8 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     block = startup.startup_status(observed)
     status = _status(observed, crashes, decision, block)
     events = draft_events(observed, status, crashes)
-    held_until = pacing.held_until(observation.previous, status, events, observation.now)
+    ready_since = rollout.last_ready(observed)
+    held_until = pacing.held_until(observation.previous, status, events, observation.now, ready_since=ready_since)
     return Report(
         status=observation.previous if held_until is not None else status,
         events=events,
