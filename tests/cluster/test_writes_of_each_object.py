@@ -13,7 +13,6 @@ pytestmark = pytest.mark.cluster
 
 NAMES = tuple(f"model-{number}" for number in range(4))
 ON_NODE = {"hostPath": "/var/cache/vllm"}
-CHILDREN = {"controllerrevisions": len(NAMES), "deployments": len(NAMES), "services": len(NAMES)}
 
 
 def written(audit: AuditTrail, served: Cluster) -> Counter[str]:
@@ -31,18 +30,18 @@ async def test_a_new_object_its_start_and_an_update_cost_few_writes(
     for name in NAMES:
         await served.wait_for("VLLMDeployment", name, has("Ready", "True"), within=90)
     first = written(audit, served)
-    statuses = first.pop("vllmdeployments/status")
-    assert first == {**CHILDREN, "events": len(NAMES)}, "Started"
-    assert statuses <= 4 * len(NAMES), "planned, Pod, stages, Ready"
+    assert first.pop("vllmdeployments/status") <= 4 * len(NAMES), "planned, Pod, stages, Ready"
+    assert first.pop("events") <= len(NAMES), "Started"
+    assert first == dict.fromkeys(("controllerrevisions", "deployments", "services"), len(NAMES))
     audit.mark()
     for name in NAMES:
         await served.patch("VLLMDeployment", name, {"spec": {"engine": {"version": "0.26.0"}}})
     for name in NAMES:
         await served.wait_for("VLLMDeployment", name, lambda it: is_updated(it), within=90)
     second = written(audit, served)
-    statuses = second.pop("vllmdeployments/status")
-    assert second == {"controllerrevisions": len(NAMES), "deployments": len(NAMES), "events": len(NAMES)}, "Started"
-    assert statuses <= 4 * len(NAMES), "the new plan, Pod, stages, Ready"
+    assert second.pop("vllmdeployments/status") <= 4 * len(NAMES), "the new plan, Pod, stages, Ready"
+    assert second.pop("events", 0) <= len(NAMES), "Started"
+    assert second == dict.fromkeys(("controllerrevisions", "deployments"), len(NAMES))
 
 
 def is_updated(resource: dict[str, object]) -> bool:
@@ -59,6 +58,9 @@ async def test_the_record_of_a_new_claim_is_written_with_the_claim(operator: Ope
     [applied] = [entry for entry in claim["metadata"]["managedFields"] if entry["manager"] == labels.FIELD_MANAGER]
     assert f"f:{record}" in applied["fieldsV1"]["f:metadata"]["f:annotations"]
     since = claim["metadata"]["annotations"][record]
-    await served.patch("VLLMDeployment", "llama", {"spec": {"cache": {"onDelete": "Delete"}}})
-    now = await served.wait_for("PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"].get("ownerReferences"))
+    changed = {"metadata": {"labels": {labels.COMPONENT_LABEL: "changed"}}}
+    await served.patch("PersistentVolumeClaim", "llama-cache", changed)
+    now = await served.wait_for(
+        "PersistentVolumeClaim", "llama-cache", lambda it: it["metadata"]["labels"][labels.COMPONENT_LABEL] == "cache"
+    )
     assert now["metadata"]["annotations"][record] == since, "applying the claim again keeps it"
