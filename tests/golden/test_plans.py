@@ -5,6 +5,7 @@ parts of the cache key, the predicted memory) is left out of the recordings; it 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.cli.plan import conditions_of
+from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.model.facts import NO_FILES
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
@@ -48,9 +51,15 @@ def read_resource(folder: Path) -> VLLMDeployment:
     return VLLMDeployment.parse(manifest)
 
 
+def read_inventory(folder: Path) -> Inventory:
+    """The nodes and ResourceSlices, and what the Pods of others hold if there is a file with them."""
+    inventory, path = inventory_of(*read_nodes(folder), slices=read_slices(folder)), folder / "pods.yaml"
+    return replace(inventory, used=read_held(yaml.safe_load_all(path.read_text("utf-8"))).all) if path.exists() else inventory
+
+
 @cache
 def outcome_of(folder: Path) -> Outcome:
-    return plan(read_resource(folder), inventory_of(*read_nodes(folder), slices=read_slices(folder)), known())
+    return plan(read_resource(folder), read_inventory(folder), known())
 
 
 def common_variables() -> set[str]:
@@ -112,7 +121,8 @@ def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) ->
     nodes = list(reversed(read_nodes(folder)))
     for node in nodes:
         node["metadata"]["labels"] = dict(reversed(node["metadata"]["labels"].items()))
-    again = plan(read_resource(folder), inventory_of(*nodes, slices=read_slices(folder)), known())
+    inventory = replace(inventory_of(*nodes, slices=read_slices(folder)), used=read_inventory(folder).used)
+    again = plan(read_resource(folder), inventory, known())
     assert again == outcome_of(folder)
 
 
@@ -121,7 +131,7 @@ def test_objects_with_equal_specs_share_a_plan_and_only_refusals_name_their_obje
     resource, outcome = read_resource(folder), outcome_of(folder)
     metadata = resource.metadata.model_copy(update={"name": "another", "namespace": "elsewhere", "uid": "its-own", "labels": {"a": "b"}})
     another = resource.model_copy(update={"metadata": metadata})
-    inventory = inventory_of(*read_nodes(folder), slices=read_slices(folder))
+    inventory = read_inventory(folder)
     cache_of_plans = PlanCache()
     first = cache_of_plans.plan(resource, inventory, known(), NO_FILES)
     second = cache_of_plans.plan(another, inventory, known(), NO_FILES)

@@ -146,12 +146,20 @@ class FakeCluster:
         if labels:
             items = [item for item in items if labels.items() <= (item["metadata"].get("labels") or {}).items()]
         for path, value in (fields or {}).items():
-            items = [item for item in items if fake_fields.read(item, tuple(f"f:{step}" for step in path.split("."))) == (True, value)]
+            steps, equal = tuple(f"f:{step}" for step in path.rstrip("!").split(".")), not path.endswith("!")
+            items = [item for item in items if ((fake_fields.read(item, steps)[1] or "") == value) is equal]
         return _copied(items)
 
-    async def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+    async def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Page]:
         """List objects in pages of `page` objects."""
-        version, items = str(self._version), await self.find(kind, namespace, labels=labels)
+        version, items = str(self._version), await self.find(kind, namespace, labels=labels, fields=fields)
         for begin in range(0, len(items) or 1, self.page):
             if begin:
                 await self._enter("page", kind)

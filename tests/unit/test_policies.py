@@ -15,7 +15,7 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.prices import ENTRIES_LIMIT, Prices, read_prices
 from vllm_operator.cluster.client import POD, Forbidden
 from vllm_operator.cluster.inventory import InventoryCache
-from vllm_operator.planning.inventory.usage import read_usage
+from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.planner import plan as make_plan
 
 QWEN, LLAMA_70B = "hf://Qwen/Qwen3-8B", "hf://meta-llama/Llama-3.3-70B-Instruct"
@@ -38,7 +38,7 @@ def planned(
 ) -> Plan:
     inventory = inventory_of(*(real_node(machine, machine) for machine in machines))
     if pods is not None:
-        inventory = replace(inventory, used=read_usage(pods))
+        inventory = replace(inventory, used=read_held(pods).all)
     catalog = replace(known(), prices=read_prices(prices or {}).prices)
     made = make_plan(resource, inventory, catalog, pinned=pinned).plan
     assert made is not None
@@ -78,7 +78,9 @@ def test_gpus_without_a_price_come_last_and_that_is_said() -> None:
     assert planned(with_policy("LeastCost"), *FLEET, prices={"NVIDIA-B200": "6"}).product == "NVIDIA-B200"
     made = planned(with_policy("LeastCost"), "l40s", "h200")
     assert made.product == "NVIDIA-L40S"
-    assert "no GPU on which the model fits has a price, so the smallest is used. Add NVIDIA-L40S to the ConfigMap" in made.notes[0]
+    assert (
+        "no GPU on which the model fits has a price. The smallest GPU that fits is used. Add NVIDIA-L40S to the ConfigMap" in made.notes[0]
+    )
 
 
 def test_a_mig_slice_has_a_price_of_its_own() -> None:
@@ -132,7 +134,7 @@ def test_every_gpu_of_the_cluster_is_listed_with_the_reason() -> None:
     made = planned(deployment(LLAMA_70B, accelerator={"products": ["NVIDIA-H200", "NVIDIA-L40S", "NVIDIA-GB10"]}), *FLEET, "h100-mig-mixed")
     found = verdicts(made)
     assert next(iter(found.items())) == ("2 x NVIDIA H200 141GB (sm_90)", "chosen")
-    assert found["2 x NVIDIA L40S (sm_89)"].startswith("does not fit: ")
+    assert found["4 x NVIDIA L40S (sm_89)"] == "fits, but more of them are needed"
     assert found["1 x NVIDIA GB10 (sm_121)"].startswith("does not fit: ")
     assert found["NVIDIA B200 (sm_100)"] == "not in spec.accelerator.products"
 
@@ -165,15 +167,15 @@ HOSTILE = st.recursive(
 
 @given(st.lists(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), HOSTILE)))
 def test_no_pod_makes_counting_fail(pods: list[dict[str, Any]]) -> None:
-    read_usage(pods)
+    read_held(pods)
 
 
 def test_init_containers_and_own_pods_count_as_in_the_scheduler() -> None:
     entry = pod("n", 2)
     entry["spec"]["initContainers"] = [{"resources": {"requests": {"nvidia.com/gpu": "3"}}}]
     own = pod("n", 1, **{"app.kubernetes.io/managed-by": "vllm-operator", "app.kubernetes.io/instance": "demo"})
-    assert read_usage([entry, own]) == {("n", "nvidia.com/gpu"): 4}
-    assert read_usage([entry, own], except_for=("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
+    assert read_held([entry, own]).all == {("n", "nvidia.com/gpu"): 4}
+    assert read_held([entry, own]).without(("default", "demo")) == {("n", "nvidia.com/gpu"): 3}
 
 
 async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
@@ -198,13 +200,14 @@ async def test_pods_are_listed_only_for_a_new_plan_with_the_policy() -> None:
 
 
 async def test_an_operator_that_may_not_list_the_pods_knows_nothing_of_free_gpus() -> None:
-    bench = Bench()
+    bench = Bench(real_node("h200", "a"), real_node("h200", "b"))
     bench.cluster.put({"apiVersion": "v1", "kind": "Pod", **pod("a", 6)})
-    found = await bench.inventory.pods_on(["a", "b"])
+    await bench.inventory.read()
+    found = await bench.inventory.held()
     assert found is not None
-    assert len(found) == 1
+    assert found.all == {("a", "nvidia.com/gpu"): 6}
     bench.cluster.fail("find", POD, Forbidden("no", verb="list", resource="pods"), times=2)
-    assert await bench.inventory.pods_on(["a", "b"]) is None
+    assert await bench.inventory.held() is None
 
 
 async def test_the_status_compares_only_gpus_that_the_spec_allows() -> None:
@@ -228,4 +231,4 @@ async def test_slices_in_use_are_left_to_others_and_an_operator_for_some_namespa
     await bench.settle(("default", "second"))
     assert bench.plan("second").mig_profile is None
     bench.inventory = InventoryCache(bench.cluster, bench.read_inventory, sees_all_pods=False, clock=lambda: 0.0)
-    assert await bench.inventory.pods_on(["mixed"], insist=False) is None
+    assert await bench.inventory.held(insist=False) is None

@@ -279,7 +279,7 @@ def test_where_nothing_would_serve_only_new_nodes_help() -> None:
     [
         ({"accelerator": {"products": ["NVIDIA-H800"]}}, ("h200",), "nvidia.com/gpu.product"),
         ({"parallelism": {"tensor": 8}}, ("l40s",), "to 4 GPUs, or add nodes with 8 GPUs."),
-        ({}, ("h100-time-sliced",), "set spec.accelerator.products to [NVIDIA-H100-80GB-HBM3-SHARED]"),
+        ({"parallelism": {"tensor": 2}}, ("h100-time-sliced",), "a replica could get the same one several times."),
         ({"accelerator": {"architectures": ["sm_90"]}}, ("nfd-only",), "vllm-operator.dev/gpu-architecture (for example sm_90)"),
         ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("h200",), "enable MIG on a node"),
         ({"accelerator": {"mig": {"profile": "1g.10gb"}}}, ("rtx-5090",), "These GPUs do not support MIG."),
@@ -313,8 +313,13 @@ def test_the_list_of_what_there_is_stays_short() -> None:
 
 
 def test_a_shared_gpu_is_taken_when_it_is_named() -> None:
-    plan = made(deployment(accelerator={"products": ["NVIDIA-H100-80GB-HBM3-SHARED"]}), real_node("h100-time-sliced"))
+    named, model = {"products": ["NVIDIA-H100-80GB-HBM3-SHARED"]}, "hf://Qwen/Qwen3-0.6B"
+    plan = made(deployment(model, accelerator=named), real_node("h100-time-sliced"))
     assert (plan.architecture, plan.resource) == ("sm_90", "nvidia.com/gpu")
+    refused = planned(deployment(accelerator=named), real_node("h100-time-sliced")).planned
+    assert (refused.reason, "Set --gpu-memory-utilization in spec.engine.args to a larger part" in refused.message) == ("DoesNotFit", True)
+    args = [{"name": "--gpu-memory-utilization", "value": "0.5"}]
+    assert made(deployment(accelerator=named, engine={"args": args}), real_node("h100-time-sliced")).count == 1
 
 
 def test_unknown_gpus_are_used_and_the_kernels_left_to_vllm() -> None:
@@ -342,3 +347,23 @@ def test_slices_in_use_come_after_whole_gpus() -> None:
         outcome = plan(deployment(), seen, known())
         assert outcome.plan is not None
         assert outcome.plan.resource == "nvidia.com/gpu"
+
+
+def test_gpus_that_pods_share_with_mps_are_taken_only_when_they_are_named() -> None:
+    node = real_node("h100-time-sliced", labels={"nvidia.com/gpu.sharing-strategy": "mps"})
+    reason, message = refusal(deployment("hf://Qwen/Qwen3-0.6B"), node)
+    assert (reason, "set spec.accelerator.products to [NVIDIA-H100-80GB-HBM3-SHARED]" in message) == ("NoMatchingGPU", True)
+    plan = made(deployment("hf://Qwen/Qwen3-0.6B", accelerator={"products": ["NVIDIA-H100-80GB-HBM3-SHARED"]}), node)
+    assert "how much of its memory is left for the engine is unknown" in " ".join(plan.notes)
+    assert "--gpu-memory-utilization" not in {argument.name for argument in plan.args}
+
+
+def test_of_a_gpu_shared_by_time_slicing_the_engine_takes_its_part_after_all_whole_gpus() -> None:
+    small = deployment("hf://Qwen/Qwen3-0.6B")
+    alone = made(small, real_node("h100-time-sliced"))
+    assert {a.name: a.value for a in alone.args}["--gpu-memory-utilization"] == "0.23"
+    assert any("nothing isolates their memory" in note for note in alone.notes)
+    for other in ("b200", "gb10", "h100-mig-single"):
+        plan = made(small, real_node("h100-time-sliced"), real_node(other))
+        assert "--gpu-memory-utilization" not in {argument.name for argument in plan.args}, other
+        assert "1 x NVIDIA H100 80GB (sm_90), shared by 4 Pods" in {each.gpu for each in plan.candidates or ()}

@@ -226,6 +226,9 @@ class Plan(Model):
         max_length=256,
         description="What would add a node with these GPUs. Absent if there were nodes when the plan was made.",
     )
+    time_slices: int | None = Field(
+        default=None, ge=1, le=1024, description="Pods that share each GPU by time-slicing. Absent if they do not, or if that is unknown."
+    )
     sizing: SizingSpec | None = Field(default=None, description="`spec.sizing` when the GPUs were chosen.")
     memory: PlannedMemory | None = Field(
         default=None, description="Predicted memory of one GPU. Absent if the sizes of the model are unknown."

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,9 @@ from pydantic import ValidationError
 
 from vllm_operator.api.labels import KIND
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.catalog.instance_types import InstanceType, read_instance_types
+from vllm_operator.catalog.instance_types import read_instance_types
 from vllm_operator.catalog.loader import Catalog, load_catalog, with_user_rules
-from vllm_operator.catalog.prices import Prices, read_prices
+from vllm_operator.catalog.prices import read_prices
 from vllm_operator.catalog.resources import YAML_LOADER
 from vllm_operator.cli.errors import InputError
 
@@ -60,41 +61,51 @@ def parse_deployment(manifest: Mapping[str, Any]) -> VLLMDeployment:
 
 
 def catalog_with(path: str | None) -> Catalog:
-    """Load the catalog with the rules in a file. Invalid rules are reported on standard error and ignored, as by the operator.
+    """Load the catalog with the rules in a file, if one is given.
 
     Raises:
         InputError: The file cannot be read or contains no rules.
     """
-    if path is None:
-        return load_catalog()
-    catalog, read = with_user_rules(load_catalog(), _rule_texts(path))
-    for problem in read.problems:
+    return load_catalog() if path is None else catalog_with_texts({"rules": _rule_texts(path)})
+
+
+def catalog_with_texts(texts: Mapping[str, Mapping[str, str]]) -> Catalog:
+    """Load the catalog with the texts of ConfigMaps. Invalid entries are reported on standard error and ignored, as by the operator.
+
+    Args:
+        texts: The data of each ConfigMap, by the name of the operator's setting without `_config_map`.
+    """
+    catalog, problems = load_catalog(), list[str]()
+    if rules := texts.get("rules"):
+        catalog, read = with_user_rules(catalog, rules)
+        problems += read.problems
+    if prices := texts.get("prices"):
+        read_of_prices = read_prices(prices)
+        catalog = replace(catalog, prices=read_of_prices.prices)
+        problems += read_of_prices.problems
+    if pools := texts.get("instance_types"):
+        read_of_types = read_instance_types(pools, catalog.gpus)
+        catalog = replace(catalog, instance_types=read_of_types.types)
+        problems += read_of_types.problems
+    for problem in problems:
         print(f"Warning: {problem}", file=sys.stderr)
     return catalog
 
 
-def prices_in(path: str) -> Prices:
-    """Read prices of GPUs from a ConfigMap. Invalid ones are reported on standard error and ignored, as by the operator.
+def texts_in(rules: str | None, prices: str | None, instance_types: str | None) -> dict[str, Mapping[str, str]]:
+    """Read what `catalog_with_texts` takes from files.
 
     Raises:
-        InputError: The file cannot be read or contains no ConfigMap.
+        InputError: A file cannot be read, or does not contain what it should.
     """
-    read = read_prices(_texts_in(path, "prices"))
-    for problem in read.problems:
-        print(f"Warning: {problem}", file=sys.stderr)
-    return read.prices
-
-
-def instance_types_in(path: str, catalog: Catalog) -> tuple[InstanceType, ...]:
-    """Read node pools that a cluster autoscaler would add nodes to from a ConfigMap, as `prices_in` does with prices.
-
-    Raises:
-        InputError: The file cannot be read or contains no ConfigMap.
-    """
-    read = read_instance_types(_texts_in(path, "node pools"), catalog.gpus)
-    for problem in read.problems:
-        print(f"Warning: {problem}", file=sys.stderr)
-    return read.types
+    found: dict[str, Mapping[str, str]] = {}
+    if rules is not None:
+        found["rules"] = _rule_texts(rules)
+    if prices is not None:
+        found["prices"] = _texts_in(prices, "prices")
+    if instance_types is not None:
+        found["instance_types"] = _texts_in(instance_types, "node pools")
+    return found
 
 
 def _texts_in(path: str, what: str) -> dict[str, str]:

@@ -1,56 +1,88 @@
 """Reading a VLLMDeployment, its revisions and the GPUs of a cluster with the user's account."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+import sys
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import KIND
-from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.cli.errors import InputError
 from vllm_operator.cluster.client import (
+    CONFIG_MAP,
+    DEPLOYMENT,
     NODE,
+    NODE_POOL,
     POD,
     RESOURCE_SLICE,
     REVISION,
     VLLM_DEPLOYMENT,
     ClusterError,
     Forbidden,
+    Kind,
     NotFound,
     children_of,
 )
 from vllm_operator.cluster.connection import MissingConnectionError, configuration_paths, context_namespace, load_configuration
-from vllm_operator.cluster.inventory import has_gpu_sign
+from vllm_operator.cluster.inventory import ON_NODES, has_gpu_sign
 from vllm_operator.cluster.kube import KubeClient
-from vllm_operator.pods.reading import mapping
+from vllm_operator.planning.inventory.usage import requested_devices
+from vllm_operator.pods.reading import mapping, objects, text
+from vllm_operator.settings import PREFIX
 
 Objects = list[dict[str, Any]]
+OPERATOR_NAME = "vllm-operator"
+"""Value of the label app.kubernetes.io/name on the operator's Deployment, as the chart sets it."""
+CONFIG_MAPS = {"rules": "--rules", "prices": "--prices", "instance_types": "--instance-types"}
+"""Settings of the operator that name a ConfigMap on which plans depend, without `_config_map`, and the flags for a file instead."""
 
 
-def read_live(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    """Read a VLLMDeployment, its ControllerRevisions, the nodes with GPUs and the ResourceSlices.
+@dataclass(frozen=True, slots=True)
+class LiveCluster:
+    """What a plan depends on, as the operator sees it.
+
+    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices and Karpenter's NodePools. `pods` are those that hold GPUs; None
+    if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that the operator uses, by setting.
+    """
+
+    resource: dict[str, Any]
+    objects: Objects
+    pods: Objects | None
+    texts: Mapping[str, Mapping[str, str]]
+
+
+def read_live(namespace: str, name: str) -> LiveCluster:
+    """Read a VLLMDeployment and what its plan depends on.
 
     Raises:
         InputError: The object does not exist, or the cluster cannot be read.
     """
-    return asyncio.run(_read(namespace, name, _nodes))
+    return asyncio.run(_read_cluster(namespace, name))
 
 
 def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
     """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
-    return asyncio.run(_read(namespace, name, None))
+    return asyncio.run(_read_deployment(namespace, name))
 
 
-async def _read(
-    namespace: str, name: str, more: Callable[[KubeClient, Mapping[str, Any]], Awaitable[Objects]] | None
-) -> tuple[dict[str, Any], Objects]:
+async def _read_deployment(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
     async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-        resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-        # items of a list have no kind
-        revisions = [
-            {**entry, "kind": REVISION.kind} for entry in await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-        ]
-        return resource, [*revisions, *(await more(client, resource) if more is not None else ())]
+        return await _deployment(client, namespace, name)
+
+
+async def _read_cluster(namespace: str, name: str) -> LiveCluster:
+    async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
+        resource, revisions = await _deployment(client, namespace, name)
+        nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
+        objects = [*revisions, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
+        return LiveCluster(resource, objects, await _pods(client), await _config_maps(client))
+
+
+async def _deployment(client: KubeClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
+    resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
+    revisions = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
+    return resource, [{**entry, "kind": REVISION.kind} for entry in revisions]  # items of a list have no kind
 
 
 @asynccontextmanager
@@ -81,26 +113,56 @@ async def namespace_or_current(given: str | None) -> str:
     return given if given is not None else await asyncio.to_thread(context_namespace, configuration_paths())
 
 
-async def _nodes(client: KubeClient, resource: Mapping[str, Any]) -> Objects:
-    nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-    return [
-        *nodes,
-        *await resource_slices(client),
-        *(await _pods(client) if mapping(resource, "spec", "accelerator").get("policy") == AcceleratorPolicy.MOST_FREE else ()),
-    ]
-
-
-async def _pods(client: KubeClient) -> Objects:
-    """Pods with devices, for the policy MostFree."""
-    try:
-        return list(await client.find(POD))
-    except Forbidden:
-        return []
-
-
 async def resource_slices(client: KubeClient) -> Objects:
     """The ResourceSlices; none without dynamic resource allocation, or without permission."""
+    return await _if_there(client, RESOURCE_SLICE)
+
+
+async def _if_there(client: KubeClient, kind: Kind) -> Objects:
     try:
-        return list(await client.find(RESOURCE_SLICE, cached=True))
+        return list(await client.find(kind, cached=True))
     except (NotFound, Forbidden):
         return []
+
+
+async def _pods(client: KubeClient) -> Objects | None:
+    """The Pods that hold devices; None without permission."""
+    try:
+        pages = client.pages(POD, fields=ON_NODES)
+        return [pod async for page in pages for pod in page.items if requested_devices(pod)]
+    except Forbidden:
+        return None
+
+
+async def _config_maps(client: KubeClient) -> Mapping[str, Mapping[str, str]]:
+    """The texts of the ConfigMaps that the settings of the operator's Deployment name."""
+    try:
+        operators = await client.find(DEPLOYMENT, labels={"app.kubernetes.io/name": OPERATOR_NAME})
+    except Forbidden:
+        operators = []
+    found: dict[str, Mapping[str, str]] = {}
+    for purpose, flag in CONFIG_MAPS.items():
+        variable = f"{PREFIX}{purpose.upper()}_CONFIG_MAP"
+        names = {named for operator in operators if (named := _config_map_name(operator, variable)) is not None}
+        if len(names) > 1:
+            listed = " and ".join(sorted(map("/".join, names)))
+            print(f"Warning: the operators of this cluster use {listed}. Choose one with {flag}.", file=sys.stderr)
+        for namespace, name in names if len(names) == 1 else ():
+            try:
+                texts = mapping(await client.get(CONFIG_MAP, name, namespace), "data")
+            except NotFound:
+                continue
+            except Forbidden:
+                print(f"Warning: your account may not get the ConfigMap {namespace}/{name}. Give it with {flag}.", file=sys.stderr)
+                continue
+            found[purpose] = {key: value for key, value in texts.items() if isinstance(value, str)}
+    return found
+
+
+def _config_map_name(operator: Mapping[str, Any], variable: str) -> tuple[str, str] | None:
+    """Namespace and name of the ConfigMap that a variable of the operator's container names."""
+    containers = objects(operator, "spec", "template", "spec", "containers")
+    values = (text(each, "value") for container in containers for each in objects(container, "env") if each.get("name") == variable)
+    named = next((value for value in values if value), "")
+    namespace, _, name = named.rpartition("/")
+    return (namespace or text(operator, "metadata", "namespace"), name) if name else None

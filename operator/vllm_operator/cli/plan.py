@@ -12,7 +12,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -27,11 +27,11 @@ from vllm_operator.cli.documents import (
     RULES_HELP,
     STANDARD_INPUT,
     catalog_with,
-    instance_types_in,
+    catalog_with_texts,
     name_of,
     parse_deployment,
-    prices_in,
     read_objects,
+    texts_in,
 )
 from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.history import in_force, read_history
@@ -39,11 +39,14 @@ from vllm_operator.cli.plan_pages import differences_as_json, differences_of, pl
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.planning.inventory.usage import read_usage
+from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
+
+if TYPE_CHECKING:
+    from vllm_operator.cli.live import LiveCluster
 
 PLANNED_STATUS, REFUSED_STATUS = 0, 1
 SAME_STATUS, DIFFERENT_STATUS = 0, 1
@@ -56,7 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--nodes",
         metavar="FILE",
         help="file with the nodes of the cluster, from `kubectl get nodes -o yaml`; with dynamic resource allocation, "
-        "`kubectl get nodes,resourceslices -o yaml`; for the policy MostFree, `kubectl get nodes,pods -A -o yaml`",
+        "`kubectl get nodes,resourceslices -o yaml`; to take into account which GPUs are free, `kubectl get nodes,pods -A -o yaml`; with "
+        "Karpenter, `kubectl get nodes,nodepools -o yaml`",
     )
     parser.add_argument(
         "--model-config",
@@ -69,7 +73,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prices", metavar="FILE", help="file with the ConfigMap of prices, for the policy LeastCost")
     parser.add_argument("name", nargs="?", metavar="NAME", help="name of the VLLMDeployment (with --live, or if FILE has several)")
-    parser.add_argument("--live", action="store_true", help="read the VLLMDeployment, the nodes, their Pods and the ResourceSlices")
+    parser.add_argument(
+        "--live",
+        action="store_true",
+        help="read the VLLMDeployment and what its plan depends on from the cluster: nodes, Pods with GPUs, ResourceSlices, Karpenter's "
+        "NodePools, and the ConfigMaps that the operator uses",
+    )
     parser.add_argument("-n", "--namespace", default="default", help="namespace of the VLLMDeployment for --live (default: default)")
     parser.add_argument("--diff", action="store_true", help="compare a new plan with the plan in force")
     parser.add_argument(
@@ -83,12 +92,15 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.revision is not None:
         return _show_revision(arguments)
     name = arguments.name
-    manifest, nodes = _read_live(arguments.namespace, name) if arguments.live else _read_files(arguments, name)
-    catalog = catalog_with(arguments.rules)
-    if arguments.prices is not None:
-        catalog = replace(catalog, prices=prices_in(arguments.prices))
-    if arguments.instance_types is not None:
-        catalog = replace(catalog, instance_types=instance_types_in(arguments.instance_types, catalog))
+    texts = texts_in(arguments.rules, arguments.prices, arguments.instance_types)
+    if arguments.live:
+        live = _read_live(arguments.namespace, name)
+        manifest, nodes, pods = live.resource, live.objects, live.pods
+        texts = {**live.texts, **texts}
+    else:
+        manifest, nodes = _read_files(arguments, name)
+        pods = _of_kind(nodes, "Pod") or None
+    catalog = catalog_with_texts(texts)
     files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
     resource = parse_deployment(manifest)
     if arguments.diff:
@@ -97,8 +109,8 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
     node_pools = _of_kind(nodes, "NodePool")
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus, node_pools=node_pools)
-    if pods := _of_kind(nodes, "Pod"):
-        inventory = replace(inventory, used=read_usage(pods, except_for=(resource.metadata.namespace, resource.metadata.name)))
+    if pods is not None:
+        inventory = replace(inventory, used=read_held(pods).without((resource.metadata.namespace, resource.metadata.name)))
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, inventory, catalog, files, arguments.output)
     outcome = plan(resource, inventory, catalog, files=files)
@@ -147,7 +159,7 @@ def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog:
     return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
 
 
-def _read_live(namespace: str, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def _read_live(namespace: str, name: str | None) -> "LiveCluster":
     from vllm_operator.cli.live import read_live  # imported only here, because the Kubernetes client is slow to import
 
     if name is None:

@@ -228,7 +228,14 @@ class ClusterClient(Protocol):
     ) -> Sequence[Manifest]:
         """List objects. `cached` accepts a result from the watch cache, which may be a moment old and costs less."""
 
-    def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Page]:
         """List objects, as they were at one moment, in pages of at most 100: for those who keep less of each object than it is.
 
         Raises Gone if a page is asked for so late that the API server does not know that moment any more: then list again.

@@ -8,11 +8,12 @@ take 100 MiB otherwise.
 import asyncio
 import marshal
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import NODE, NODE_POOL, POD, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.planning.inventory.usage import HeldDevices, read_held, requested_devices
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -32,8 +33,11 @@ GPU_LABELS = (
 REST_FACTOR = 10.0
 """The inventory is read again after this many times as long as reading it took at the earliest. Where 2,000 nodes take 0.3 s, a new plan
 uses an inventory that is at most 3 s old, and reading takes a tenth of the time at most."""
-CONCURRENT_LISTS = 8
-"""Nodes whose Pods are listed at the same time."""
+ON_NODES = {"spec.nodeName!": "", "status.phase!": "Succeeded"}
+"""Field selector of the Pods that may hold devices."""
+NODE_LISTS = 8
+"""Up to so many nodes with GPUs, the Pods of each node are listed, for which the API server has an index. With more, all Pods of the
+cluster are listed, in pages."""
 
 NODE_POOLS_RETRY_SECONDS = 600.0
 """A cluster without Karpenter is not asked again for NodePools for so long."""
@@ -41,8 +45,61 @@ NODE_POOLS_RETRY_SECONDS = 600.0
 Content = TypeVar("Content")
 
 
+class SharedRead(Generic[Content]):
+    """Something that is read of the cluster and kept. Concurrent callers share one read and its error.
+
+    Otherwise each of them would wait for a timeout of its own.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[Content]], clock: Callable[[], float], name: str) -> None:
+        self._read = read
+        self._clock = clock
+        self._name = name
+        self._reading: asyncio.Task[None] | None = None
+        self._read_at: float | None = None
+        self._took = 0.0
+        self._begun, self._kept = 0, 0  # numbers of the read that began last, and of the one that is kept
+        self._content: Content | None = None
+
+    async def get(self, max_age: float, limit: float) -> Content:
+        """Return it, at most `max_age` seconds old, or older if reading takes long, but never older than `limit`.
+
+        Raises:
+            ClusterError: It cannot be read.
+        """
+        age, begun = min(max(max_age, REST_FACTOR * self._took), limit), self._begun
+        while self._kept <= begun and self._is_older(age):
+            if self._reading is None:
+                self._begun += 1
+                self._reading = asyncio.create_task(self._refresh(), name=self._name)
+                self._reading.add_done_callback(self._has_read)
+            await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
+        assert self._content is not None
+        return self._content
+
+    def _is_older(self, age: float) -> bool:
+        return self._read_at is None or self._clock() - self._read_at >= age
+
+    async def _refresh(self) -> None:
+        asked_at = self._clock()
+        content = await self._read()
+        self._took = self._clock() - asked_at
+        if content != self._content:  # otherwise keep the object: callers compare by identity
+            self._content = content
+        self._read_at, self._kept = asked_at, self._begun
+
+    def _has_read(self, task: asyncio.Task[None]) -> None:
+        self._reading = None
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: there may be no caller left
+
+
 class InventoryCache(Generic[Content]):
-    """A cache of what `read` makes of the nodes with GPUs, of the ResourceSlices and of Karpenter's NodePools."""
+    """A cache of what `read` makes of the nodes with GPUs, of the ResourceSlices and of Karpenter's NodePools.
+
+    Pods are listed only when a new plan depends on what they leave free (`held`), and not watched: a watch would bring every change of
+    every Pod of the cluster, also while no plan is made.
+    """
 
     def __init__(
         self,
@@ -58,77 +115,57 @@ class InventoryCache(Generic[Content]):
         `sees_all_pods`: the operator may list the Pods of all namespaces.
         """
         self._client = client
-        self._read = read
+        self._make = read
         self._seconds = seconds
         self._sees_all_pods = sees_all_pods
         self._clock = clock
-        self._reading: asyncio.Task[None] | None = None
-        self._read_at: float | None = None
-        self._took = 0.0
         self._seen: tuple[Sequence[bytes], Sequence[Manifest], Sequence[Manifest]] | None = None
         self._node_pools_from = 0.0
-        self._content: Content | None = None
+        self._made: Content | None = None
+        self._inventory = SharedRead(self._read_inventory, clock, "nodes")
+        self._held = SharedRead(self._read_held, clock, "pods")
+        self._gpu_nodes: tuple[str, ...] = ()
 
     async def read(self, *, max_age: float | None = None) -> Content:
         """Return the inventory, at most `max_age` seconds old (default and maximum: the `seconds` of the cache).
 
-        Concurrent callers share one read and its error. Otherwise each of them would wait for a timeout of its own.
-
         Raises:
             ClusterError: The nodes cannot be listed; Forbidden: the operator may not list them.
         """
-        limit = self._seconds if max_age is None else min(max(max_age, REST_FACTOR * self._took), self._seconds)
-        while self._content is None or self._read_at is None or self._clock() - self._read_at > limit:
-            begins = self._reading is None
-            if self._reading is None:
-                self._reading = asyncio.create_task(self._refresh(), name="nodes")
-                self._reading.add_done_callback(self._has_read)
-            await asyncio.shield(self._reading)  # if one caller is cancelled, the others go on
-            if begins:
-                break  # it was read after this call
-        assert self._content is not None
-        return self._content
+        return await self._inventory.get(self._seconds if max_age is None else max_age, self._seconds)
 
-    async def pods_on(self, nodes: Iterable[str], *, insist: bool = True) -> list[Manifest] | None:
-        """All Pods on these nodes; None if the operator may not list them. Only a new plan for free GPUs needs them.
+    async def held(self, *, insist: bool = True) -> HeldDevices | None:
+        """What the Pods of the cluster hold, as it is now, or a moment ago if many ask; None if the operator may not list them.
 
         Without `insist`, an operator that serves only some namespaces does not ask.
-
-        They are listed by node, because a cluster may have many Pods on other nodes.
 
         Raises:
             ClusterError: They cannot be listed.
         """
         if not (insist or self._sees_all_pods):
             return None
-        slots = asyncio.Semaphore(CONCURRENT_LISTS)
-
-        async def listed(node: str) -> Sequence[Manifest]:
-            async with slots:
-                return await self._client.find(POD, fields={"spec.nodeName": node}, cached=True)
-
         try:
-            found = await asyncio.gather(*map(listed, nodes))
+            return await self._held.get(0.0, self._seconds)
         except Forbidden:
             return None
-        return [pod for pods in found for pod in pods]
 
-    async def _refresh(self) -> None:
-        asked_at = self._clock()
+    async def _read_held(self) -> HeldDevices:
+        """List the Pods on the nodes with GPUs. The number of requests does not grow with the number of nodes."""
+        if len(self._gpu_nodes) > NODE_LISTS:
+            pages = self._client.pages(POD, fields=ON_NODES)
+            return read_held([part async for page in pages for pod in page.items if (part := _device_part(pod))])
+        lists = [self._client.find(POD, fields={"spec.nodeName": node}, cached=True) for node in self._gpu_nodes]
+        return read_held([pod for found in await asyncio.gather(*lists) for pod in found])
+
+    async def _read_inventory(self) -> Content:
         nodes = [_packed(node) async for page in self._client.pages(NODE) for node in page.items if has_gpu_sign(node)]
         seen = nodes, await self._slices(), await self._node_pools()
-        self._took = self._clock() - asked_at
-        if seen != self._seen:  # `read` takes 40 µs for each node
-            content = self._read([marshal.loads(node) for node in nodes], seen[1], node_pools=seen[2])
+        if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
+            unpacked = [marshal.loads(node) for node in nodes]
+            self._made = self._make(unpacked, seen[1], node_pools=seen[2])
+            self._gpu_nodes = tuple(node["metadata"]["name"] for node in unpacked)
             self._seen = seen
-            if content != self._content:  # otherwise keep the object: callers compare by identity
-                self._content = content
-        self._read_at = asked_at
-
-    def _has_read(self, task: asyncio.Task[None]) -> None:
-        self._reading = None
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved: there may be no caller left
+        return self._made
 
     async def _slices(self) -> tuple[Manifest, ...]:
         try:
@@ -153,6 +190,22 @@ def has_gpu_sign(node: Manifest) -> bool:
         return True
     status: dict[str, Any] = node.get("status") or {}
     return any(str(name).startswith(GPU_RESOURCES) for name in status.get("capacity") or {})
+
+
+def _device_part(pod: Manifest) -> Manifest | None:
+    """The parts of a Pod that matter here; None if it requests no devices. Most Pods of a cluster do not."""
+    if not requested_devices(pod):
+        return None
+    metadata, spec = pod["metadata"], pod["spec"]
+    containers = {
+        field: [{"resources": container.get("resources")} for container in spec.get(field) or ()]
+        for field in ("containers", "initContainers")
+    }
+    return {
+        "metadata": {key: metadata[key] for key in ("name", "namespace", "labels") if key in metadata},
+        "spec": {"nodeName": spec.get("nodeName"), **containers},
+        "status": {"phase": (pod.get("status") or {}).get("phase")},
+    }
 
 
 def _named(metadata: Manifest) -> Manifest:

@@ -101,9 +101,16 @@ class KubeClient:
         """List objects."""
         return [item async for page in self._list(kind, namespace, labels, fields, cached=cached) for item in page.items]
 
-    def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Page]:
         """List objects, page by page."""
-        return self._list(kind, namespace, labels, None)
+        return self._list(kind, namespace, labels, fields)
 
     async def _list(
         self,

@@ -196,9 +196,16 @@ class Mirror:
             return await self._client.find(kind, namespace, labels=labels, fields=fields, cached=cached)
         return list(self._found(kind, (str(namespace), str(instance))))
 
-    def pages(self, kind: Kind, namespace: str | None = None, *, labels: Mapping[str, str] | None = None) -> AsyncIterator[Page]:
+    def pages(
+        self,
+        kind: Kind,
+        namespace: str | None = None,
+        *,
+        labels: Mapping[str, str] | None = None,
+        fields: Mapping[str, str] | None = None,
+    ) -> AsyncIterator[Page]:
         """List objects on the API server."""
-        return self._client.pages(kind, namespace, labels=labels)
+        return self._client.pages(kind, namespace, labels=labels, fields=fields)
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""

@@ -55,7 +55,8 @@ def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     devices = count(made.count, "GPU") if profile is None else f"{count(made.count, 'MIG slice')} {profile}"
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
     where = f" on a node that {made.provisioner} would add" if made.provisioner else ""
-    return f"Planned for {gpus.title(made.product, made.architecture)}{where}, {devices} per replica, {engine}."
+    shared = f" shared by {made.time_slices} Pods" if made.time_slices else ""
+    return f"Planned for {gpus.title(made.product, made.architecture)}{where}, {devices}{shared} per replica, {engine}."
 
 
 def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:

@@ -24,7 +24,7 @@ from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
-from vllm_operator.planning.placement.target import InUse
+from vllm_operator.planning.placement.target import InUse, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
 from vllm_operator.pods.reading import read_integer
 from vllm_operator.pods.view import waits_for_node
@@ -48,15 +48,18 @@ def is_in_force(pinned: Plan, resource: VLLMDeployment) -> bool:
     return same or (pinned.spec_digest is not None and pinned.spec_digest == digest_of(resource.spec))
 
 
-def nodes_to_count(resource: VLLMDeployment, inventory: Inventory) -> tuple[str, ...]:
-    """The nodes on which a new plan must know which devices are free: those with MIG slices that nobody asks for, or all for MostFree."""
+def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> bool:
+    """Whether a plan depends on which devices are free: a new plan that can choose between several kinds of GPUs.
+
+    `listed_pools` is the number of node pools that are not in the inventory.
+    """
     accelerator = resource.spec.accelerator or AcceleratorSpec()
     if resource.pinned is not None and is_in_force(resource.pinned, resource):
-        return ()
+        return False
     if accelerator.policy is AcceleratorPolicy.MOST_FREE:
-        return inventory.nodes
-    sliced = {node for pool in inventory.pools if pool.mig_profile is not None and not pool.claims for node in pool.nodes}
-    return tuple(sorted(sliced)) if accelerator.sliced is None and not accelerator.count else ()
+        return True
+    allowed = (pool for pool in inventory.pools if may_run_on(pool, accelerator))
+    return len({(pool.resource, pool.labels, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1
 
 
 def planned_generation(resource: VLLMDeployment) -> int:

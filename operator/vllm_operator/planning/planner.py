@@ -50,8 +50,10 @@ from vllm_operator.planning.model.facts import (
 from vllm_operator.planning.notes import Note, notes_of, order
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted, summarize
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
+from vllm_operator.planning.placement.choice_notes import notes_about_choice
 from vllm_operator.planning.placement.image import compatibility_variables, image_options
 from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates
+from vllm_operator.planning.placement.shares import sharing_arguments
 from vllm_operator.planning.placement.size_messages import (
     MODEL_NAME_LIMIT,
     explain_shortage,
@@ -70,9 +72,10 @@ from vllm_operator.planning.placement.sizing import (
     resolve_sizing,
     wanted_length,
 )
-from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets
+from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.placement.visible_devices import translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
+from vllm_operator.pods.reading import mapping, sequence
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Limits of a plan in the status."""
@@ -209,8 +212,7 @@ class _FreshPlan:
             accelerator = request.accelerator
             free = spec.parallelism is None and accelerator.count is None and not accelerator.sliced and not accelerator.uuids
             shapes = (sizing.shapes(most_gpus(self.inventory)) if free else []) or [premises.shape]
-            least = None if self._ranking.compares_sizes else count or 1
-            found = find_candidates(request, shapes, sizing, self.inventory, at_least=least)
+            found = find_candidates(request, shapes, sizing, self.inventory, in_use=count)
         if sizing is None or not found:
             targets = find_targets(request, self.inventory, self.catalog.gpus, self.catalog.images)
             if isinstance(targets, Verdict) or self.in_force:
@@ -218,7 +220,7 @@ class _FreshPlan:
             targets = self._ranking.order(targets, request.preferred)
             unknown = tuple(Candidate(premises.shape, target, UNKNOWN) for target in targets)
             return _Chosen(premises, targets, unknown, length=wanted_length(spec, sizing), compared=unknown)
-        best = choose_candidates(found, sizing, self._ranking, accelerator, request.preferred, count)
+        best = choose_candidates(found, sizing, self._ranking, request.preferred, count)
         first = best[0]
         if all(each.judgement.room is Room.NONE for each in found) and sizing.certain and not self._allows_known_bad():
             others = find_others(request, sizing, self.inventory)
@@ -230,8 +232,8 @@ class _FreshPlan:
 
     @property
     def _ranking(self) -> Ranking:
-        accelerator = self.resource.spec.accelerator
-        return Ranking(accelerator.policy if accelerator else None, self.catalog.gpus, self.catalog.prices, self.inventory)
+        spec = self.resource.spec
+        return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus, self.catalog.prices)
 
     def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
         """The GPUs that were compared, for the plan."""
@@ -241,7 +243,7 @@ class _FreshPlan:
         others = replace(self.inventory, pools=tuple(pool for pool in self.inventory.pools if pool not in judged))
         request = replace(self._request(chosen.premises), count=target.count) if others.pools else None
         rejections = find_rejections(request, others, self.catalog.gpus, self.catalog.images) if request is not None else []
-        return describe_candidates(target, chosen.candidates, chosen.compared, rejections, self._ranking) or None
+        return describe_candidates(target, chosen.candidates, chosen.compared, rejections, chosen.premises.sizing, self._ranking) or None
 
     def _remembered(self) -> Facts | None:
         """Facts in the pinned plan, if it is for the same files."""
@@ -270,7 +272,15 @@ class _FreshPlan:
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
             large_enough=premises.sizing.holds if premises.sizing is not None else None,
+            tolerations=tuple(sequence(mapping(spec.pod_template, "spec").get("tolerations"))),
         )
+
+    def _notes_about_choice(self, chosen: _Chosen, candidate: Candidate | None) -> list[Note]:
+        if self.in_force or candidate is None:
+            return []
+        kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(candidate.target.pool)
+        name = short_name(self.resource)
+        return notes_about_choice(candidate, chosen.compared, chosen.premises.sizing, self._ranking, name, kept=kept)
 
     def _keeps_gpu(self) -> bool:
         """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""
@@ -323,7 +333,8 @@ class _FreshPlan:
         )
         drain = plan_drain(resource.spec, premises.overrides, version.version)
         adapters = plan_adapters(resource.spec, self.files.adapters, version.table, self.pinned if self.in_force else None)
-        args = keep_first([*own, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
+        shared = sharing_arguments(target.pool, self.catalog.memory, version.version)
+        args = keep_first([*own, *shared, *adapters.arguments, *drain_arguments(drain, version.table), *decision.args])
         env, args, overridden = drop_overridden(env, args, premises.overrides)
         per_pod = per_pod_notes((resource.spec.engine and resource.spec.engine.env) or (), self.catalog.caches)
         notes = [
@@ -335,7 +346,7 @@ class _FreshPlan:
             *access_notes(resource.spec, premises.overrides, version.version),
             *notes_of(Severity.RISK, per_pod),
             *notes_about_size(candidate, premises.sizing, short_name(self.resource), sized=chosen.sized),
-            *(() if self.in_force else self._ranking.notes(target)),
+            *self._notes_about_choice(chosen, candidate),
             *premises.shape.notes,
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
@@ -368,6 +379,7 @@ class _FreshPlan:
             weights=weights,
             resource_per_node=self.inventory.most_per_node(target.pool),
             provisioner=target.pool.provider,
+            time_slices=target.pool.time_slices,
             sizing=resource.spec.sizing,
             policy=self._ranking.policy,
             candidates=self._candidates(chosen, target),

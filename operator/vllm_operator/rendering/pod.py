@@ -14,6 +14,7 @@ from vllm_operator.api.resource import Role, VLLMDeployment, labels_of
 from vllm_operator.caches.address import cache_address, is_read_only
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.planning.engine.drain import grace_seconds
+from vllm_operator.planning.placement.capacity import DEFAULT_TOLERATIONS
 from vllm_operator.rendering.adapters import with_adapters
 from vllm_operator.rendering.artifact import with_artifact
 from vllm_operator.rendering.container import CLAIM_REQUEST, render_container
@@ -24,7 +25,6 @@ from vllm_operator.rendering.volumes import render_volumes
 
 FILE_SYSTEM_GROUP = 2000
 """Group that owns the volumes, so that users other than root can write to them. It is the ID of the user vllm in vLLM's images."""
-GPU_TAINT = "nvidia.com/gpu"
 TERMINATION_SECONDS = 60
 """Time for a Pod that does not drain to stop."""
 MARKER_CONTAINER = "mark-cache"
@@ -52,8 +52,7 @@ def _pod_spec(resource: VLLMDeployment, plan: Plan) -> dict[str, Any]:
     spec: dict[str, Any] = {
         "containers": [render_container(resource, plan)],
         "volumes": render_volumes(resource, plan),
-        # Clouds taint their GPU nodes with this key and different values.
-        "tolerations": [{"key": GPU_TAINT, "operator": "Exists"}],
+        "tolerations": [dict(toleration) for toleration in DEFAULT_TOLERATIONS],
         # A Service named vllm would set VLLM_PORT=tcp://..., on which vLLM crashes.
         "enableServiceLinks": False,
         # The engine never calls the Kubernetes API.

@@ -22,7 +22,6 @@ from pydantic import ValidationError
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.api.spec import AcceleratorPolicy
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.cluster.apply import Applied, Applier
 from vllm_operator.cluster.client import (
@@ -48,14 +47,14 @@ from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.planning.artifact import ArtifactTrust, refuse_artifact
 from vllm_operator.planning.inventory.pools import Inventory
-from vllm_operator.planning.inventory.usage import read_usage
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
-from vllm_operator.planning.pinning import max_age_seconds, nodes_to_count
+from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.followers import CATCH_UP_SECONDS
+from vllm_operator.runtime.free_devices import FreeDevices
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
@@ -147,6 +146,7 @@ class Reconciler:
         self._crashes = crashes
         self._caches = caches
         self._inventory = inventory
+        self._free_devices = FreeDevices(inventory)
         self._observations = ObservationReader(client, inventory=inventory, logs=logs, busy=busy, now=now)
         self._logs = logs
         self._metrics = metrics
@@ -272,12 +272,8 @@ class Reconciler:
         except Forbidden as error:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
-        policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
-        if nodes := nodes_to_count(resource, inventory):
-            pods = await self._inventory.pods_on(nodes, insist=policy is AcceleratorPolicy.MOST_FREE)
-            key = (resource.metadata.namespace, resource.metadata.name)
-            inventory = replace(inventory, used=None if pods is None else read_usage(pods, except_for=key), hidden=pods is None)
         catalog = self._catalog.current
+        inventory = await self._free_devices.count(resource, inventory, listed_pools=len(catalog.instance_types))
 
         def replan(generation: int) -> Outcome:
             return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)

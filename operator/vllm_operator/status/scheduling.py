@@ -8,10 +8,9 @@ from collections import Counter
 from dataclasses import dataclass
 
 from vllm_operator.observation.observation import ObservedState
-from vllm_operator.planning.inventory.taints import Taint
+from vllm_operator.planning.inventory.taints import GPU_TAINT, Taint
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import PodView
-from vllm_operator.rendering.pod import GPU_TAINT
 
 _MAX_NAMED_TAINTS = 3
 _REFUSALS = (

@@ -23,6 +23,8 @@ CUDA_MAJOR = (f"{PREFIX}cuda.runtime-version.major", f"{PREFIX}cuda.runtime.majo
 CUDA_MINOR = (f"{PREFIX}cuda.runtime-version.minor", f"{PREFIX}cuda.runtime.minor")
 DRIVER = (f"{PREFIX}cuda.driver-version.full",)
 INVALID = "-MIG-INVALID"
+MOST_SLICES = 1024
+"""More Pods than a node can have do not share a GPU."""
 
 Note = Callable[[str], None]
 T = TypeVar("T")
@@ -45,6 +47,7 @@ class NodeGPULabels:
     mig_profile: str | None = None
     mig_strategy: str | None = None
     shared: bool = False
+    time_slices: int | None = None
     host: str | None = None
     driver: Version | None = None
     cuda: Version | None = None
@@ -88,6 +91,7 @@ def _read_gfd(labels: Mapping[str, str], note: Note) -> NodeGPULabels:
         mig_profile=None if profile == "INVALID" else profile,
         mig_strategy=labels.get(f"{PREFIX}mig.strategy") or None,
         shared=shared or sharing in ("time-slicing", "mps") or (replicas or 0) > 1,
+        time_slices=replicas if replicas is not None and 1 < replicas <= MOST_SLICES and sharing == "time-slicing" else None,
         driver=_first(labels, DRIVER, read_version, note),
         cuda=_cuda(labels, note),
         labels=_gfd_identity(labels, product_label) if architecture else (),

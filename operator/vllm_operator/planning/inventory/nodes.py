@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs
-from vllm_operator.planning.inventory.node_labels import INVALID, PREFIX, NodeGPULabels, read_labels
+from vllm_operator.planning.inventory.node_labels import INVALID, MOST_SLICES, PREFIX, NodeGPULabels, read_labels
 from vllm_operator.planning.inventory.pools import (
     GPU_DEVICE_CLASS,
     GPU_RESOURCE,
@@ -175,7 +175,14 @@ class _Node:
         prefix = f"{PREFIX}mig-{profile}."
         memory = read_integer(self.labels.get(f"{prefix}memory"))
         replicas = read_integer(self.labels.get(f"{prefix}replicas")) or 1
-        return replace(gpu_labels, mig_profile=profile, memory_mebibytes=memory or None, shared=replicas > 1)
+        sliced = 1 < replicas <= MOST_SLICES and self.labels.get(f"{prefix}sharing-strategy") == "time-slicing"
+        return replace(
+            gpu_labels,
+            mig_profile=profile,
+            memory_mebibytes=memory or None,
+            shared=replicas > 1,
+            time_slices=replicas if sliced else None,
+        )
 
     def _with_devices(self, gpu_labels: NodeGPULabels) -> NodeGPULabels:
         """Prefer the ResourceSlices for devices of the device plugin, if all whole GPUs of the node are equal."""
@@ -207,6 +214,7 @@ class _Node:
                 memory_mebibytes=kind.memory_mebibytes,
                 mig_profile=kind.mig_profile,
                 shared=False,
+                time_slices=None,
                 driver=kind.driver,
                 cuda=kind.cuda,
                 source=Source.RESOURCE_SLICE if kind.architecture else Source.UNKNOWN,
@@ -228,6 +236,7 @@ class _Node:
             mig_profile=gpu_labels.mig_profile,
             mig_strategy=gpu_labels.mig_strategy,
             shared=gpu_labels.shared,
+            time_slices=gpu_labels.time_slices,
             host=self.labels.get("kubernetes.io/arch") or gpu_labels.host,
             driver=gpu_labels.driver,
             cuda=gpu_labels.cuda,

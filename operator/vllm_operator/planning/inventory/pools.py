@@ -43,6 +43,7 @@ class Pool:
         mig_profile: Such as `1g.10gb` if the devices are MIG slices.
         mig_strategy: `single` or `mixed`.
         shared: Several Pods share a device (time-slicing or MPS).
+        time_slices: How many Pods share a device by time-slicing; None if they do not, or if that is unknown.
         host: CPU architecture of the nodes as in kubernetes.io/arch.
         driver: Version of the GPU driver.
         cuda: Highest CUDA version that the driver supports.
@@ -74,6 +75,7 @@ class Pool:
     uuids: tuple[str, ...]
     nodes: tuple[str, ...]
     provider: str | None = None
+    time_slices: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,15 +101,6 @@ class Inventory:
             return self
         labels = {pool.nodes[0]: labels for pool, labels in added}
         return replace(self, pools=(*self.pools, *(pool for pool, _ in added)), labels={**self.labels, **labels})
-
-    def free(self, pool: Pool, count: int) -> int | None:
-        """How many replicas with so many devices the free ones of a pool hold; None if it is unknown what is free."""
-        if pool.provider is not None:
-            return 0
-        if self.used is None or pool.claims:
-            return None
-        used = self.used
-        return sum(max(pool.count - used.get((node, pool.resource), 0), 0) // max(count, 1) for node in pool.nodes)
 
     @property
     def nodes(self) -> tuple[str, ...]:

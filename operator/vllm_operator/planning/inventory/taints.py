@@ -9,6 +9,8 @@ from typing import Any
 
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
+GPU_TAINT = "nvidia.com/gpu"
+"""Key of the taint of GPU nodes, which Pods of a plan tolerate."""
 _KEEPS_OFF = ("NoSchedule", "NoExecute")
 _MOST_TAINTS = 16
 _OF_KUBERNETES = ("node.kubernetes.io/", "node.cloudprovider.kubernetes.io/")

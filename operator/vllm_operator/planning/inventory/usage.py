@@ -1,6 +1,7 @@
 """Devices in use: what the Pods on each node request. New plans and `kubectl vllm gpus` need it."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
@@ -11,23 +12,37 @@ ENDED = ("Succeeded", "Failed")
 
 Usage = Mapping[tuple[str, str], int]
 """Devices in use by node and extended resource."""
+Owner = tuple[str, str]
+"""Namespace and name of a VLLMDeployment."""
 
 
-def read_usage(pods: Iterable[Mapping[str, Any]], *, except_for: tuple[str, str] | None = None) -> Usage:
-    """Add up what Pods on nodes request. Pods that have ended hold no device.
+@dataclass(frozen=True, slots=True)
+class HeldDevices:
+    """The devices that the Pods of a cluster hold: of all Pods, and of those of each VLLMDeployment. Nothing else of a Pod is kept."""
 
-    Args:
-        pods: All Pods. Any value is valid input.
-        except_for: Namespace and name of a VLLMDeployment whose Pods do not count: a new plan replaces them.
-    """
+    all: Usage = field(default_factory=dict)
+    own: Mapping[Owner, Usage] = field(default_factory=dict)
+
+    def without(self, owner: Owner) -> Usage:
+        """What the others hold. The Pods of a VLLMDeployment do not count for its new plan, which replaces them."""
+        own = self.own.get(owner)
+        return self.all if own is None else {place: amount - own.get(place, 0) for place, amount in self.all.items()}
+
+
+def read_held(pods: Iterable[Mapping[str, Any]]) -> HeldDevices:
+    """Add up what Pods on nodes request. Pods that have ended hold no device. Any value is valid input."""
     used: dict[tuple[str, str], int] = {}
+    own: dict[Owner, dict[tuple[str, str], int]] = {}
     for pod in pods:
         node = text(pod, "spec", "nodeName")
-        if not node or has_ended(pod) or (except_for is not None and deployment_of(pod) == except_for):
-            continue
-        for name, amount in requested_devices(pod).items():
+        devices = requested_devices(pod) if node and not has_ended(pod) else {}
+        owner = deployment_of(pod) if devices else None
+        for name, amount in devices.items():
             used[node, name] = used.get((node, name), 0) + amount
-    return used
+            if owner is not None:
+                of_owner = own.setdefault(owner, {})
+                of_owner[node, name] = of_owner.get((node, name), 0) + amount
+    return HeldDevices(used, own)
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:

@@ -7,12 +7,10 @@ from vllm_operator.api.plan import GPUCandidate
 from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.prices import Prices
-from vllm_operator.catalog.rules import Severity
-from vllm_operator.planning.inventory.pools import Inventory, Pool
-from vllm_operator.planning.notes import Note
+from vllm_operator.planning.inventory.pools import Pool
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
 from vllm_operator.planning.placement.sizing import Candidate, Room, Sizing, choose, in_use, size_of
-from vllm_operator.planning.placement.target import InUse, Target, in_use_of
+from vllm_operator.planning.placement.target import InUse, Rank, Target, in_use_of
 from vllm_operator.text.wording import count as counted
 
 CANDIDATES_LIMIT = 16
@@ -21,18 +19,23 @@ TEXT_LIMIT = 200
 """Characters of a reason."""
 USEFUL = ((Room.WHOLE, Room.SHORTENED), (Room.FEW,), (Room.SHORT,), (Room.TIGHT,), (Room.UNKNOWN,))
 """How well a model may fit, the best first. A candidate comes before all candidates of a later group."""
-Kind = tuple[str, str | None, str]
-"""GPUs that are alike: title, MIG profile and resource."""
+Kind = tuple[str, str | None, str, bool]
+"""GPUs that are alike: title, MIG profile, resource, and whether Pods share them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """What the order of GPUs depends on. `policy` is None if the spec has none."""
+    """What the order of GPUs depends on. `accelerator` is that of the spec; its policy is None if there is none."""
 
-    policy: AcceleratorPolicy | None
+    accelerator: AcceleratorSpec
+    replicas: int
     gpus: GPUs
     prices: Prices
-    inventory: Inventory
+
+    @property
+    def policy(self) -> AcceleratorPolicy | None:
+        """The policy of the spec."""
+        return self.accelerator.policy
 
     @property
     def compares_sizes(self) -> bool:
@@ -42,11 +45,7 @@ class Ranking:
     def price(self, pool: Pool, count: int) -> float | None:
         """The price of a replica per hour; None if unknown."""
         one = self.prices.of(pool.product, pool.mig_profile)
-        return None if one is None else one * count
-
-    def free(self, pool: Pool, count: int) -> int | None:
-        """How many replicas the free devices of a pool hold; None if it is unknown what is free."""
-        return self.inventory.free(pool, count)
+        return None if one is None else one * count / (pool.time_slices or 1)
 
     def key(self, target: Target, count: int) -> tuple[object, ...]:
         """The place of a GPU in the order of the policy, apart from what its memory decides."""
@@ -58,8 +57,7 @@ class Ranking:
                 price = self.price(pool, count)
                 return (price is None, price or 0.0)
             case AcceleratorPolicy.MOST_FREE:
-                free = self.free(pool, count)
-                return (free is None, -(free or 0))
+                return (target.free is None, -(target.free or 0))
             case _:
                 return ()
 
@@ -101,33 +99,21 @@ class Ranking:
                 price = self.price(target.pool, count)
                 return "no price is known" if price is None else f"{price:.2f} per hour"
             case AcceleratorPolicy.MOST_FREE if target.pool.provider is None:
-                free = self.free(target.pool, count)
-                return "it is unknown what is free" if free is None else f"room for {counted(free, 'replica')}"
+                return "it is unknown what is free" if target.free is None else f"room for {counted(target.free, 'replica')}"
             case _:
                 return ""
 
-    def notes(self, chosen: Target) -> list[Note]:
-        """What the user should know about the policy."""
-        pool, text = chosen.pool, ""
-        if self.policy is AcceleratorPolicy.LEAST_COST and self.price(pool, 1) is None:
-            name = f"{pool.product}-MIG-{pool.mig_profile}" if pool.mig_profile else pool.product or "its product"
-            text = (
-                "spec.accelerator.policy is LeastCost, but no GPU on which the model fits has a price, so the smallest is used. Add "
-                f"{name} to the ConfigMap with prices."
-            )
-        if self.policy is AcceleratorPolicy.MOST_FREE and self.free(pool, chosen.count) is None:
-            text = (
-                "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the operator may not list the Pods of all "
-                "namespaces, or the GPUs are for ResourceClaims. The smallest GPU that fits is used."
-            )
-        return [Note(Severity.RISK, text)] if text else []
+    def preferred_order(self, candidates: Sequence[Candidate], sizing: Sizing) -> list[Candidate]:
+        """The GPUs on which the model fits as they would be chosen if all were free, the best first."""
+        if keeps_order(self, sizing):
+            return list(candidates)
+        return sorted(candidates, key=lambda each: (self.key(each.target, each.shape.count), each.shape.count, size_of(each, sizing)[1:]))
 
 
 def choose_candidates(
     found: Sequence[Candidate],
     sizing: Sizing,
     ranking: Ranking,
-    accelerator: AcceleratorSpec,
     preferred: InUse | None,
     count: int | None,
 ) -> list[Candidate]:
@@ -137,25 +123,34 @@ def choose_candidates(
         found: All candidates: sizes in ascending order, and in each the GPUs in the order of `find_targets`.
         sizing: How they were judged.
         ranking: The order of the policy.
-        accelerator: The GPUs in the spec.
         preferred: The GPU in use, which stays if the model fits on it.
         count: The number of GPUs in use, which stays too.
     """
     if ranking.compares_sizes:
         own = [each for each in in_use(found, preferred, count) if each.judgement.room <= Room.TIGHT]
         return ranking.choose(own or found, sizing)
+    return choose(found, sizing, preferred, count, ordered=keeps_order(ranking, sizing))
+
+
+def keeps_order(ranking: Ranking, sizing: Sizing) -> bool:
+    """Whether GPUs keep the order of `find_targets`: nothing is known about their memory, or the spec lists several without a policy."""
+    accelerator = ranking.accelerator
     listed = any(len(given or ()) > 1 for given in (accelerator.architectures, accelerator.products))
-    ordered = sizing.options is None or (listed and ranking.policy is None)
-    return choose(found, sizing, preferred, count, ordered=ordered)
+    return sizing.options is None or (listed and ranking.policy is None)
 
 
 def kind_of(target: Target) -> Kind:
     """GPUs that are alike for a user."""
-    return target.title, target.pool.mig_profile, target.pool.resource
+    return target.title, target.pool.mig_profile, target.pool.resource, target.pool.shared
 
 
 def describe_candidates(
-    chosen: Target, best: Sequence[Candidate], found: Sequence[Candidate], rejections: Iterable[Rejection], ranking: Ranking
+    chosen: Target,
+    best: Sequence[Candidate],
+    found: Sequence[Candidate],
+    rejections: Iterable[Rejection],
+    sizing: Sizing | None,
+    ranking: Ranking,
 ) -> list[GPUCandidate]:
     """List each kind of GPU once: the chosen one, those on which the model fits, those on which it does not, those that are not allowed."""
     by_kind: dict[Kind, Candidate] = {}
@@ -167,15 +162,16 @@ def describe_candidates(
     others = sorted(
         (each for kind, each in by_kind.items() if kind != kind_of(chosen)),
         key=lambda each: (
-            _group(each.judgement.room),
+            group_of(each.judgement.room),
             each.target.rank,
             ranking.key(each.target, each.shape.count),
             each.shape.count,
         ),
     )
-    entries = (_entry(each.target, each.shape.count, _why(each, mine, ranking)) for each in ([mine] if mine is not None else []) + others)
+    ordered = [*([mine] if mine is not None else ()), *others]
+    entries = (_entry(each.target, each.shape.count, _why(each, mine, sizing, ranking)) for each in ordered)
     listed = list({(entry.gpu, entry.verdict): entry for entry in entries}.values())
-    names = {_name(each.target.title, each.target.pool) for each in by_kind.values()}
+    names = {gpu_name(each.target) for each in by_kind.values()}
     for rejection in sorted(rejections, key=lambda each: (-each.obstacle, each.pool.nodes, each.pool.resource)):
         gpu = _name(ranking.gpus.title(rejection.pool.product, rejection.pool.architecture), rejection.pool)
         if gpu not in names:
@@ -187,22 +183,31 @@ def describe_candidates(
 def _nearness(candidate: Candidate) -> tuple[int, int, int]:
     """Of one kind of GPU, the smallest size that fits comes first; if none fits, the largest."""
     room, count = candidate.judgement.room, candidate.shape.count
-    return _group(room), candidate.target.rank, -count if room is Room.NONE else count
+    return group_of(room), candidate.target.rank, -count if room is Room.NONE else count
 
 
-def _group(room: Room) -> int:
+def group_of(room: Room) -> int:
+    """The index in `USEFUL`; its length if the model does not fit."""
     return next((place for place, rooms in enumerate(USEFUL) if room in rooms), len(USEFUL))
 
 
 def _entry(target: Target, count: int, verdict: str) -> GPUCandidate:
-    return GPUCandidate(gpu=f"{count} x {_name(target.title, target.pool)}"[:TEXT_LIMIT], count=count, verdict=verdict[:TEXT_LIMIT])
+    return GPUCandidate(gpu=f"{count} x {gpu_name(target)}"[:TEXT_LIMIT], count=count, verdict=verdict[:TEXT_LIMIT])
+
+
+def gpu_name(target: Target) -> str:
+    """The name of a GPU, MIG slice or shared GPU in messages."""
+    return _name(target.title, target.pool)
 
 
 def _name(title: str, pool: Pool) -> str:
-    return f"{pool.mig_profile} of {title}" if pool.mig_profile else title
+    name = f"{pool.mig_profile} of {title}" if pool.mig_profile else title
+    if not pool.shared:
+        return name
+    return f"{name}, shared by {pool.time_slices} Pods" if pool.time_slices else f"{name}, shared by Pods"
 
 
-def _why(each: Candidate, chosen: Candidate | None, ranking: Ranking) -> str:
+def _why(each: Candidate, chosen: Candidate | None, sizing: Sizing | None, ranking: Ranking) -> str:
     """Why a GPU was chosen, or why not."""
     made, room = each.judgement.made, each.judgement.room
     provider = each.target.pool.provider
@@ -213,22 +218,37 @@ def _why(each: Candidate, chosen: Candidate | None, ranking: Ranking) -> str:
     if room is Room.NONE:
         return f"does not fit: {made.limit}"
     if room is Room.UNKNOWN:
-        return f"unknown whether the model fits{also}"
+        return f"unknown whether the model fits{_when_busy(each.target, ranking)}{also}"
     if room is Room.TIGHT:
         return f"may not fit: {made.limit}"
     if room is Room.SHORT:
         return f"fits only a context of {each.judgement.length} tokens{also}"
     if room is Room.FEW:
         return f"holds only {each.judgement.held or 0:.1f} of the requests wanted{also}"
-    if each.target.rank == 1:
-        return f"fits, but too few are free for all replicas{also}"
+    if busy := _when_busy(each.target, ranking):
+        return f"fits{busy}{also}"
     if about:
         return f"fits{also}"
     if chosen is not None and each.shape.count > chosen.shape.count:
         return "fits, but more of them are needed"
     family = ranking.gpus.architectures.get(each.target.architecture or "")
+    if each.target.pool.shared:
+        return "fits, but nothing isolates the memory of the Pods that share it"
     if family is not None and family.unified_memory:
         return "fits, but shares its memory with the CPU"
+    if ranking.policy is AcceleratorPolicy.MOST_CAPABLE:
+        return "fits, but is less capable"
+    if chosen is not None and sizing is not None and sizing.is_native(chosen.target.pool) and not sizing.is_native(each.target.pool):
+        return "fits, but does not compute in the format of the weights"
     if chosen is not None and (each.target.pool.memory_mebibytes or 0) > (chosen.target.pool.memory_mebibytes or 0):
         return "fits, but is larger than needed"
     return "fits, but comes later in the order of GPUs"
+
+
+def _when_busy(target: Target, ranking: Ranking) -> str:
+    """That too few are free, as the continuation of a verdict; empty if enough are, or if that is unknown."""
+    if target.rank is not Rank.WAITING or target.pool.provider is not None:
+        return ""
+    if not target.free:
+        return ", but none is free" if target.free == 0 else ", but too few are free for all replicas"
+    return f", but there is room for only {target.free} of {max(ranking.replicas, 1)} replicas"

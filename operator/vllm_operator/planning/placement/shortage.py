@@ -257,6 +257,11 @@ def _remedy(nearest: Rejection, wanted: AcceleratorSpec, count: int, rejections:
             )
         case Obstacle.UUID:
             return "No ResourceSlice lists these UUIDs for one node. They change with the MIG layout. Use the profile instead."
+        case Obstacle.SHARED if count > 1 and pool.time_slices is not None:
+            return (
+                "Pods share these GPUs by time-slicing, and a replica could get the same one several times. Disable sharing on a node, or "
+                f"add nodes with {count} whole GPUs."
+            )
         case Obstacle.SHARED:
             return f"With a GPU that Pods share, each Pod gets an unknown part of the memory. {_share(pool)}"
         case Obstacle.HOST:

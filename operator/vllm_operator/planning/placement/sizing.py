@@ -32,7 +32,8 @@ from vllm_operator.planning.memory.runner import read_runner
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import FROM_SPEC, FROM_WEIGHTS, ModelFiles, ResolvedFacts, model_name
 from vllm_operator.planning.outcome import Verdict
-from vllm_operator.planning.placement.target import InUse, Request, Target, find_targets, in_use_of
+from vllm_operator.planning.placement.shares import part_of_memory
+from vllm_operator.planning.placement.target import InUse, Request, Target, capacity_for, find_targets, in_use_of, with_count
 
 USEFUL_CONTEXT, LEAST_CONTEXT = 32_768, 4_096
 """A context that is shortened to fit has at least so many tokens; the smaller number only if no number of GPUs allows the larger."""
@@ -120,18 +121,24 @@ class Sizing:
 
     def judge(self, pool: Pool, parallel: ParallelShape) -> Judgement:
         """Estimate the model on one GPU of a pool."""
-        if self.model is None or self.options is None or pool.shared or (pool.mig_profile is not None and pool.memory_mebibytes is None):
+        options = self.options
+        if self.model is None or options is None or (pool.mig_profile is not None and pool.memory_mebibytes is None):
             return UNKNOWN
-        made = self._estimate(pool, parallel, self.options)
+        if pool.shared and options.utilization is None:
+            part = part_of_memory(pool, self.facts, self.release)
+            if part is None:
+                return UNKNOWN
+            options = replace(options, utilization=part)
+        made = self._estimate(pool, parallel, options)
         if made.prediction is Prediction.STARTED:
-            return self._with_requests(Judgement(Room.WHOLE, made), pool, parallel, self.options)
+            return self._with_requests(Judgement(Room.WHOLE, made), pool, parallel, options)
         length = (made.comfortable or 0) // ROUNDED_TO * ROUNDED_TO
-        if self.options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
-            shorter = self._estimate(pool, parallel, replace(self.options, max_length=length))
+        if options.max_length is None and made.prediction is not Prediction.UNKNOWN and length >= LEAST_CONTEXT:
+            shorter = self._estimate(pool, parallel, replace(options, max_length=length))
             if shorter.prediction is Prediction.STARTED and length < USEFUL_CONTEXT:
                 return Judgement(Room.SHORT, shorter, length)
             if shorter.prediction is Prediction.STARTED:
-                return self._with_requests(Judgement(Room.SHORTENED, shorter, length), pool, parallel, self.options)
+                return self._with_requests(Judgement(Room.SHORTENED, shorter, length), pool, parallel, options)
         rooms = {Prediction.TIGHT: Room.TIGHT, Prediction.UNKNOWN: Room.UNKNOWN}
         return Judgement(rooms.get(made.prediction, Room.NONE), made)
 
@@ -250,7 +257,7 @@ class Candidate:
 
 
 def find_candidates(
-    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, *, at_least: int | None = None
+    request: Request, shapes: Iterable[Shape], sizing: Sizing, inventory: Inventory, *, in_use: int | None = None
 ) -> list[Candidate]:
     """Return each size with each GPU that can run it, judged: for each size the GPUs in the order of `find_targets`.
 
@@ -259,32 +266,27 @@ def find_candidates(
         shapes: Sizes in ascending order.
         sizing: How they are judged.
         inventory: The GPUs of the cluster.
-        at_least: Larger sizes are left out as soon as the model fits on this many GPUs or more; None to find for each kind of GPU the
-            smallest size that fits.
+        in_use: The number of GPUs in use. Of each kind of GPU, sizes that are larger than this are left out if a smaller one fits.
     """
     found: list[Candidate] = []
     done: set[Pool] = set()
+    capacity, request = capacity_for(request, inventory), replace(request, weight_bytes=None)  # the estimate knows better
     targets: tuple[Target, ...] | Verdict | None = None
     for shape in shapes:
         if targets is None:  # a GPU that can run a larger size can run the smallest
-            targets = find_targets(replace(request, count=shape.count, weight_bytes=None), inventory, sizing.gpus, sizing.images)
+            targets = find_targets(replace(request, count=shape.count), inventory, sizing.gpus, sizing.images)
         if isinstance(targets, Verdict):
             break
         for each in targets:
-            alone = each.pool.mig_profile is not None and not request.accelerator.sliced
+            sliced = each.pool.mig_profile is not None and not request.accelerator.sliced
+            alone = sliced or (each.pool.shared and shape.count != request.count)
             if each.pool.count < shape.count or each.pool in done or (alone and shape.count > 1):
                 continue
-            target = each if each.count == shape.count else replace(each, count=shape.count)
+            target = each if each.count == shape.count else with_count(each, shape.count, request, inventory, capacity)
             judgement = sizing.judge(target.pool, shape.parallel)
             found.append(Candidate(shape, target, judgement))
-            if at_least is None and judgement.room <= Room.SHORTENED:
+            if judgement.room <= Room.SHORTENED and shape.count >= (in_use or 1):
                 done.add(target.pool)
-        if (
-            at_least is not None
-            and shape.count >= at_least
-            and any(each.judgement.room <= Room.SHORTENED and each.target.rank == 0 for each in found)
-        ):
-            break
     return found
 
 
@@ -357,7 +359,7 @@ def size_of(candidate: Candidate, sizing: Sizing) -> tuple[object, ...]:
     unified = family is None or family.unified_memory
     linked = has_nvlink(pool, sizing.gpus) == (candidate.shape.count > 1)  # one GPU needs none and leaves it to others
     place = (unified, not sizing.is_native(pool), pool.memory_mebibytes or 0, not linked, not candidate.target.fit.clean)
-    return (candidate.target.rank, *place)
+    return (candidate.target.rank, *place, pool.provider is None)  # a new node comes before waiting for an equal GPU
 
 
 def has_nvlink(pool: Pool, gpus: GPUs) -> bool:

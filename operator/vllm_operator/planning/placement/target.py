@@ -18,6 +18,8 @@ The node affinity uses labels of the chosen nodes.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from typing import Any
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ARCHITECTURE_LABEL
@@ -31,12 +33,27 @@ from vllm_operator.planning.inventory.node_labels import SLICES, split_product
 from vllm_operator.planning.inventory.pools import Inventory, Pool, Source
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
+from vllm_operator.planning.placement.capacity import Capacity, find_capacity
 from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, show_version
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 from vllm_operator.pods.reading import MEBIBYTE
 
 InUse = tuple[str | None, str | None, str | None]
 """Architecture, product and MIG profile of the GPU in use."""
+
+
+class Rank(IntEnum):
+    """When a GPU on which the model fits is used. One of a lower rank comes first."""
+
+    FREE = 0
+    """Enough devices are free for all replicas, or it is unknown what is free."""
+    WAITING = 1
+    """A Pod would wait: too few devices are free, or a node must be added."""
+    SHARED = 2
+    """Several Pods share each GPU, and nothing isolates their memory."""
+    TOO_SMALL = 3
+
+
 HOST_LABEL = "kubernetes.io/arch"
 GIBIBYTE = 1024 * MEBIBYTE
 
@@ -57,6 +74,7 @@ class Request:
         weight_bytes: Size of the weights on each device; None if unknown.
         selector: Labels that the user requires on the nodes.
         large_enough: Says whether one device of a pool is large enough for the model, or None if it does not know.
+        tolerations: Those of `spec.podTemplate`. Any value is valid input.
     """
 
     accelerator: AcceleratorSpec
@@ -70,6 +88,7 @@ class Request:
     selector: Mapping[str, str] = field(default_factory=dict)
     large_enough: Callable[[Pool], bool | None] | None = None
     replicas: int = 1
+    tolerations: tuple[Any, ...] = ()
 
     @property
     def claims(self) -> bool:
@@ -83,10 +102,20 @@ class Request:
             return sliced
         return self.count == 1 and (not products or any(split_product(name)[1] == pool.mig_profile for name in products))
 
+    def allows_sharing(self, pool: Pool) -> bool:
+        """Whether a replica may run on GPUs that Pods share: on one of which its part is known, or on those that the spec names."""
+        products = self.accelerator.products
+        if products:
+            return any(split_product(name)[2] for name in products)
+        return pool.time_slices is not None and self.count == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set. The lowest `rank` comes first."""
+    """The chosen GPUs. `resource` is an extended resource, or a device class if `claims` is set.
+
+    `free`: replicas that the free devices hold; None if it is unknown what is free.
+    """
 
     pool: Pool
     resource: str
@@ -96,7 +125,8 @@ class Target:
     requirements: tuple[NodeRequirement, ...]
     title: str
     notes: tuple[Note, ...]
-    rank: int = 0
+    rank: Rank = Rank.FREE
+    free: int | None = None
 
     @property
     def architecture(self) -> str | None:
@@ -111,7 +141,19 @@ def find_targets(request: Request, inventory: Inventory, gpus: GPUs, images: Ima
         message = explain(request.accelerator, request.count, request.selector, inventory, rejections, gpus, request.large_enough)
         return Verdict(ConditionStatus.FALSE, Reason.NO_MATCHING_GPU, message)
     ordered = sorted(candidates, key=lambda candidate: _order(candidate[0], candidate[1], request, gpus))
-    return tuple(_target(pool, fit, request, inventory, gpus) for pool, fit in ordered)
+    capacity = capacity_for(request, inventory)
+    return tuple(_target(pool, fit, request, inventory, gpus, capacity) for pool, fit in ordered)
+
+
+def capacity_for(request: Request, inventory: Inventory) -> Capacity:
+    """The devices that are free for the Pods of a request."""
+    return find_capacity(inventory, request.selector, request.tolerations)
+
+
+def with_count(target: Target, count: int, request: Request, inventory: Inventory, capacity: Capacity) -> Target:
+    """The target with so many devices for each replica, and what is free of them."""
+    free = capacity.replicas(target.pool, count)
+    return replace(target, count=count, free=free, rank=_rank(target.pool, free, request, inventory))
 
 
 def find_rejections(request: Request, inventory: Inventory, gpus: GPUs, images: Images) -> list[Rejection]:
@@ -140,7 +182,8 @@ def _sort_out(request: Request, inventory: Inventory, gpus: GPUs, images: Images
     return candidates, rejections
 
 
-def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: GPUs) -> Target:
+def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: GPUs, capacity: Capacity) -> Target:
+    free = capacity.replicas(pool, request.count)
     return Target(
         pool=pool,
         resource=pool.resource,
@@ -150,7 +193,8 @@ def _target(pool: Pool, fit: Fit, request: Request, inventory: Inventory, gpus: 
         requirements=_requirements(pool, has_older_siblings=_has_older_siblings(pool, inventory, fit)),
         title=gpus.title(pool.product, pool.architecture),
         notes=_notes(pool, fit, request, shares_resource=_shares_resource(pool, inventory)),
-        rank=_rank(pool, request, inventory),
+        rank=_rank(pool, free, request, inventory),
+        free=free,
     )
 
 
@@ -160,6 +204,13 @@ def _selected(pool: Pool, selector: Mapping[str, str], inventory: Inventory) -> 
         return pool
     nodes = tuple(node for node in pool.nodes if selector.items() <= inventory.labels.get(node, {}).items())
     return replace(pool, nodes=nodes) if nodes else None
+
+
+def may_run_on(pool: Pool, wanted: AcceleratorSpec) -> bool:
+    """Whether the lists of architectures and products in a spec allow a pool."""
+    if wanted.architectures and pool.architecture not in wanted.architectures:
+        return False
+    return not wanted.products or _product_place(pool, wanted.products) is not None
 
 
 def _reject(pool: Pool, request: Request) -> Rejection | None:
@@ -179,7 +230,7 @@ def _reject(pool: Pool, request: Request) -> Rejection | None:
         return Rejection(pool, Obstacle.PROFILE)
     if not set(wanted.uuids or (wanted.mig and wanted.mig.uuids) or ()) <= set(pool.uuids):
         return Rejection(pool, Obstacle.UUID)
-    if pool.shared and not any(split_product(name)[2] for name in wanted.products or ()):
+    if pool.shared and not request.allows_sharing(pool):
         return Rejection(pool, Obstacle.SHARED)
     if request.host_architectures and pool.host is not None and pool.host not in request.host_architectures:
         return Rejection(pool, Obstacle.HOST)
@@ -212,16 +263,17 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
     )
 
 
-def _rank(pool: Pool, request: Request, inventory: Inventory) -> int:
-    """Return 2 for nodes to be added, 1 for MIG slices that nobody asked for if too few are free for all replicas, 0 for other GPUs."""
-    if pool.provider is not None:
-        return 2
-    if pool.mig_profile is None or request.accelerator.sliced is not None:
-        return 0
-    free = inventory.free(pool, request.count)
+def _rank(pool: Pool, free: int | None, request: Request, inventory: Inventory) -> Rank:
+    """When a pool is used. Whole GPUs come before slices that nobody asked for and of which it is unknown whether they are free."""
+    if _is_too_small(pool, request):
+        return Rank.TOO_SMALL
+    if pool.shared:
+        return Rank.SHARED
+    if free is None and (pool.mig_profile is None or request.accelerator.sliced is not None):
+        return Rank.FREE
     if free is None:
         free = 0 if inventory.hidden else pool.count * len(pool.nodes)
-    return int(free < request.replicas)
+    return Rank.WAITING if free < max(request.replicas, 1) else Rank.FREE
 
 
 def in_use_of(pool: Pool) -> InUse:

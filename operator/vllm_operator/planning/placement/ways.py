@@ -13,6 +13,7 @@ from vllm_operator.catalog.shapes import KnownShapes
 from vllm_operator.catalog.versions import normalize_flag
 from vllm_operator.planning.engine.command_line import read_words, replace_words
 from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.placement.shares import FLAG
 from vllm_operator.planning.placement.sizing import LEAST_CONTEXT, ROUNDED_TO, Candidate, Room, Sizing
 
 LENGTH_FLAG = "--max-model-len"
@@ -41,20 +42,22 @@ def find_ways(
     """
     ways = _shorter_context(resource, refused, sizing)
     ways += [_other_gpus(resource, each, refused) for each in _nearest(others)]
-    return [*ways, *_smaller_weights(resource, refused, sizing, shapes)][:limit]
+    return [*ways, *_larger_part(refused, sizing), *_smaller_weights(resource, refused, sizing, shapes)][:limit]
 
 
 def devices(candidate: Candidate) -> str:
     """The GPUs or MIG slices of a replica, in words."""
     count, profile = candidate.shape.count, candidate.target.pool.mig_profile
+    slices = candidate.target.pool.time_slices
+    shared = f" shared by {slices} Pods" if slices is not None else ""
     if profile is not None:
-        return f"{count} MIG slice{'s' if count > 1 else ''} {profile} of {candidate.target.title}"
-    return f"{count} {candidate.target.title}"
+        return f"{count} MIG slice{'s' if count > 1 else ''} {profile} of {candidate.target.title}{shared}"
+    return f"{count} {candidate.target.title}{shared}"
 
 
 def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
     """The smallest size of each GPU on which the model fits with a useful context, the fewest GPUs first."""
-    fitting = [each for each in others if each.judgement.room <= Room.SHORT]
+    fitting = [each for each in others if each.judgement.room <= Room.SHORT and not each.target.pool.shared]
     useful = [each for each in fitting if each.judgement.room <= Room.FEW]
     found: dict[tuple[str, str | None], Candidate] = {}
     for each in useful or fitting:
@@ -62,6 +65,14 @@ def _nearest(others: Iterable[Candidate]) -> list[Candidate]:
         if kind not in found or each.shape.count < found[kind].shape.count:
             found[kind] = each
     return sorted(found.values(), key=lambda each: (each.shape.count, each.target.pool.memory_mebibytes or 0))[:2]
+
+
+def _larger_part(refused: Candidate, sizing: Sizing) -> list[Way]:
+    """More of a GPU that Pods share, of which only the user knows whether others need it."""
+    unset = sizing.options is not None and sizing.options.utilization is None
+    if refused.target.pool.time_slices is None or not unset:
+        return []
+    return [Way(f"set {FLAG} in spec.engine.args to a larger part of the GPU, if no other Pods need it")]
 
 
 def _shorter_context(resource: VLLMDeployment, refused: Candidate, sizing: Sizing) -> list[Way]:

@@ -1,0 +1,63 @@
+"""Free capacity: how many replicas the free devices hold that a Pod of the plan could get.
+
+Pools whose nodes the node affinity of a plan cannot tell apart count together. Nodes with a taint that the Pod does not tolerate have
+nothing free for it.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_operator.planning.inventory.pools import Inventory, Pool
+from vllm_operator.planning.inventory.taints import GPU_TAINT
+
+DEFAULT_TOLERATIONS: tuple[Mapping[str, Any], ...] = ({"key": GPU_TAINT, "operator": "Exists"},)
+"""What every Pod of a plan tolerates: clouds taint their GPU nodes with this key and different values."""
+Alike = tuple[str, tuple[tuple[str, str], ...], str | None, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """The free devices of each node, by what the node affinity and the requests of a Pod tell apart; empty if they are unknown."""
+
+    known: bool = False
+    by_kind: Mapping[Alike, Mapping[str, int]] = field(default_factory=dict)
+
+    def replicas(self, pool: Pool, count: int) -> int | None:
+        """How many replicas with so many devices the free ones hold; None if it is unknown what is free."""
+        if pool.provider is not None:
+            return 0
+        if not self.known or pool.claims:
+            return None
+        return sum(free // max(count, 1) for free in self.by_kind.get(_kind(pool), {}).values())
+
+
+UNKNOWN_CAPACITY = Capacity()
+
+
+def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations: Iterable[Any]) -> Capacity:
+    """Return the free devices.
+
+    Args:
+        inventory: The GPUs of the cluster, and the devices in use.
+        selector: Labels that the user requires on the nodes.
+        tolerations: Those of `spec.podTemplate`. Any value is valid input.
+    """
+    used = inventory.used
+    if used is None:
+        return UNKNOWN_CAPACITY
+    tolerated = [*DEFAULT_TOLERATIONS, *tolerations]
+    closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
+    found: dict[Alike, dict[str, int]] = {}
+    for pool in inventory.pools:
+        if pool.provider is not None or pool.claims or pool.problems:
+            continue
+        free = found.setdefault(_kind(pool), {})
+        for node in pool.nodes:
+            if node not in closed and selector.items() <= inventory.labels.get(node, {}).items():
+                free[node] = max(pool.count - used.get((node, pool.resource), 0), 0)
+    return Capacity(True, found)
+
+
+def _kind(pool: Pool) -> Alike:
+    return pool.resource, pool.labels, pool.mig_profile, pool.shared

@@ -1,0 +1,68 @@
+"""The devices that are free when a new plan is made."""
+
+from dataclasses import dataclass, replace
+
+from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import AcceleratorPolicy
+from vllm_operator.cluster.inventory import InventoryCache
+from vllm_operator.cluster.recent import Recent
+from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.usage import HeldDevices
+from vllm_operator.planning.pinning import needs_usage
+
+MAX_BEGUN = 1024
+"""Objects whose first plan is remembered until it is pinned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a plan was made from that is not pinned yet. It must be the same again: other Pods come and go meanwhile."""
+
+    generation: int
+    replan_token: str | None
+    inventory: Inventory
+    counted: Inventory
+
+
+class FreeDevices:
+    """Adds the devices in use to the inventory for plans that depend on it."""
+
+    def __init__(self, inventories: InventoryCache[Inventory]) -> None:
+        self._inventories = inventories
+        self._begun: Recent[_Begun] = Recent(MAX_BEGUN)
+        self._last: tuple[Inventory, HeldDevices | None, Inventory] | None = None
+
+    async def count(self, resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> Inventory:
+        """Return the inventory with the devices in use; as it is if the plan does not depend on them.
+
+        Args:
+            resource: The VLLMDeployment to plan.
+            inventory: The GPUs of the cluster.
+            listed_pools: Node pools in the ConfigMap of the cluster's owner.
+
+        Raises:
+            ClusterError: The Pods cannot be listed.
+        """
+        metadata = resource.metadata
+        if not needs_usage(resource, inventory, listed_pools=listed_pools):
+            self._begun.drop(metadata.uid)
+            return inventory
+        token = metadata.annotations.get(REPLAN_ANNOTATION)
+        begun = self._begun.get(metadata.uid)
+        if begun is not None and begun.inventory is inventory and (begun.generation, begun.replan_token) == (metadata.generation, token):
+            return begun.counted
+        policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
+        held = await self._inventories.held(insist=policy is AcceleratorPolicy.MOST_FREE)
+        counted = self._combined(inventory, held, (metadata.namespace, metadata.name))
+        self._begun.put(metadata.uid, _Begun(metadata.generation, token, inventory, counted))
+        return counted
+
+    def _combined(self, inventory: Inventory, held: HeldDevices | None, owner: tuple[str, str]) -> Inventory:
+        """The inventory with what others hold: the same object for equal input, because plans are kept by identity."""
+        if held is not None and owner in held.own:
+            return replace(inventory, used=held.without(owner))
+        if self._last is None or self._last[0] is not inventory or self._last[1] is not held:
+            used = None if held is None else held.all
+            self._last = inventory, held, replace(inventory, used=used, hidden=held is None)
+        return self._last[2]

@@ -1,0 +1,240 @@
+"""Free GPUs: a plan prefers GPUs that are free, says which were not, and stays when they come and go."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from support.gpus import inventory_of, node_pool, real_node
+from support.operators import Bench, llama
+from support.plans import deployment, known
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import POD
+from vllm_operator.cluster.inventory import NODE_LISTS, InventoryCache
+from vllm_operator.planning.inventory.usage import read_held
+from vllm_operator.planning.planner import plan as make_plan
+
+QWEN = "hf://Qwen/Qwen3-8B"
+DEDICATED = {"key": "team", "value": "a", "effect": "NoSchedule"}
+
+
+def pod(node: str, gpus: int, name: str = "other", resource: str = "nvidia.com/gpu", **labels: str) -> dict[str, Any]:
+    container = {"name": "main", "resources": {"limits": {resource: str(gpus)}}}
+    metadata = {"name": f"{name}-on-{node}", "namespace": "default", "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"nodeName": node, "containers": [container]},
+        "status": {"phase": "Running"},
+    }
+
+
+def planned(
+    resource: VLLMDeployment, *nodes: dict[str, Any], used: tuple[dict[str, Any], ...] = (), pools: tuple[Any, ...] = (), pinned: Any = None
+) -> Plan:
+    inventory = replace(inventory_of(*nodes, node_pools=pools), used=read_held(used).without(("default", "demo")))
+    made = make_plan(resource, inventory, known(), pinned=pinned).plan
+    assert made is not None
+    return made
+
+
+def full(*nodes: str) -> tuple[dict[str, Any], ...]:
+    return tuple(pod(node, 64) for node in nodes)
+
+
+def verdicts(plan: Plan) -> dict[str, str]:
+    return {each.gpu: each.verdict for each in plan.candidates or ()}
+
+
+L40S, H100, B200 = real_node("l40s", "l40s"), real_node("h100-sxm", "h100"), real_node("b200", "b200")
+
+
+def test_the_next_larger_gpu_is_used_if_the_smallest_is_not_free_and_the_plan_says_so() -> None:
+    assert planned(deployment(QWEN), L40S, H100, B200).product == "NVIDIA-L40S"
+    made = planned(deployment(QWEN), L40S, H100, B200, used=(*full("l40s"), pod("h100", 5)))
+    assert made.product == "NVIDIA-H100-80GB-HBM3"
+    assert made.notes[0] == (
+        "NVIDIA L40S (sm_89) comes first, but when this plan was made, no NVIDIA L40S (sm_89) was free. So it uses NVIDIA H100 80GB "
+        "(sm_90), which had room for 3 replicas. To wait for NVIDIA L40S (sm_89) instead, set spec.accelerator.products to [NVIDIA-L40S]."
+    )
+    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but none is free"
+
+
+def test_what_the_note_says_is_a_spec_that_waits() -> None:
+    made = planned(deployment(QWEN, accelerator={"products": ["NVIDIA-L40S"]}), L40S, H100, used=full("l40s"))
+    assert made.product == "NVIDIA-L40S"
+    assert made.notes[0].startswith("When this plan was made, no NVIDIA L40S (sm_89) was free, and neither was another GPU on which")
+
+
+def test_if_nothing_is_free_the_smallest_is_waited_for() -> None:
+    made = planned(deployment(QWEN), L40S, H100, B200, used=full("l40s", "h100", "b200"))
+    assert made.product == "NVIDIA-L40S"
+    assert made.notes[0] == (
+        "When this plan was made, no NVIDIA L40S (sm_89) was free, and neither was another GPU on which the model fits. Pods wait until "
+        "there are enough. Add nodes, or scale down what uses these GPUs."
+    )
+
+
+def test_all_replicas_need_a_free_gpu() -> None:
+    made = planned(deployment(QWEN, replicas=4), L40S, H100, used=(pod("l40s", 2),))
+    assert made.product == "NVIDIA-H100-80GB-HBM3"
+    assert verdicts(made)["1 x NVIDIA L40S (sm_89)"] == "fits, but there is room for only 2 of 4 replicas"
+    assert planned(deployment(QWEN, replicas=2), L40S, H100, used=(pod("l40s", 2),)).product == "NVIDIA-L40S"
+    assert planned(deployment(QWEN, replicas=0), L40S, H100, used=full("l40s")).product == "NVIDIA-H100-80GB-HBM3"
+
+
+def test_devices_of_a_replica_must_be_free_on_one_node() -> None:
+    nodes = [real_node("h100-sxm", f"h100-{number}") for number in range(4)]
+    model = deployment("hf://meta-llama/Llama-3.3-70B-Instruct")
+    assert (made := planned(model, *nodes, B200, used=full("b200"))).count == 4, made.product
+    one_each = tuple(pod(f"h100-{number}", 7) for number in range(4))
+    assert planned(model, *nodes, B200, used=one_each).product == "NVIDIA-B200"
+    waiting = planned(model, *nodes, B200, used=(*one_each, *full("b200")))
+    assert waiting.product == "NVIDIA-B200"
+
+
+def test_several_gpus_that_are_free_come_before_one_that_is_not() -> None:
+    made = planned(deployment("hf://meta-llama/Llama-3.3-70B-Instruct"), H100, B200, used=full("b200"))
+    assert (made.product, made.count) == ("NVIDIA-H100-80GB-HBM3", 4)
+    said = "NVIDIA B200 (sm_100) comes first, but when this plan was made, no NVIDIA B200 (sm_100) was free."
+    assert any(note.startswith(said) for note in made.notes)
+
+
+def test_nodes_of_one_product_count_together_because_the_affinity_does_not_tell_them_apart() -> None:
+    small = real_node("l40s", "small", labels={"nvidia.com/gpu.count": "1"}, allocatable={"nvidia.com/gpu": "1"})
+    made = planned(deployment(QWEN, replicas=2), L40S, small, H100, used=(pod("l40s", 3),))
+    assert made.product == "NVIDIA-L40S"
+
+
+def test_a_node_whose_taint_the_pods_do_not_tolerate_has_nothing_free() -> None:
+    closed = {**H100, "spec": {"taints": [DEDICATED]}}
+    assert planned(deployment(QWEN), L40S, closed, used=full("l40s")).product == "NVIDIA-L40S"
+    template = {"spec": {"tolerations": [{"key": "team", "operator": "Exists"}]}}
+    assert planned(deployment(QWEN, podTemplate=template), L40S, closed, used=full("l40s")).product == "NVIDIA-H100-80GB-HBM3"
+
+
+def test_a_node_selector_limits_what_counts_as_free() -> None:
+    other = real_node("l40s", "other", labels={"zone": "b"})
+    template = {"spec": {"nodeSelector": {"zone": "b"}}}
+    here = {**H100, "metadata": {**H100["metadata"], "labels": {**H100["metadata"]["labels"], "zone": "b"}}}
+    made = planned(deployment(QWEN, podTemplate=template), L40S, other, here, used=full("other"))
+    assert made.product == "NVIDIA-H100-80GB-HBM3"
+
+
+def test_the_order_of_the_spec_holds_among_those_that_are_free() -> None:
+    wanted = {"products": ["NVIDIA-B200", "NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S"]}
+    made = planned(deployment(QWEN, accelerator=wanted), L40S, H100, B200, used=full("b200"))
+    assert made.product == "NVIDIA-H100-80GB-HBM3"
+    assert made.notes[0].startswith("NVIDIA B200 (sm_100) comes first, but")
+
+
+@pytest.mark.parametrize("policy", ["SmallestThatFits", "MostCapable", "LeastCost"])
+def test_every_policy_prefers_what_is_free(policy: str) -> None:
+    request = deployment(QWEN, accelerator={"policy": policy})
+    free = planned(request, L40S, H100, B200)
+    node = {"NVIDIA-L40S": "l40s", "NVIDIA-B200": "b200"}[str(free.product)]
+    assert planned(request, L40S, H100, B200, used=full(node)).product != free.product
+
+
+def test_a_new_node_comes_before_waiting_for_an_equal_gpu_but_not_a_larger_one() -> None:
+    def added(gpu: str) -> tuple[Any, ...]:
+        return (node_pool("spot", gpu_name=[gpu], gpu_count=["1"]),)
+
+    made = planned(deployment(QWEN), L40S, used=full("l40s"), pools=added("l40s"))
+    assert made.provisioner == "NodePool spot"
+    assert made.notes[0] == "When this plan was made, no NVIDIA L40S (sm_89) was free, so it is for a node that NodePool spot would add."
+    assert planned(deployment(QWEN), L40S, used=(), pools=added("l40s")).provisioner is None
+    made = planned(deployment(QWEN), L40S, used=full("l40s"), pools=added("b200"))
+    assert (made.product, made.provisioner) == ("NVIDIA-L40S", None)
+    assert made.notes[0].endswith("or set spec.accelerator.products to [NVIDIA-B200], of which NodePool spot would add a node.")
+
+
+def test_a_new_plan_keeps_the_gpu_in_use_whatever_is_free_and_its_own_pods_do_not_count() -> None:
+    own = pod("l40s", 4, "demo", **{"app.kubernetes.io/managed-by": "vllm-operator", "app.kubernetes.io/instance": "demo"})
+    assert planned(deployment(QWEN), L40S, H100, used=(own,)).product == "NVIDIA-L40S"
+    pinned = planned(deployment(QWEN), L40S, H100, used=full("l40s"))
+    edited = deployment(QWEN, generation=2, backends={"attention": "TRITON_ATTN"})
+    made = planned(edited, L40S, H100, pinned=pinned)
+    assert made.product == pinned.product == "NVIDIA-H100-80GB-HBM3"
+    asked = deployment(QWEN, annotations={"vllm-operator.dev/replan": "now"})
+    assert planned(asked, L40S, H100, pinned=pinned).product == "NVIDIA-L40S"
+
+
+def test_a_model_of_unknown_size_takes_a_free_gpu_but_never_one_that_is_too_small() -> None:
+    assert planned(deployment("hf://acme/unheard-of"), L40S, B200, used=full("b200")).product == "NVIDIA-L40S"
+    weighed = deployment("hf://acme/unheard-of", model={"facts": {"weightSize": "60Gi"}})
+    assert planned(weighed, L40S, B200, used=full("b200")).product == "NVIDIA-B200"
+
+
+async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
+    bench = Bench(L40S, H100)
+    bench.cluster.put(pod("l40s", 4))
+    bench.cluster.put(llama())
+    await bench.settle()
+    assert bench.plan().product == "NVIDIA-H100-80GB-HBM3"
+    revision = bench.status().pinned_plan
+    bench.cluster.remove(POD, "default", "other-on-l40s")
+    bench.cluster.put(pod("h100", 7))
+    writes = len(bench.cluster.writes)
+    await bench.settle()
+    assert bench.status().pinned_plan == revision
+    assert len(bench.cluster.writes) == writes
+
+
+async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_others() -> None:
+    bench = Bench(L40S, H100)
+    inventory = await bench.inventory.read()
+    from vllm_operator.runtime.free_devices import FreeDevices
+
+    free = FreeDevices(bench.inventory)
+    resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1", "generation": 1}})
+    first = await free.count(resource, inventory)
+    bench.cluster.put(pod("l40s", 4))
+    assert await free.count(resource, inventory) is first
+    changed = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"generation": 2})})
+    assert (await free.count(changed, inventory)).used == {("l40s", "nvidia.com/gpu"): 4}
+
+
+async def test_a_cluster_with_one_kind_of_gpu_lists_no_pods() -> None:
+    bench = Bench(real_node("h200", "a"), real_node("h200", "b"))
+    bench.cluster.put(llama())
+    asked = []
+    bench.inventory.held = lambda **_: asked.append(1)  # type: ignore[assignment,method-assign]
+    await bench.settle()
+    assert (bench.plan().product, asked) == ("NVIDIA-H200", [])
+
+
+@pytest.mark.parametrize(("nodes", "lists", "pages"), [(NODE_LISTS, NODE_LISTS, 0), (NODE_LISTS + 1, 1, 2), (200, 1, 2)])
+async def test_the_number_of_requests_does_not_grow_with_the_nodes(nodes: int, lists: int, pages: int) -> None:
+    bench = Bench(*(real_node("h200", f"n{number}") for number in range(nodes)))
+    for number in range(250):
+        bench.cluster.put(pod(f"n{number % nodes}", 1, f"p{number}"))
+    bench.cluster.put(pod("", 1, "pending"))
+    await bench.inventory.read()
+    before = dict(bench.cluster.calls)
+    held = await bench.inventory.held()
+    assert held is not None
+    assert sum(held.all.values()) == 250
+    assert bench.cluster.calls["find"] - before["find"] == lists
+    assert bench.cluster.calls["page"] - before.get("page", 0) == pages
+
+
+async def test_many_plans_at_a_time_share_one_list_of_the_pods() -> None:
+    import asyncio
+
+    bench = Bench(L40S, H100)
+    bench.cluster.put(pod("l40s", 1))
+    await bench.inventory.read()
+    before = bench.cluster.calls["find"]
+    first, *others = await asyncio.gather(*(bench.inventory.held() for _ in range(50)))
+    assert all(other is first for other in others)
+    assert bench.cluster.calls["find"] - before <= 4
+
+
+async def test_an_operator_for_some_namespaces_lists_no_pods_unless_the_policy_needs_them() -> None:
+    bench = Bench(L40S, H100)
+    inventory = InventoryCache(bench.cluster, bench.read_inventory, sees_all_pods=False, clock=lambda: 0.0)
+    assert await inventory.held(insist=False) is None
+    assert await inventory.held() is not None
