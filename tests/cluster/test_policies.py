@@ -1,11 +1,14 @@
 """Policies for GPUs on a real API server: prices from a ConfigMap, and what the Pods on the nodes leave free."""
 
+import asyncio
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from support.cluster import Cluster
+from support.cluster import Cluster, Manifest
 from support.operator_process import OperatorProcess, has, llama, pinned_plan
 
 pytestmark = pytest.mark.cluster
@@ -39,3 +42,56 @@ async def test_prices_and_free_gpus_decide_and_the_status_says_why(served: Clust
         assert compared.startswith("1 x NVIDIA H100 80GB (sm_90): chosen; room for 8 replicas | ")
         assert (await chosen("small", "SmallestThatFits"))[0] == "NVIDIA-H100-80GB-HBM3"
         assert "Traceback" not in operator.log, operator.log
+
+
+async def test_a_gpu_that_is_in_use_is_passed_over_and_the_plan_stays_when_it_becomes_free(
+    served: Cluster, gpu_nodes: Callable[..., list[str]]
+) -> None:
+    [node] = gpu_nodes("l40s")
+    products = ["NVIDIA-H100-80GB-HBM3", "NVIDIA-L40S"]
+    container = {"name": "other", "image": "other", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    other: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": served.namespace}}
+    await served.create({**other, "spec": {"nodeName": node, "containers": [container]}})
+
+    async def planned(name: str) -> Manifest:
+        accelerator = {"products": products, "policy": "SmallestThatFits"}
+        await served.create(llama(served.namespace, name, accelerator=accelerator))
+        return await served.wait_for("VLLMDeployment", name, has("Planned", "True"), within=60)
+
+    async with OperatorProcess(served.kubeconfig, served.namespace) as operator:
+        await operator.until_ready(within=60)
+        first = await planned("first")
+        plan = await pinned_plan(served, first)
+        assert plan["product"] == "NVIDIA-H100-80GB-HBM3"
+        assert any("no NVIDIA L40S (sm_89) was free" in note for note in plan["notes"])
+        assert "1 x NVIDIA L40S (sm_89): fits, but none is free" in first["status"]["pinnedPlan"]["compared"]
+        await served.delete("Pod", "other")
+        await served.wait_until_gone("Pod", "other")
+        assert (await pinned_plan(served, await planned("second")))["product"] == "NVIDIA-L40S"
+        again = await served.get("VLLMDeployment", "first")
+        assert again["status"]["pinnedPlan"]["revision"] == first["status"]["pinnedPlan"]["revision"]
+        assert "Traceback" not in operator.log, operator.log
+
+
+async def test_plan_live_sees_what_the_operator_sees(served: Cluster, gpu_nodes: Callable[..., list[str]]) -> None:
+    [node] = gpu_nodes("l40s")
+    container = {"name": "other", "image": "other", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    pod: dict[str, Any] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "other", "namespace": served.namespace}}
+    await served.create({**pod, "spec": {"nodeName": node, "containers": [container]}})
+    data = {"NVIDIA-H100-80GB-HBM3": "3.93", "NVIDIA-L40S": "1.20"}
+    prices: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prices", "namespace": served.namespace}}
+    await served.create({**prices, "data": data})
+    labels = {"app.kubernetes.io/name": "vllm-operator"}
+    setting = {"name": "VLLM_OPERATOR_PRICES_CONFIG_MAP", "value": "prices"}
+    template = {"metadata": {"labels": labels}, "spec": {"containers": [{"name": "operator", "image": "operator", "env": [setting]}]}}
+    deployment: dict[str, Any] = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "operator", "labels": labels}}
+    deployment["metadata"]["namespace"] = served.namespace
+    await served.create({**deployment, "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}})
+    await served.create(llama(served.namespace, "cheap", accelerator={"policy": "LeastCost"}))
+    command = (sys.executable, "-m", "vllm_operator", "plan", "--live", "-n", served.namespace, "cheap")
+    environment = {**os.environ, "KUBECONFIG": str(served.kubeconfig)}
+    process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=asyncio.subprocess.PIPE)
+    page, _ = await process.communicate()
+    assert process.returncode == 0
+    assert "1 x NVIDIA L40S (sm_89): fits, but none is free; 1.20 per hour" in page.decode()
+    assert "1 x NVIDIA H100 80GB (sm_90): chosen; 3.93 per hour" in page.decode()

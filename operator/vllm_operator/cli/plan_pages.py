@@ -53,7 +53,7 @@ def write_page(
 def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
     """Return the part of the page about the plan."""
     rows = [
-        ("GPU", f"{made.count} x {catalog.gpus.title(made.product, made.architecture)}{_memory(made)} as {made.resource}"),
+        ("GPU", f"{made.count} x {_device(made, catalog)}{_memory(made)} as {made.resource}"),
         ("Engine", f"{made.distribution.value} {made.engine_version or '(unknown version)'}, image {made.image}"),
         ("Node requirements", "; ".join(map(_requirement, made.node_requirements)) or "none"),
         ("Cache key", made.cache_key),
@@ -124,6 +124,12 @@ def _setting(name: str, value: str | None, sign: str, reason: str | None) -> str
 
 def _labelled(name: str, value: str) -> list[str]:
     return wrap(value, " " * _LABEL_WIDTH, first=f"{name}:".ljust(_LABEL_WIDTH))
+
+
+def _device(made: Plan, catalog: Catalog) -> str:
+    title = catalog.gpus.title(made.product, made.architecture)
+    name = f"MIG slice {made.mig_profile} of {title}" if made.mig_profile else title
+    return f"{name}, shared by {made.time_slices} Pods" if made.time_slices else name
 
 
 def _memory(made: Plan) -> str:
