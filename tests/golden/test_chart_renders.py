@@ -25,7 +25,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.permissions import GATEWAY, KEDA, OPTIONAL, REQUIRED, SHARD
+from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, REQUIRED, SHARD
 from vllm_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "chart"
@@ -196,7 +196,8 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
         for permission in (*REQUIRED, *OPTIONAL)
     }
     of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL) if not p.kind.namespaced}
-    assert helm.rules(helm.template({}), "ClusterRole") == asked
+    of_all = {(permission.kind.group, permission.kind.plural, permission.verb) for permission in ALL_NAMESPACES}
+    assert helm.rules(helm.template({}), "ClusterRole") == asked | of_all
     of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "watch", "patch", "create")}
     assert helm.rules(helm.template({}), "Role") == of_the_lease
     in_namespaces = helm.template({"namespaces": ["a"]})
@@ -206,7 +207,7 @@ def test_the_roles_grant_what_the_operator_asks_for() -> None:
     assert helm.rules(in_namespaces, "ClusterRole") == of_the_cluster
     for name, permissions in {"gateway": GATEWAY, "keda": KEDA}.items():
         with_integration = helm.rules(helm.template({"integrations": {name: True}}), "ClusterRole")
-        assert with_integration - asked == {(p.kind.group, p.kind.plural, p.verb) for p in permissions}
+        assert with_integration - asked - of_all == {(p.kind.group, p.kind.plural, p.verb) for p in permissions}
 
 
 @needs_helm

@@ -4,13 +4,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from support.gpus import inventory_of, node_pool, real_node
+from support.gpus import bare_node, device, inventory_of, node_pool, real_node, resource_slice
 from support.operators import Bench, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import POD
+from vllm_operator.cluster.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.cluster.inventory import NODE_LISTS, InventoryCache
 from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.planner import plan as make_plan
@@ -168,6 +170,69 @@ def test_a_model_of_unknown_size_takes_a_free_gpu_but_never_one_that_is_too_smal
     assert planned(weighed, L40S, B200, used=full("b200")).product == "NVIDIA-B200"
 
 
+def claim(device: str, *, node: str = "l40s", pod_uid: str = "other", driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    """A ResourceClaim that holds a device of a node."""
+    results = [{"request": "gpu", "driver": driver, "pool": node, "device": device}]
+    owners = [{"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": pod_uid}]
+    metadata = {"name": f"{pod_uid}-{device}", "namespace": "default", "ownerReferences": owners}
+    manifest = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+    return {**manifest, "spec": {}, "status": {"allocation": {"devices": {"results": results}}}}
+
+
+def with_devices() -> tuple[dict[str, Any], ...]:
+    """ResourceSlices of two nodes: two L40S, one H100."""
+    l40s = [{**device("NVIDIA L40S", capability="8.9.0", memory="46068Mi"), "name": f"gpu-{number}"} for number in range(2)]
+    slices = resource_slice("l40s", *l40s), resource_slice("h100", device())
+    for entry in slices:
+        entry["spec"]["pool"] = {"name": entry["spec"]["nodeName"]}
+    return slices
+
+
+@pytest.mark.parametrize(
+    ("claims", "product"),
+    [
+        ([], "NVIDIA-L40S"),
+        ([claim("gpu-0")], "NVIDIA-L40S"),
+        ([claim("gpu-0"), claim("gpu-1")], "NVIDIA-H100-80GB-HBM3"),
+        ([claim("gpu-0"), claim("gpu-1", driver="gpu.example.com")], "NVIDIA-L40S"),
+        ([claim("gpu-0"), claim("gpu-1", pod_uid="own")], "NVIDIA-L40S"),
+    ],
+)
+def test_devices_that_claims_of_others_hold_are_not_free(claims: list[Any], product: str) -> None:
+    nodes = [bare_node("l40s"), bare_node("h100")]
+    held = read_held([], claims)
+    inventory = replace(inventory_of(*nodes, slices=with_devices()), used={}, allocated=held.claimed_by_others({"own"}))
+    made = make_plan(deployment(QWEN, accelerator={"allocation": "DRA"}), inventory, known()).plan
+    assert made is not None
+    assert made.product == product
+
+
+async def test_claims_are_listed_where_there_are_devices_for_them() -> None:
+    bench = Bench(bare_node("l40s"), bare_node("h100"))
+    for number, entry in enumerate(with_devices()):
+        bench.cluster.put({"apiVersion": "resource.k8s.io/v1", "metadata": {"name": f"s{number}"}, **entry})
+    bench.cluster.put(claim("gpu-0"))
+    bench.cluster.put(claim("gpu-1"))
+    bench.cluster.put(llama(accelerator={"allocation": "DRA"}))
+    await bench.settle()
+    assert bench.plan().product == "NVIDIA-H100-80GB-HBM3"
+    assert any("no NVIDIA L40S (sm_89) was free" in note for note in bench.plan().notes)
+    bench.cluster.fail("find", RESOURCE_CLAIM, Forbidden("no", verb="list", resource="resourceclaims"), times=9)
+    bench.cluster.put(llama("second", accelerator={"allocation": "DRA"}))
+    await bench.settle(("default", "second"))
+    assert bench.plan("second").product == "NVIDIA-L40S"
+
+
+HOSTILE = st.recursive(
+    st.none() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=9), inner)
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["metadata", "spec", "status"]), HOSTILE)), HOSTILE)
+def test_no_claim_makes_counting_fail(claims: list[dict[str, Any]], results: Any) -> None:
+    read_held([], [*claims, {"status": {"allocation": {"devices": {"results": results}}}, "metadata": {"ownerReferences": results}}])
+
+
 async def test_the_pods_of_others_that_come_and_go_change_no_plan() -> None:
     bench = Bench(L40S, H100)
     bench.cluster.put(pod("l40s", 4))
@@ -190,11 +255,11 @@ async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_ot
 
     free = FreeDevices(bench.inventory)
     resource = VLLMDeployment.parse({**llama(), "metadata": {**llama()["metadata"], "uid": "1", "generation": 1}})
-    first = await free.count(resource, inventory)
+    first = await free.count(resource, inventory, [])
     bench.cluster.put(pod("l40s", 4))
-    assert await free.count(resource, inventory) is first
+    assert await free.count(resource, inventory, []) is first
     changed = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"generation": 2})})
-    assert (await free.count(changed, inventory)).used == {("l40s", "nvidia.com/gpu"): 4}
+    assert (await free.count(changed, inventory, [])).used == {("l40s", "nvidia.com/gpu"): 4}
 
 
 async def test_a_cluster_with_one_kind_of_gpu_lists_no_pods() -> None:

@@ -147,4 +147,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [karpenter.sh]
   resources: [nodepools]
   verbs: [list]
+{{- if not .Values.namespaces }}
+# which devices are free; with a list of namespaces it does not ask
+- apiGroups: [resource.k8s.io]
+  resources: [resourceclaims]
+  verbs: [list]
+{{- end }}
 {{- end }}

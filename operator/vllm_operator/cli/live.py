@@ -15,6 +15,7 @@ from vllm_operator.cluster.client import (
     NODE,
     NODE_POOL,
     POD,
+    RESOURCE_CLAIM,
     RESOURCE_SLICE,
     REVISION,
     VLLM_DEPLOYMENT,
@@ -42,8 +43,9 @@ CONFIG_MAPS = {"rules": "--rules", "prices": "--prices", "instance_types": "--in
 class LiveCluster:
     """What a plan depends on, as the operator sees it.
 
-    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices and Karpenter's NodePools. `pods` are those that hold GPUs; None
-    if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that the operator uses, by setting.
+    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools. `pods` are those that
+    hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that the operator uses, by
+    setting.
     """
 
     resource: dict[str, Any]
@@ -76,6 +78,7 @@ async def _read_cluster(namespace: str, name: str) -> LiveCluster:
         resource, revisions = await _deployment(client, namespace, name)
         nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
         objects = [*revisions, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
+        objects += await _if_there(client, RESOURCE_CLAIM)
         return LiveCluster(resource, objects, await _pods(client), await _config_maps(client))
 
 

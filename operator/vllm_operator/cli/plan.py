@@ -58,8 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nodes",
         metavar="FILE",
-        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml`; with dynamic resource allocation, "
-        "`kubectl get nodes,resourceslices -o yaml`; to take into account which GPUs are free, `kubectl get nodes,pods -A -o yaml`; with "
+        help="file with the nodes of the cluster, from `kubectl get nodes -o yaml`; to take into account which GPUs are free, `kubectl get "
+        "nodes,pods -A -o yaml`; with dynamic resource allocation, `kubectl get nodes,resourceslices,resourceclaims -A -o yaml`; with "
         "Karpenter, `kubectl get nodes,nodepools -o yaml`",
     )
     parser.add_argument(
@@ -109,8 +109,11 @@ def run(arguments: argparse.Namespace) -> int:
             raise InputError(f"the VLLMDeployment {name_of(manifest)} has no pinned plan to compare with")
     node_pools = _of_kind(nodes, "NodePool")
     inventory = read_inventory(_of_kind(nodes, "Node"), _of_kind(nodes, "ResourceSlice"), catalog.gpus, node_pools=node_pools)
-    if pods is not None:
-        inventory = replace(inventory, used=read_held(pods).without((resource.metadata.namespace, resource.metadata.name)))
+    claims = _of_kind(nodes, "ResourceClaim") or None
+    if pods is not None or claims is not None:
+        held = read_held(pods or (), claims)
+        used = held.without((resource.metadata.namespace, resource.metadata.name)) if pods is not None else None
+        inventory = replace(inventory, used=used, allocated=held.claimed_by_others())
     if resource.pinned is not None:
         return _diff(resource, resource.pinned, inventory, catalog, files, arguments.output)
     outcome = plan(resource, inventory, catalog, files=files)

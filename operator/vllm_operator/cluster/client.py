@@ -74,6 +74,7 @@ NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"
 HTTP_ROUTE = Kind("gateway.networking.k8s.io/v1", "HTTPRoute", "httproutes")
 INFERENCE_POOL = Kind("inference.networking.k8s.io/v1", "InferencePool", "inferencepools")
 CLAIM_TEMPLATE = Kind("resource.k8s.io/v1", "ResourceClaimTemplate", "resourceclaimtemplates")
+RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 NODE_POOL = Kind("karpenter.sh/v1", "NodePool", "nodepools", namespaced=False)
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
@@ -101,6 +102,7 @@ KINDS = (
     HTTP_ROUTE,
     INFERENCE_POOL,
     CLAIM_TEMPLATE,
+    RESOURCE_CLAIM,
     RESOURCE_SLICE,
     NODE_POOL,
     DEFINITION,

@@ -12,8 +12,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import NODE, NODE_POOL, POD, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.cluster.client import NODE, NODE_POOL, POD, RESOURCE_CLAIM, RESOURCE_SLICE, ClusterClient, Forbidden, Manifest, NotFound
+from vllm_operator.planning.inventory.resource_slices import DRIVER
 from vllm_operator.planning.inventory.usage import HeldDevices, read_held, requested_devices
+from vllm_operator.pods.reading import text
 
 GPU_RESOURCES = ("nvidia.com/", "amd.com/gpu", "gpu.intel.com/")
 GPU_LABELS = (
@@ -150,16 +152,33 @@ class InventoryCache(Generic[Content]):
             return None
 
     async def _read_held(self) -> HeldDevices:
-        """List the Pods on the nodes with GPUs. The number of requests does not grow with the number of nodes."""
+        """List the Pods on the nodes with GPUs, and ResourceClaims. The number of requests does not grow with the number of nodes."""
+        claims = await self._claims()
         if len(self._gpu_nodes) > NODE_LISTS:
             pages = self._client.pages(POD, fields=ON_NODES)
-            return read_held([part async for page in pages for pod in page.items if (part := _device_part(pod))])
+            return read_held([part async for page in pages for pod in page.items if (part := _device_part(pod))], claims)
         lists = [self._client.find(POD, fields={"spec.nodeName": node}, cached=True) for node in self._gpu_nodes]
-        return read_held([pod for found in await asyncio.gather(*lists) for pod in found])
+        return read_held([pod for found in await asyncio.gather(*lists) for pod in found], claims)
+
+    async def _claims(self) -> Sequence[Manifest] | None:
+        """The ResourceClaims of the cluster, if it has devices for them; None if they cannot be listed."""
+        if self._seen is None or not self._seen[1]:
+            return None
+        try:
+            return await self._client.find(RESOURCE_CLAIM, cached=True)
+        except (NotFound, Forbidden):
+            return None
 
     async def _read_inventory(self) -> Content:
-        nodes = [_packed(node) async for page in self._client.pages(NODE) for node in page.items if has_gpu_sign(node)]
-        seen = nodes, await self._slices(), await self._node_pools()
+        slices = await self._slices()
+        with_devices = {text(entry, "spec", "nodeName") for entry in slices if text(entry, "spec", "driver") == DRIVER}
+        nodes = [
+            _packed(node)
+            async for page in self._client.pages(NODE)
+            for node in page.items
+            if has_gpu_sign(node) or node["metadata"]["name"] in with_devices
+        ]
+        seen = nodes, slices, await self._node_pools()
         if self._made is None or seen != self._seen:  # `read` takes 40 µs for each node
             unpacked = [marshal.loads(node) for node in nodes]
             self._made = self._make(unpacked, seen[1], node_pools=seen[2])

@@ -59,7 +59,7 @@ def needs_usage(resource: VLLMDeployment, inventory: Inventory, *, listed_pools:
     if accelerator.policy is AcceleratorPolicy.MOST_FREE:
         return True
     allowed = (pool for pool in inventory.pools if may_run_on(pool, accelerator))
-    return len({(pool.resource, pool.labels, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1
+    return len({(pool.resource, pool.labels, pool.product, pool.mig_profile, pool.provider) for pool in allowed}) + listed_pools > 1
 
 
 def planned_generation(resource: VLLMDeployment) -> int:

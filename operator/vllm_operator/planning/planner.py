@@ -279,8 +279,7 @@ class _FreshPlan:
         if self.in_force or candidate is None:
             return []
         kept = self._keeps_gpu() and self.pinned is not None and gpu_in_use(self.pinned) == in_use_of(candidate.target.pool)
-        name = short_name(self.resource)
-        return notes_about_choice(candidate, chosen.compared, chosen.premises.sizing, self._ranking, name, kept=kept)
+        return notes_about_choice(candidate, chosen.compared, chosen.premises.sizing, self._ranking, short_name(self.resource), kept=kept)
 
     def _keeps_gpu(self) -> bool:
         """Whether the GPU in use stays if it still fits. What it was chosen for must be the same."""

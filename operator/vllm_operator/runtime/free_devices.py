@@ -1,6 +1,8 @@
 """The devices that are free when a new plan is made."""
 
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, replace
+from typing import Any
 
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
@@ -10,6 +12,7 @@ from vllm_operator.cluster.recent import Recent
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import HeldDevices
 from vllm_operator.planning.pinning import needs_usage
+from vllm_operator.pods.reading import text
 
 MAX_BEGUN = 1024
 """Objects whose first plan is remembered until it is pinned."""
@@ -33,12 +36,15 @@ class FreeDevices:
         self._begun: Recent[_Begun] = Recent(MAX_BEGUN)
         self._last: tuple[Inventory, HeldDevices | None, Inventory] | None = None
 
-    async def count(self, resource: VLLMDeployment, inventory: Inventory, *, listed_pools: int = 0) -> Inventory:
+    async def count(
+        self, resource: VLLMDeployment, inventory: Inventory, pods: Iterable[Mapping[str, Any]], *, listed_pools: int = 0
+    ) -> Inventory:
         """Return the inventory with the devices in use; as it is if the plan does not depend on them.
 
         Args:
             resource: The VLLMDeployment to plan.
             inventory: The GPUs of the cluster.
+            pods: Its Pods.
             listed_pools: Node pools in the ConfigMap of the cluster's owner.
 
         Raises:
@@ -54,15 +60,16 @@ class FreeDevices:
             return begun.counted
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
         held = await self._inventories.held(insist=policy is AcceleratorPolicy.MOST_FREE)
-        counted = self._combined(inventory, held, (metadata.namespace, metadata.name))
+        uids = {text(pod, "metadata", "uid") for pod in pods}
+        counted = self._combined(inventory, held, (metadata.namespace, metadata.name), uids)
         self._begun.put(metadata.uid, _Begun(metadata.generation, token, inventory, counted))
         return counted
 
-    def _combined(self, inventory: Inventory, held: HeldDevices | None, owner: tuple[str, str]) -> Inventory:
+    def _combined(self, inventory: Inventory, held: HeldDevices | None, owner: tuple[str, str], pods: Set[str]) -> Inventory:
         """The inventory with what others hold: the same object for equal input, because plans are kept by identity."""
-        if held is not None and owner in held.own:
-            return replace(inventory, used=held.without(owner))
+        if held is not None and (owner in held.own or not pods.isdisjoint(held.claimed or ())):
+            return replace(inventory, used=held.without(owner), allocated=held.claimed_by_others(pods))
         if self._last is None or self._last[0] is not inventory or self._last[1] is not held:
-            used = None if held is None else held.all
-            self._last = inventory, held, replace(inventory, used=used, hidden=held is None)
+            counted = replace(inventory, used=held.all, allocated=held.claimed_by_others()) if held is not None else None
+            self._last = inventory, held, counted or replace(inventory, hidden=True)
         return self._last[2]

@@ -19,6 +19,7 @@ from vllm_operator.cluster.client import (
     NODE_POOL,
     POD,
     POD_METRICS,
+    RESOURCE_CLAIM,
     RESOURCE_SLICE,
     REVISION,
     SCALED_OBJECT,
@@ -97,6 +98,11 @@ OPTIONAL: tuple[Permission, ...] = (
     *_all(AUTOSCALER, "list", "a Deployment that was scaled through its scale subresource counts as autoscaled"),
 )
 """Without one of these the operator is ready, but a feature does not work."""
+
+ALL_NAMESPACES: tuple[Permission, ...] = _all(
+    RESOURCE_CLAIM, "list", "it is unknown which devices for dynamic resource allocation are free"
+)
+"""What an operator that serves all namespaces needs for free devices. Not asked for at the start: few clusters have such devices."""
 
 _NO_GATEWAY = "spec.gateway has no effect"
 GATEWAY: tuple[Permission, ...] = (

@@ -273,7 +273,7 @@ class Reconciler:
             message = f"The operator may not {error.verb} {error.resource}, so it cannot see the GPUs; allow it in its ClusterRole."
             return _without_plan(Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message))
         catalog = self._catalog.current
-        inventory = await self._free_devices.count(resource, inventory, listed_pools=len(catalog.instance_types))
+        inventory = await self._free_devices.count(resource, inventory, snapshot.pods, listed_pools=len(catalog.instance_types))
 
         def replan(generation: int) -> Outcome:
             return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)

@@ -67,12 +67,13 @@ def _merge(pools: Iterable[Pool]) -> tuple[Pool, ...]:
     """Join pools that differ only in their nodes and the UUIDs of their devices."""
     merged: dict[Pool, list[Pool]] = {}
     for pool in pools:
-        merged.setdefault(replace(pool, nodes=(), uuids=()), []).append(pool)
+        merged.setdefault(replace(pool, nodes=(), uuids=(), devices=()), []).append(pool)
     joined = [
         replace(
             key,
             nodes=tuple(sorted({node for pool in same for node in pool.nodes})),
             uuids=tuple(sorted({uuid for pool in same for uuid in pool.uuids})),
+            devices=tuple(sorted({device for pool in same for device in pool.devices})),
         )
         for key, same in merged.items()
     ]
@@ -204,7 +205,8 @@ class _Node:
 
     def _claimable(self, gpu_labels: NodeGPULabels, problems: tuple[str, ...]) -> list[Pool]:
         """Pools of devices for ResourceClaims."""
-        kinds = Counter(replace(device, uuid=None, parent_uuid=None) for device in self.devices)
+        alike = [(device, replace(device, uuid=None, parent_uuid=None, identity=None)) for device in self.devices]
+        kinds = Counter(kind for _, kind in alike)
         return [
             replace(
                 self._pool(gpu_labels, MIG_DEVICE_CLASS if kind.mig_profile else GPU_DEVICE_CLASS, amount, problems),
@@ -220,7 +222,8 @@ class _Node:
                 source=Source.RESOURCE_SLICE if kind.architecture else Source.UNKNOWN,
                 labels=(),
                 upgrade_label=None,
-                uuids=tuple(d.uuid for d in self.devices if d.uuid and replace(d, uuid=None, parent_uuid=None) == kind),
+                uuids=tuple(device.uuid for device, other in alike if device.uuid and other == kind),
+                devices=tuple((self.name, device.identity) for device, other in alike if device.identity and other == kind),
             )
             for kind, amount in kinds.items()
         ]

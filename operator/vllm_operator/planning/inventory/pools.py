@@ -52,6 +52,7 @@ class Pool:
         upgrade_label: Label with the CUDA major of the driver, if the nodes have it.
         problems: Why the nodes are unavailable; empty if they are available.
         uuids: UUIDs of the devices, if ResourceSlices list them.
+        devices: Node and identity (see `Device`) of each device for ResourceClaims.
         nodes: Names of the nodes, sorted.
         provider: What would add such nodes, for example `NodePool gpu`; None if they exist.
     """
@@ -76,6 +77,7 @@ class Pool:
     nodes: tuple[str, ...]
     provider: str | None = None
     time_slices: int | None = None
+    devices: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,8 @@ class Inventory:
     """All GPUs of a cluster.
 
     `node_count` includes nodes without GPUs. `notes` name invalid labels. `labels` and `taints` are those of the nodes with
-    GPUs, by node name. `used` are the devices in use; None if that was not read. `hidden`: it cannot be read.
+    GPUs, by node name. `used` are the devices in use; None if that was not read. `hidden`: it cannot be read. `allocated` are the
+    identities of the devices that ResourceClaims hold, likewise.
     """
 
     pools: tuple[Pool, ...] = ()
@@ -93,6 +96,7 @@ class Inventory:
     taints: Mapping[str, tuple[Taint, ...]] = field(default_factory=dict)
     used: Usage | None = None
     hidden: bool = False
+    allocated: frozenset[str] | None = None
 
     def with_templates(self, templates: Iterable[tuple[Pool, Mapping[str, str]]]) -> "Inventory":
         """Add pools of nodes that do not exist, each with the labels that its nodes would have."""

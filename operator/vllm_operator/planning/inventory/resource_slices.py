@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.catalog.gpus import Version, architecture_of
-from vllm_operator.pods.reading import mapping, read_mebibytes, read_text, read_version, sequence
+from vllm_operator.pods.reading import mapping, read_mebibytes, read_text, read_version, sequence, text
 
 DRIVER = "gpu.nvidia.com"
 TEXT_LENGTH = 64
@@ -15,7 +15,7 @@ UNKNOWN_PROFILE = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One GPU or MIG slice. `product` is spelled as in the label gpu.product."""
+    """One GPU or MIG slice. `product` is spelled as in the label gpu.product. `identity` is what a ResourceClaim calls it: POOL/NAME."""
 
     architecture: str | None
     product: str | None
@@ -25,6 +25,7 @@ class Device:
     cuda: Version | None
     uuid: str | None
     parent_uuid: str | None
+    identity: str | None = None
 
 
 def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, ...]]:
@@ -39,11 +40,17 @@ def read_slices(slices: Iterable[Mapping[str, Any]]) -> dict[str, tuple[Device, 
         node = read_text(spec.get("nodeName"))
         if spec.get("driver") != DRIVER or node is None:
             continue
-        found.setdefault(node, []).extend(device for raw in sequence(spec.get("devices")) if (device := _device(mapping(raw))))
+        pool = text(spec, "pool", "name")
+        found.setdefault(node, []).extend(device for raw in sequence(spec.get("devices")) if (device := _device(mapping(raw), pool)))
     return {node: _without_partitioned(devices) for node, devices in found.items()}
 
 
-def _device(raw: Mapping[str, Any]) -> Device | None:
+def device_identity(pool: str, name: str) -> str | None:
+    """What tells the devices of a driver apart; None if a part is missing."""
+    return f"{pool}/{name}" if pool and name else None
+
+
+def _device(raw: Mapping[str, Any], pool: str) -> Device | None:
     body = mapping(raw.get("basic")) or raw  # resource.k8s.io/v1beta1 nests the device
     attributes = mapping(body.get("attributes"))
     kind = _attribute(attributes, "type", "string")
@@ -60,6 +67,7 @@ def _device(raw: Mapping[str, Any]) -> Device | None:
         cuda=cuda[:2] if cuda else None,
         uuid=read_text(_attribute(attributes, "uuid", "string")),
         parent_uuid=read_text(_attribute(attributes, "parentUUID", "string")),
+        identity=device_identity(pool, text(raw, "name")),
     )
 
 

@@ -1,10 +1,11 @@
 """Devices in use: what the Pods on each node request. New plans and `kubectl vllm gpus` need it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_operator.api.labels import INSTANCE_LABEL, MANAGED_BY, MANAGED_BY_LABEL
+from vllm_operator.planning.inventory.resource_slices import DRIVER, device_identity
 from vllm_operator.pods.reading import mapping, objects, read_count, text
 
 PREFIX = "nvidia.com/"
@@ -18,19 +19,49 @@ Owner = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class HeldDevices:
-    """The devices that the Pods of a cluster hold: of all Pods, and of those of each VLLMDeployment. Nothing else of a Pod is kept."""
+    """The devices that the Pods of a cluster hold: of all Pods, and of those of each VLLMDeployment. Nothing else of a Pod is kept.
+
+    `claimed` are the identities of the devices that ResourceClaims hold, by the uid of the Pod that owns the claim; None if they were not
+    read.
+    """
 
     all: Usage = field(default_factory=dict)
     own: Mapping[Owner, Usage] = field(default_factory=dict)
+    claimed: Mapping[str, frozenset[str]] | None = None
 
     def without(self, owner: Owner) -> Usage:
         """What the others hold. The Pods of a VLLMDeployment do not count for its new plan, which replaces them."""
         own = self.own.get(owner)
         return self.all if own is None else {place: amount - own.get(place, 0) for place, amount in self.all.items()}
 
+    def claimed_by_others(self, pods: Collection[str] = ()) -> frozenset[str] | None:
+        """The devices that the ResourceClaims of other Pods than these hold, by uid; None if they were not read."""
+        if self.claimed is None:
+            return None
+        return frozenset(device for pod, devices in self.claimed.items() if pod not in pods for device in devices)
 
-def read_held(pods: Iterable[Mapping[str, Any]]) -> HeldDevices:
-    """Add up what Pods on nodes request. Pods that have ended hold no device. Any value is valid input."""
+
+def read_claims(claims: Iterable[Mapping[str, Any]]) -> Mapping[str, frozenset[str]]:
+    """Return the devices of NVIDIA's driver that ResourceClaims hold, by the uid of the Pod that owns the claim.
+
+    Any value is valid input.
+    """
+    found: dict[str, frozenset[str]] = {}
+    for claim in claims:
+        results = (each for each in objects(claim, "status", "allocation", "devices", "results") if each.get("driver") == DRIVER)
+        named = {device_identity(text(each, "pool"), text(each, "device")) for each in results}
+        devices = frozenset(identity for identity in named if identity is not None)
+        pod = next((text(owner, "uid") for owner in objects(claim, "metadata", "ownerReferences") if owner.get("kind") == "Pod"), "")
+        if devices:
+            found[pod] = found.get(pod, frozenset()) | devices
+    return found
+
+
+def read_held(pods: Iterable[Mapping[str, Any]], claims: Iterable[Mapping[str, Any]] | None = None) -> HeldDevices:
+    """Add up what Pods on nodes request. Pods that have ended hold no device. Any value is valid input.
+
+    `claims` are the ResourceClaims of the cluster; None if they were not read.
+    """
     used: dict[tuple[str, str], int] = {}
     own: dict[Owner, dict[tuple[str, str], int]] = {}
     for pod in pods:
@@ -42,7 +73,7 @@ def read_held(pods: Iterable[Mapping[str, Any]]) -> HeldDevices:
             if owner is not None:
                 of_owner = own.setdefault(owner, {})
                 of_owner[node, name] = of_owner.get((node, name), 0) + amount
-    return HeldDevices(used, own)
+    return HeldDevices(used, own, None if claims is None else read_claims(claims))
 
 
 def has_ended(pod: Mapping[str, Any]) -> bool:

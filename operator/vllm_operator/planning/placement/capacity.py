@@ -4,6 +4,7 @@ Pools whose nodes the node affinity of a plan cannot tell apart count together. 
 nothing free for it.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,13 +22,14 @@ class Capacity:
     """The free devices of each node, by what the node affinity and the requests of a Pod tell apart; empty if they are unknown."""
 
     known: bool = False
+    known_claims: bool = False
     by_kind: Mapping[Alike, Mapping[str, int]] = field(default_factory=dict)
 
     def replicas(self, pool: Pool, count: int) -> int | None:
         """How many replicas with so many devices the free ones hold; None if it is unknown what is free."""
         if pool.provider is not None:
             return 0
-        if not self.known or pool.claims:
+        if not (self.known_claims if pool.claims else self.known):
             return None
         return sum(free // max(count, 1) for free in self.by_kind.get(_kind(pool), {}).values())
 
@@ -43,21 +45,24 @@ def find_capacity(inventory: Inventory, selector: Mapping[str, str], tolerations
         selector: Labels that the user requires on the nodes.
         tolerations: Those of `spec.podTemplate`. Any value is valid input.
     """
-    used = inventory.used
-    if used is None:
+    used, allocated = inventory.used, inventory.allocated
+    if used is None and allocated is None:
         return UNKNOWN_CAPACITY
     tolerated = [*DEFAULT_TOLERATIONS, *tolerations]
     closed = {node for node, taints in inventory.taints.items() if not all(taint.is_tolerated(tolerated) for taint in taints)}
     found: dict[Alike, dict[str, int]] = {}
     for pool in inventory.pools:
-        if pool.provider is not None or pool.claims or pool.problems:
+        if pool.provider is not None or pool.problems:
             continue
+        taken = Counter(node for node, device in pool.devices if device in allocated) if pool.claims and allocated else Counter[str]()
         free = found.setdefault(_kind(pool), {})
         for node in pool.nodes:
             if node not in closed and selector.items() <= inventory.labels.get(node, {}).items():
-                free[node] = max(pool.count - used.get((node, pool.resource), 0), 0)
-    return Capacity(True, found)
+                in_use = taken[node] if pool.claims else (used or {}).get((node, pool.resource), 0)
+                free[node] = max(pool.count - in_use, 0)
+    return Capacity(used is not None, allocated is not None, found)
 
 
 def _kind(pool: Pool) -> Alike:
-    return pool.resource, pool.labels, pool.mig_profile, pool.shared
+    claimed = (("product", pool.product or ""), ("architecture", pool.architecture or "")) if pool.claims else ()
+    return pool.resource, (*pool.labels, *claimed), pool.mig_profile, pool.shared

@@ -52,8 +52,9 @@ def _about_policy(chosen: Candidate, ranking: Ranking) -> list[Note]:
         )
     if ranking.policy is AcceleratorPolicy.MOST_FREE and target.free is None:
         text = (
-            "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the Pods of all namespaces could not be listed "
-            f"(`vllm-operator plan --nodes` reads them from the file), or the GPUs are for ResourceClaims. {instead}."
+            "spec.accelerator.policy is MostFree, but it is unknown which GPUs are free: the Pods (with dynamic resource allocation, the "
+            "ResourceClaims) of all namespaces could not be listed. `vllm-operator plan --nodes` reads them from the file. "
+            f"{instead}."
         )
     return [Note(Severity.RISK, text)] if text else []
 
