@@ -259,7 +259,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
         -len(pool.nodes),
         pool.nodes,
         pool.resource,
-        repr(pool),
+        (pool.product or "", pool.mig_profile or "", pool.memory_mebibytes or 0, pool.count),
     )
 
 
