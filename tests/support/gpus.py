@@ -13,7 +13,19 @@ from vllm_operator.planning.inventory.pools import Inventory
 KINDS = tuple(node_kinds())
 
 
-MACHINES_OF_THE_EXAMPLES = ("h100-sxm", "h200", "b200", "gb200", "rtx-pro-6000", "h100-mig-single", "gb10", "thor", "l4", "t4")
+MACHINES_OF_THE_EXAMPLES = (
+    "h100-sxm",
+    "h200",
+    "b200",
+    "gb200",
+    "rtx-pro-6000",
+    "h100-mig-single",
+    "h100-time-sliced",
+    "gb10",
+    "thor",
+    "l4",
+    "t4",
+)
 
 
 def machines_of_the_examples() -> list[dict[str, Any]]:
