@@ -164,6 +164,17 @@ def test_a_new_plan_keeps_the_gpu_in_use_whatever_is_free_and_its_own_pods_do_no
     assert planned(asked, L40S, H100, pinned=pinned).product == "NVIDIA-L40S"
 
 
+def test_a_plan_for_a_whole_gpu_and_one_for_a_shared_gpu_of_the_same_product_stay_what_they_are() -> None:
+    small, shared = deployment("hf://Qwen/Qwen3-0.6B"), real_node("h100-time-sliced", "shared")
+    inventory = inventory_of(H100, shared)
+    for first in (H100, shared):
+        pinned = planned(small, first)
+        outcome = make_plan(small, inventory, known(), pinned=pinned)
+        assert (outcome.plan, outcome.drift) == (pinned, ())
+        edited = deployment("hf://Qwen/Qwen3-0.6B", generation=2, backends={"attention": "TRITON_ATTN"})
+        assert planned(edited, H100, shared, pinned=pinned).time_slices == pinned.time_slices
+
+
 def test_a_model_of_unknown_size_takes_a_free_gpu_but_never_one_that_is_too_small() -> None:
     assert planned(deployment("hf://acme/unheard-of"), L40S, B200, used=full("b200")).product == "NVIDIA-L40S"
     weighed = deployment("hf://acme/unheard-of", model={"facts": {"weightSize": "60Gi"}})

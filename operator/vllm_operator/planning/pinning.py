@@ -22,7 +22,8 @@ from vllm_operator.catalog.caches import Caches
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.planning.differences import compare, refusal_of
 from vllm_operator.planning.engine.shape import COUNT_LIMIT, ParallelShape, Shape, resolve_shape
-from vllm_operator.planning.inventory.pools import Inventory
+from vllm_operator.planning.inventory.node_labels import SHARED
+from vllm_operator.planning.inventory.pools import SHARED_GPU_RESOURCE, Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, summarize, summarize_gpu
 from vllm_operator.planning.placement.target import InUse, may_run_on
 from vllm_operator.planning.pod_template import run_as_user
@@ -150,7 +151,9 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
 
 def gpu_in_use(pinned: Plan) -> InUse:
     """What identifies the GPU of a plan."""
-    return pinned.architecture, pinned.product, pinned.mig_profile
+    named = any(value.endswith(SHARED) for requirement in pinned.node_requirements for value in requirement.values or ())
+    shared = named or pinned.time_slices is not None or pinned.resource == SHARED_GPU_RESOURCE
+    return pinned.architecture, pinned.product, pinned.mig_profile, shared
 
 
 def pinned_shape(shape: Shape, pinned: Plan, spec: VLLMDeploymentSpec) -> Shape:

@@ -23,6 +23,7 @@ CUDA_MAJOR = (f"{PREFIX}cuda.runtime-version.major", f"{PREFIX}cuda.runtime.majo
 CUDA_MINOR = (f"{PREFIX}cuda.runtime-version.minor", f"{PREFIX}cuda.runtime.minor")
 DRIVER = (f"{PREFIX}cuda.driver-version.full",)
 INVALID = "-MIG-INVALID"
+SHARED = "-SHARED"
 MOST_SLICES = 1024
 """More Pods than a node can have do not share a GPU."""
 
@@ -69,8 +70,8 @@ def read_labels(labels: Mapping[str, str], gpus: GPUs, note: Note) -> NodeGPULab
 
 def split_product(product: str) -> tuple[str, str | None, bool]:
     """Split a value of gpu.product into the product, the MIG profile, and whether Pods share the GPU."""
-    shared = product.endswith("-SHARED")
-    base, _, profile = product.removesuffix("-SHARED").partition("-MIG-")
+    shared = product.endswith(SHARED)
+    base, _, profile = product.removesuffix(SHARED).partition("-MIG-")
     return base, profile or None, shared
 
 

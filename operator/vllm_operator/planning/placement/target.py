@@ -38,8 +38,8 @@ from vllm_operator.planning.placement.image import Fit, ImageOption, fit_image, 
 from vllm_operator.planning.placement.shortage import Obstacle, Rejection, explain
 from vllm_operator.pods.reading import MEBIBYTE
 
-InUse = tuple[str | None, str | None, str | None]
-"""Architecture, product and MIG profile of the GPU in use."""
+InUse = tuple[str | None, str | None, str | None, bool]
+"""Architecture, product and MIG profile of the GPU in use, and whether Pods share it."""
 
 
 class Rank(IntEnum):
@@ -251,6 +251,7 @@ def _order(pool: Pool, fit: Fit, request: Request, gpus: GPUs) -> tuple[object, 
         (_product_place(pool, wanted.products) or 0) if wanted.products else 0,
         request.preferred is not None and request.preferred != in_use_of(pool),
         pool.provider is not None,
+        pool.shared,
         pool.mig_profile is not None,
         pool.source is Source.UNKNOWN,
         gpus.rank(pool.architecture),
@@ -278,7 +279,7 @@ def _rank(pool: Pool, free: int | None, request: Request, inventory: Inventory) 
 
 def in_use_of(pool: Pool) -> InUse:
     """What identifies the GPU in use."""
-    return pool.architecture, pool.product, pool.mig_profile
+    return pool.architecture, pool.product, pool.mig_profile, pool.shared
 
 
 def _product_place(pool: Pool, products: Sequence[str]) -> int | None:
