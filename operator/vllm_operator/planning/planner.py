@@ -36,7 +36,7 @@ from vllm_operator.planning.engine.shape import Shape, resolve_shape
 from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.provisioned import read_instance_pools
-from vllm_operator.planning.memory.flags import read_offload
+from vllm_operator.planning.memory.flags import RESIZING_FLAGS, read_offload
 from vllm_operator.planning.model.facts import (
     NO_FILES,
     ModelFiles,
@@ -52,7 +52,7 @@ from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accep
 from vllm_operator.planning.pinning import digest_of, gpu_in_use, is_in_force, keep_plan, pinned_length, pinned_shape, with_cache_generation
 from vllm_operator.planning.placement.choice_notes import notes_about_choice
 from vllm_operator.planning.placement.image import compatibility_variables, image_options
-from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates
+from vllm_operator.planning.placement.policy import Ranking, choose_candidates, describe_candidates, rank_for
 from vllm_operator.planning.placement.shares import sharing_arguments
 from vllm_operator.planning.placement.size_messages import (
     MODEL_NAME_LIMIT,
@@ -74,13 +74,10 @@ from vllm_operator.planning.placement.sizing import (
 )
 from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
 from vllm_operator.planning.placement.visible_devices import translate
-from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user
-from vllm_operator.pods.reading import mapping, sequence
+from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
 """Limits of a plan in the status."""
-RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
-"""Flags that give the weights on the GPU another size than in the files."""
 
 
 def plan(
@@ -232,8 +229,7 @@ class _FreshPlan:
 
     @property
     def _ranking(self) -> Ranking:
-        spec = self.resource.spec
-        return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, self.catalog.gpus, self.catalog.prices)
+        return rank_for(self.resource.spec, self.catalog)
 
     def _candidates(self, chosen: _Chosen, target: Target) -> list[GPUCandidate] | None:
         """The GPUs that were compared, for the plan."""
@@ -272,7 +268,7 @@ class _FreshPlan:
             selector=premises.overrides.node_selector,
             weight_bytes=None if weight_bytes is None or resized else weight_bytes // premises.shape.shards,
             large_enough=premises.sizing.holds if premises.sizing is not None else None,
-            tolerations=tuple(sequence(mapping(spec.pod_template, "spec").get("tolerations"))),
+            tolerations=tolerations_of(spec.pod_template),
         )
 
     def _notes_about_choice(self, chosen: _Chosen, candidate: Candidate | None) -> list[Note]:

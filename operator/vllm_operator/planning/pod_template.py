@@ -114,6 +114,11 @@ def _check_extent(template: Mapping[str, Any]) -> None:
     raise PodTemplateError(f"podTemplate has more than {DEPTH_LIMIT} levels of nesting; reduce them")
 
 
+def tolerations_of(template: Mapping[str, Any] | None) -> tuple[Any, ...]:
+    """The tolerations in `spec.podTemplate`. Any value is valid input."""
+    return tuple(sequence(mapping(template, "spec").get("tolerations")))
+
+
 def run_as_user(template: Mapping[str, Any] | None) -> int | None:
     """The user ID of the engine container in a template; None for the user of the image. Any template is valid input."""
     spec = mapping(template, "spec")

@@ -10,6 +10,8 @@ from vllm_operator.pods.reading import mapping
 UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--enable-lora", "--num-gpu-blocks-override")
 """Flags whose effect on memory is not modelled: with one of them, nothing is said about the size."""
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
+RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
+"""Flags that give the weights on the GPU another size than in the files."""
 UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
 LARGEST = 1 << 40
 

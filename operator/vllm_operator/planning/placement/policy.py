@@ -4,8 +4,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vllm_operator.api.plan import GPUCandidate
-from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec
+from vllm_operator.api.spec import AcceleratorPolicy, AcceleratorSpec, VLLMDeploymentSpec
 from vllm_operator.catalog.gpus import GPUs
+from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.prices import Prices
 from vllm_operator.planning.inventory.pools import Pool
 from vllm_operator.planning.placement.shortage import Rejection, why_rejected
@@ -108,6 +109,11 @@ class Ranking:
         if keeps_order(self, sizing):
             return list(candidates)
         return sorted(candidates, key=lambda each: (self.key(each.target, each.shape.count), each.shape.count, size_of(each, sizing)[1:]))
+
+
+def rank_for(spec: VLLMDeploymentSpec, catalog: Catalog) -> Ranking:
+    """The order of GPUs for a spec."""
+    return Ranking(spec.accelerator or AcceleratorSpec(), spec.replicas, catalog.gpus, catalog.prices)
 
 
 def choose_candidates(
