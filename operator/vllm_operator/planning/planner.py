@@ -223,9 +223,8 @@ class _FreshPlan:
             others = find_others(request, sizing, self.inventory)
             message = explain_shortage(self.resource, first, sizing, others, self.catalog.shapes)
             return Verdict(ConditionStatus.FALSE, Reason.DOES_NOT_FIT, f"{message} {ALLOW_ANYWAY}")
-        sized = free and first.shape != premises.shape
-        premises, targets = replace(premises, shape=first.shape), tuple(each.target for each in best)
-        return _Chosen(premises, targets, tuple(best), sized, wanted_length(spec, sizing), tuple(found))
+        sized, premises = free and first.shape != premises.shape, replace(premises, shape=first.shape)
+        return _Chosen(premises, tuple(each.target for each in best), tuple(best), sized, wanted_length(spec, sizing), tuple(found))
 
     @property
     def _ranking(self) -> Ranking:
