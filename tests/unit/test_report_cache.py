@@ -176,8 +176,8 @@ def test_each_warm_start_is_counted_once_with_what_it_saved() -> None:
     assert saved(report(o.observe(resource=o.resource(status=second))).status) == (2, 824), "a log that is gone"
 
 
-def test_without_a_measured_cold_start_a_warm_start_saves_nothing_known() -> None:
-    assert saved(report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)})).status) == (1, None)
+def test_without_a_measured_cold_start_a_warm_start_is_not_counted() -> None:
+    assert saved(report(o.observe(o.ready_pod(), states={X1: served(CacheEvidence(hits=2), 35)})).status) == (None, None)
 
 
 def test_counts_outlive_a_change_of_the_key() -> None:

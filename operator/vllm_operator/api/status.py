@@ -107,12 +107,14 @@ class CacheStatus(Model):
     generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
-    warm_starts: int | None = Field(default=None, ge=0, description="Number of warm starts of all Pods, with any key.")
+    warm_starts: int | None = Field(
+        default=None, ge=0, description="Number of warm starts of all Pods for which a cold start with the same key was measured."
+    )
     saved_seconds: int | None = Field(
         default=None,
         ge=0,
         description="Sum of the seconds that these starts took less than the cold start with the same key: one of this object, or of the "
-        "one that published the artifact. Warm starts without a measured cold start add nothing.",
+        "one that published the artifact.",
     )
     counted_until: str | None = Field(default=None, max_length=40, description="Time when the last of these starts ended.")
     cold_stages: str | None = Field(
@@ -284,10 +286,6 @@ class VLLMDeploymentStatus(Model):
     )
     replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
-    # A column of kubectl has one path, so both numbers are in one field.
-    ready: str | None = Field(
-        default=None, max_length=32, description="Number of ready and of desired Pods, for example 1/2, as `kubectl get` shows them."
-    )
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(
         default_factory=list,

@@ -193,9 +193,9 @@ _FAMILIES: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "start_seconds": ("Duration of the last start with the current caches in seconds: cold (they were empty) or warm.", ("caches",)),
     "start_saved_seconds": ("Difference between the last cold and the last warm start with the current cache key in seconds.", ()),
-    "warm_starts_total": ("Number of starts that loaded all their compiled caches.", ()),
+    "warm_starts_total": ("Number of starts that loaded all their compiled caches, where a cold start was measured.", ()),
     "saved_seconds_total": (
-        "Seconds that warm starts took less than the cold start with the same caches. Those without a measured cold start add nothing.",
+        "Seconds that these starts took less than the cold start with the same caches.",
         (),
     ),
     "quarantined_caches": ("Number of cache directories that were quarantined as damaged.", ()),

@@ -112,7 +112,6 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
         observed_generation=observation.resource.metadata.generation,
         replicas=rollout.replicas(observed),
         ready_replicas=observed.serving,
-        ready=f"{observed.serving}/{observation.wanted}",
         selector=rollout.selector(observed),
         url=exposed.url(observed),
         conditions=set_conditions(observation.previous.conditions, reported, now=now),

@@ -1,7 +1,8 @@
 """`status.cache.savedSeconds`: how many starts were warm, and what that saved compared with a measured cold start.
 
-A start is counted once, when its log says that the engine is ready. What was counted is known by the time of the last one, so an operator
-that reads a log again counts nothing twice. A start whose log is read after that of a later one is not counted.
+A start is counted once, when its log says that the engine is ready, and only if a cold start with the same key was measured. What was
+counted is known by the time of the last one, so an operator that reads a log again counts nothing twice. A start is not counted if its
+log is read after that of a later one, or of one that ended in the same second.
 """
 
 from typing import Any
@@ -17,18 +18,15 @@ def count_savings(observed: ObservedState, cold_seconds: int | None) -> dict[str
 
     Args:
         observed: What was observed.
-        cold_seconds: Duration of a cold start with the same key; None if none was measured. Then nothing is counted as saved.
+        cold_seconds: Duration of a cold start with the same key; None if none was measured. Then nothing is counted.
     """
     before = observed.observation.previous.cache or CacheStatus()
-    until = reading.moment(before.counted_until)
-    new = [(ended, seconds) for ended, seconds in warm_starts(observed) if until is None or ended > until]
-    if not new:
+    until = before.counted_until or ""
+    new = [(ended, seconds) for ended, seconds in warm_starts(observed) if (reading.stamp(ended) or "") > until]
+    if not new or cold_seconds is None:
         return {name: getattr(before, name) for name in ("warm_starts", "saved_seconds", "counted_until")}
-    saved = before.saved_seconds
-    if cold_seconds is not None:
-        saved = (saved or 0) + sum(max(0, cold_seconds - seconds) for _, seconds in new)
     return {
         "warm_starts": (before.warm_starts or 0) + len(new),
-        "saved_seconds": saved,
-        "counted_until": new[-1][0].isoformat(),
+        "saved_seconds": (before.saved_seconds or 0) + sum(max(0, cold_seconds - seconds) for _, seconds in new),
+        "counted_until": reading.stamp(new[-1][0]),
     }
