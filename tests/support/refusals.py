@@ -139,6 +139,17 @@ REFUSALS = (
     ),
     Refusal("a repository with a tag", {"cache": {"artifact": {"repository": "r.example/a:1"}}}, ("without a tag",)),
     Refusal("a reference without a digest", {"cache": {"artifact": {"reference": "r.example/a:1"}}}, ("and a digest",)),
+    Refusal("more replicas at least than at most", {"autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, ("lower minReplicas or raise",)),
+    Refusal(
+        "no replicas without anything that tells of requests",
+        {"autoscaling": {"minReplicas": 0, "maxReplicas": 2, "keda": {"prometheusAddress": "http://prometheus:9090"}}},
+        ("minReplicas 0 needs keda.activationQuery",),
+    ),
+    Refusal(
+        "a part of the KV cache above 100 percent",
+        {"autoscaling": {"maxReplicas": 2, "metric": "KVCacheUsage", "target": 101}},
+        ("use at most 100",),
+    ),
     Refusal("both a claim and a volume", {"cache": {"claimName": "caches", "volume": {"size": "20Gi"}}}, ("not both",)),
     Refusal("a claim of no size", {"cache": {"volume": {"size": "0Gi"}}}, ("such as 20Gi",)),
     Refusal("a fraction as a claim's size", {"cache": {"volume": {"size": "1.5Ti"}}}, ("such as 20Gi",)),

@@ -252,6 +252,9 @@ _CHECKS: Mapping[str, Check] = {
         (_of(r, "maxSurge") is None and _of(r, "maxUnavailable") is None) or _of(r, "strategy") != "Recreate"
     ),
     rules.ROLLING_UPDATE_MOVES["rule"]: lambda r: (_of(r, "maxSurge"), _of(r, "maxUnavailable")) != (0, 0),
+    rules.BOUNDS_OF_REPLICAS["rule"]: lambda a: _of(a, "minReplicas") is None or _of(a, "minReplicas") <= _of(a, "maxReplicas", default=0),
+    rules.ZERO_NEEDS_KEDA["rule"]: lambda a: _of(a, "minReplicas") != 0 or _of(a, "keda", "activationQuery") is not None,
+    rules.TARGET_IN_PERCENT["rule"]: lambda a: _of(a, "metric") != "KVCacheUsage" or _number(a, "target", default=0) <= 100,
     rules.OWN_ANNOTATIONS["rule"]: lambda names: not any(str(name).startswith("vllm-operator.dev/") for name in names),
     rules.CLASS_OF_LOAD_BALANCER["rule"]: lambda s: _of(s, "loadBalancerClass") is None or _of(s, "type") == "LoadBalancer",
     rules.STALL_WITHIN_DEADLINE["rule"]: lambda s: (
