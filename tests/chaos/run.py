@@ -196,7 +196,7 @@ class Run:
         await self._pods.heal()
         for number, name in enumerate(NAMES):
             for spec in random.choices(SERVABLE, k=random.choice((1, 2, 3))):
-                manifest = await self._users.apply(name, spec)
+                manifest = await self._users.apply_last(name, spec)
             if number == 1:
                 await self._operators.kill_first(new_pod=random.choice((True, False)))
             token = f"{self.journal.seed} at the end"

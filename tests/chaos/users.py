@@ -83,6 +83,14 @@ class Users:
     async def apply(self, name: str, spec: Manifest) -> Manifest:
         return await self._client.apply(llama(self._client.namespace, name, **spec))
 
+    async def apply_last(self, name: str, spec: Manifest) -> Manifest:
+        """Applies a spec, with the access mode of the object's PersistentVolumeClaim, which cannot change."""
+        found = await self._client.find("VLLMDeployment", name)
+        volume = ((found or {}).get("spec", {}).get("cache") or {}).get("volume") or {}
+        if "accessMode" in volume:
+            spec = {**spec, "cache": {**spec.get("cache", {}), "volume": {"accessMode": volume["accessMode"]}}}
+        return await self.apply(name, spec)
+
     async def _apply(self, random: Random) -> str:
         name, spec = random.choice(self._names), random.choice(SPECS)
         await self.apply(name, spec)
