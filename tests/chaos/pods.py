@@ -41,8 +41,11 @@ class Pods:
         run = _restarts(pod)
         for number in range(run, run + times):
             log = self._simulator.log(name, run=number)
-            log.write((RECORDINGS / f"{recording}.log").read_bytes())
-            log.exit()
+            try:
+                log.write((RECORDINGS / f"{recording}.log").read_bytes())
+                log.exit()
+            except FileNotFoundError as error:  # it was removed with the Pod
+                raise RefusedError(GONE, f"Pod {name} is gone") from error
         ready = any(status.get("started") for status in pod.get("status", {}).get("containerStatuses", ())[:1])
         await self._simulator.change(
             name,
