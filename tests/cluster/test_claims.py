@@ -121,7 +121,7 @@ async def test_a_claim_of_an_earlier_object_is_left_to_the_garbage_collector(
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     await served.delete("VLLMDeployment", "llama")
     second = await served.create(llama(served.namespace, **DELETE))
-    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=40)
+    await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"), within=90)
     owned = await served.get(CLAIM, "llama-cache")
     assert [owner["uid"] for owner in owned["metadata"]["ownerReferences"]] == [second["metadata"]["uid"]]
     assert [

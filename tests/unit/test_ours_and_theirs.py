@@ -198,6 +198,20 @@ async def test_a_claim_of_an_earlier_object_is_never_deleted_by_the_operator(ben
     assert [write for write in bench.cluster.writes if write.kind == CLAIM.kind] == []
 
 
+async def test_no_pod_starts_with_a_claim_of_an_earlier_object(bench: Bench) -> None:
+    """It would keep the claim, whose deletion the garbage collector is about to request, for ever."""
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    await bench.settle()
+    for kind in (VLLM_DEPLOYMENT, DEPLOYMENT):
+        bench.cluster.remove(kind, "default", "llama")
+    bench.cluster.put(llama(cache={"onDelete": "Delete"}))
+    assert (await bench.reconciler.reconcile(KEY)).name == "waiting"
+    assert bench.cluster.all(DEPLOYMENT) == []
+    bench.cluster.remove(CLAIM, "default", "llama-cache")
+    await bench.settle()
+    assert len(bench.cluster.all(DEPLOYMENT)) == 1
+
+
 CREATED_BY = {
     "the operator": ([("vllm-operator", "Apply", True)], True),
     "the operator, and bound since": ([("vllm-operator", "Apply", True), ("kube-controller-manager", "Update", False)], True),

@@ -112,7 +112,9 @@ class Applier:
         result = Applied()
         found = {_identity(child): child for child in live}
         for group in _in_order(desired_objects):
-            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in group]
+            # a Pod that starts with a claim which is being deleted would keep it for ever
+            ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
+            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
             for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
                 if isinstance(outcome, ClusterError):
                     result.failure = result.failure or outcome
