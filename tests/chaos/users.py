@@ -81,7 +81,16 @@ class Users:
         }
 
     async def apply(self, name: str, spec: Manifest) -> Manifest:
-        return await self._client.apply(llama(self._client.namespace, name, **spec))
+        manifest = llama(self._client.namespace, name, **spec)
+        try:
+            return await self._client.apply(manifest)
+        except RefusedError as refused:
+            if 'Invalid value: "null"' not in refused.message:
+                raise
+            # Server-side apply, if the last field of a group goes and somebody's patch had added the group: docs/troubleshooting.md
+            gone = {field: None for field in ("cache", "weights") if field not in manifest["spec"]}
+            await self._client.patch("VLLMDeployment", name, {"spec": gone})
+            return await self._client.apply(manifest)
 
     async def apply_last(self, name: str, spec: Manifest) -> Manifest:
         """Applies a spec, with the access mode of the object's PersistentVolumeClaim, which cannot change."""
