@@ -71,6 +71,8 @@ def _untrue(resource: Manifest, pods: Sequence[Manifest]) -> Iterator[str]:
     if (status.get("readyReplicas") or 0) != serving:
         yield f"it tells of {status.get('readyReplicas')} ready replicas, {serving} Pods are Ready"
     wanted = resource["spec"].get("replicas", 1)
+    if status.get("ready") != f"{serving}/{wanted}":
+        yield f"the column READY is {status.get('ready')}, and {serving} of {wanted} Pods are Ready"
     if (conditions[READY]["status"] == "True") != (serving == wanted):
         yield f"Ready is {conditions[READY]['status']} with {serving} of {wanted} Pods Ready"
     if serving == wanted and is_condition(CRASHED, "True"):

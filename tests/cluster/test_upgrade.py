@@ -109,7 +109,7 @@ async def test_twenty_objects_of_an_earlier_version_are_taken_over_without_a_rol
             conditions = now["status"]["conditions"]
             assert {found["type"] for found in conditions} <= {"Ready", "Planned", "CacheWarm"}, "what has nothing to report is absent"
             assert not [found for found in conditions if "observedGeneration" in found]
-            told_elsewhere = ("imageDigest", "savedSeconds", "stages", "weightsClaimName")
+            told_elsewhere = ("claimName", "imageDigest", "savedSeconds", "stages", "weightsClaimName")
             assert now["status"]["cache"].items() >= {it for it in resource["status"]["cache"].items() if it[0] not in told_elsewhere}
             revision = await cluster.get("ControllerRevision", now["status"]["pinnedPlan"]["revision"])
             assert (revision["revision"], revision["data"]) == (1, plan)

@@ -6,7 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vllm_operator.caches.address import CacheAddress, cache_address, claims_of, folders_of, is_read_only, mounts_whole, template_spec
+from vllm_operator.caches.address import (
+    CacheAddress,
+    cache_address,
+    claims_of,
+    folders_of,
+    is_read_only,
+    mounts_whole,
+    reported_cache_claim,
+    template_spec,
+)
 from vllm_operator.catalog.paths import CACHE_ROOT
 
 CACHE = {"name": "cache", "persistentVolumeClaim": {"claimName": "caches"}}
@@ -70,3 +79,23 @@ def test_no_shape_raises(value: Any) -> None:
         folders_of(spec, "caches")
         mounts_whole(spec, "caches")
         is_read_only(spec, CACHE_ROOT)
+
+
+@pytest.mark.parametrize(
+    ("cache", "reported", "want"),
+    [
+        (None, {}, "llama-cache"),
+        ({"claimName": "shared"}, {}, "shared"),
+        ({"storage": "SharedClaim"}, {}, "llama-cache"),
+        ({"storage": "EmptyDir"}, {}, ""),
+        ({"storage": "ClaimPerReplica"}, {}, ""),
+        ({"hostPath": {"path": "/var/caches"}}, {}, ""),
+        ({"claimName": "next"}, {"claimName": "of-the-running-pods"}, "of-the-running-pods"),
+        (None, {"claimName": ""}, ""),
+        (None, {"claimName": "as-of-an-earlier-version"}, "as-of-an-earlier-version"),
+        (5, [], "llama-cache"),
+    ],
+)
+def test_the_claim_of_the_caches_is_the_one_of_the_spec_unless_the_status_names_another(cache: Any, reported: Any, want: str) -> None:
+    resource = {"metadata": {"name": "llama"}, "spec": {"cache": cache}, "status": {"cache": reported}}
+    assert reported_cache_claim(resource) == want

@@ -31,7 +31,7 @@ def resource(**ready: Any) -> Manifest:
         {"type": type, "status": status, "reason": reason, "message": "All is well."}
         for type, status, reason in (("Ready", "True", "Serving"), ("Planned", "True", "Resolved"), ("Crashed", "False", "Recovered"))
     ]
-    told = {"observedGeneration": ready.pop("observedGeneration", 2), "readyReplicas": 1, "conditions": conditions}
+    told = {"observedGeneration": ready.pop("observedGeneration", 2), "ready": "1/1", "readyReplicas": 1, "conditions": conditions}
     conditions[0] |= ready
     metadata: Manifest = {"name": "llama", "generation": 2, "uid": "u", "namespace": "default"}
     return {**llama("default"), "metadata": metadata, "status": told}
@@ -67,6 +67,7 @@ def test_a_condition_that_explains_nothing_is_found(ready: Manifest, words: str)
     [
         (resource(), [], "it tells of 1 ready replicas, 0 Pods are Ready"),
         (resource(), [pod(ready=False)], "Ready is True with 0 of 1 Pods Ready"),
+        (resource(), [], "the column READY is 1/1, and 0 of 1 Pods are Ready"),
         (resource(status="False"), [pod()], "Ready is False with 1 of 1 Pods Ready"),
         (resource(observedGeneration=1), [pod()], "the newest is 2"),
     ],

@@ -134,7 +134,7 @@ def test_conditions_are_distinguished_by_type() -> None:
 
 def test_columns_that_everybody_sees_fit_a_terminal() -> None:
     shown = [column["name"] for column in VERSION["additionalPrinterColumns"] if not column.get("priority")]
-    assert shown == ["Model", "GPU", "Ready", "Desired", "Status", "Stage", "URL", "Age"]
+    assert shown == ["Model", "GPU", "Ready", "Status", "Stage", "URL", "Age"]
 
 
 @pytest.mark.parametrize("column", VERSION["additionalPrinterColumns"], ids=lambda column: column["name"])

@@ -167,6 +167,38 @@ def test_a_restarted_operator_that_has_no_logs_any_more_keeps_what_was_seen() ->
     assert again.status.pinned_plan.observed_backends == [ObservedBackend(component="Attention", backend="TRITON_MLA")]
 
 
+SHARED: dict[str, Any] = {"spec": {"cache": {"claimName": "shared"}}, "claim_name": "shared"}
+EMPTY_DIR: dict[str, Any] = {"spec": {"cache": {"storage": "EmptyDir"}}, "claim_name": None, "claim": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "reported"),
+    [
+        (SHARED, None),
+        (EMPTY_DIR, None),
+        ({"claim_name": "of-the-pod-template"}, "of-the-pod-template"),
+        ({"claim_name": None, "claim": None}, ""),
+        ({**SHARED, "claim_name": "vllm-a-cache"}, "vllm-a-cache"),
+    ],
+)
+def test_the_last_start_says_nothing_about_caches_elsewhere(changes: dict[str, Any], reported: str | None) -> None:
+    """And the status names their PersistentVolumeClaim only if the spec does not."""
+    state = StartupState(stage=Stage.READY, stage_since=o.at(-20), started_at=o.at(-55), cache=CacheEvidence(hits=4))
+    seen = o.observe(o.ready_pod(since=-55), states={("vllm-a-x1", 0): state})
+    first = report(seen)
+    assert first.status.cache is not None
+    assert first.status.cache.claim_name is None
+    later = o.after(seen, first, startups={}, **{name: value for name, value in changes.items() if name != "spec"})
+    if "spec" in changes:
+        spec = later.resource.spec.model_validate({**later.resource.spec.to_json(), **changes["spec"]})
+        later = replace(later, resource=later.resource.model_copy(update={"spec": spec}).with_pinned(later.resource.pinned))
+    told = report(later).status
+    assert told.cache is not None
+    assert told.cache.claim_name == reported
+    is_same = later.claim_name == "vllm-a-cache"
+    assert (find_condition(told.conditions, "CacheWarm") == find_condition(first.status.conditions, "CacheWarm")) is is_same
+
+
 def test_a_crash_is_named_once_its_log_is_read_and_reported_once() -> None:
     observation = o.observe(o.crashed_pod(seconds=-1))
     first = report(observation)

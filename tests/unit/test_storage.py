@@ -11,6 +11,7 @@ from support.operators import Bench
 from support.plans import deployment, made
 from vllm_operator.api.plan import Plan, PlannedWeights
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
+from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.caches.volumes import plan_weights
 from vllm_operator.cluster.client import CLAIM, VLLM_DEPLOYMENT
 
@@ -101,7 +102,7 @@ async def test_caches_and_weights_have_a_claim_each(bench: Bench, fleet: Fleet) 
     assert sizes(bench) == {"llama-cache": "20Gi", "llama-weights": "30Gi"}
     owners = {claim["metadata"]["name"]: bool(claim["metadata"].get("ownerReferences")) for claim in bench.cluster.all(CLAIM)}
     assert owners == {"llama-cache": True, "llama-weights": False}, "each goes, or stays, as its own part of the spec says"
-    assert bench.cache().claim_name == "llama-cache"
+    assert reported_cache_claim(bench.resource()) == "llama-cache"
 
 
 async def test_the_claim_of_the_weights_grows_with_the_model_and_does_not_complain_of_a_smaller_one(bench: Bench, fleet: Fleet) -> None:

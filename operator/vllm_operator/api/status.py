@@ -103,7 +103,12 @@ class CacheStatus(Model):
     state: CacheState | None = Field(
         default=None, description="State of the caches: Priming, Warm or Quarantined. Absent if they are cold."
     )
-    claim_name: str | None = Field(default=None, max_length=253, description="PersistentVolumeClaim of the caches.")
+    claim_name: str | None = Field(
+        default=None,
+        max_length=253,
+        description="PersistentVolumeClaim of the caches, if it is not the one of the spec: `cache.claimName`, by default `NAME-cache`. "
+        "Empty if `podTemplate` replaces that one by another kind of volume.",
+    )
     generation: int | None = Field(default=None, ge=0, description="Generation of the caches, raised with each quarantine.")
     cold_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last cold start with this key, in seconds.")
     warm_start_seconds: int | None = Field(default=None, ge=0, description="Duration of the last warm start with this key, in seconds.")
@@ -285,6 +290,8 @@ class VLLMDeploymentStatus(Model):
         default=None, ge=-1, description="Generation of the spec that the status was observed for. -1 until the first reconciliation."
     )
     replicas: int | None = Field(default=None, ge=0, description="Number of existing Pods.")
+    # `kubectl get` shows both numbers in one column, and a column has one path.
+    ready: str | None = Field(default=None, max_length=16, description="Ready Pods of the desired ones, for example 1/2.")
     ready_replicas: int | None = Field(default=None, ge=0, description="Number of ready Pods.")
     selector: str | None = Field(default=None, max_length=1024, description="Label selector of the Pods, for the scale subresource.")
     conditions: list[Condition] = Field(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.operation import Storage
 from vllm_operator.catalog.paths import CACHE_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.reading import Manifest
@@ -35,6 +36,17 @@ def cache_key_of(pod_spec: Any) -> str:
 def weights_claim(pod_spec: Any) -> str | None:
     """Return the name of the PVC with the weights of a Pod; None if they are on no PVC."""
     return _claim_name(volume_at(pod_spec, WEIGHTS_ROOT)) or None
+
+
+def reported_cache_claim(resource: Any) -> str:
+    """Return the PVC of the caches of a VLLMDeployment, as its status and spec say; empty if they are on no shared PVC."""
+    reported = reading.mapping(resource, "status", "cache").get("claimName")
+    if isinstance(reported, str):
+        return reported
+    cache = reading.mapping(resource, "spec", "cache")
+    if reading.text(cache, "storage") not in ("", Storage.SHARED_CLAIM) or cache.get("hostPath"):
+        return ""
+    return reading.text(cache, "claimName") or f"{reading.text(resource, 'metadata', 'name')}-cache"
 
 
 def volume_at(pod_spec: Any, path: str) -> Manifest:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from vllm_operator.api.labels import KIND
+from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.documents import read_objects
 from vllm_operator.cli.tables import table
 from vllm_operator.pods import reading
@@ -87,7 +88,7 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "namespace": reading.text(resource, "metadata", "namespace"),
         "name": reading.text(resource, "metadata", "name"),
         "key": key,
-        "where": reading.text(cache, "claimName") or reading.text(resource, "spec", "cache", "storage"),
+        "where": reported_cache_claim(resource) or reading.text(resource, "spec", "cache", "storage"),
         "state": reading.text(cache, "state"),
         "coldStartSeconds": cold,
         "warmStartSeconds": warm,

@@ -14,6 +14,7 @@ from typing import Any
 
 from vllm_operator.api.conditions import CACHE_PUBLISHED, CACHE_WARM, Reason
 from vllm_operator.api.labels import KIND, PRIME_ANNOTATION
+from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cluster.client import VLLM_DEPLOYMENT, ClusterClient, ClusterError, Conflict, Unavailable
 from vllm_operator.cluster.connection import MissingConnectionError, load_configuration
 from vllm_operator.cluster.kube import KubeClient
@@ -79,7 +80,7 @@ async def prime(client: ClusterClient, namespace: str, name: str, *, timeout_sec
             key, state, message = _state(resource)
             published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
             can_publish = published and published.get("reason") != Reason.NOT_CAPTURABLE
-            if key and not reading.text(resource, "status", "cache", "claimName") and not can_publish:
+            if key and not reported_cache_claim(resource) and not can_publish:
                 print(f"{name} has no PersistentVolumeClaim for caches that its Pods share, so they cannot be filled in advance. {message}")
                 return NOT_FILLED_STATUS
             if key and requested != key and await _request(client, resource, key):
@@ -131,8 +132,9 @@ def _state(resource: dict[str, Any]) -> tuple[str, str, str]:
 
     Caches on no shared PersistentVolumeClaim count as warm when they are published.
     """
-    key, state, claim = (reading.text(resource, "status", "cache", field) for field in ("key", "state", "claimName"))
-    if key and not claim and reading.named(resource, CACHE_PUBLISHED, "status", "conditions").get("status") == "True":
+    key, state = (reading.text(resource, "status", "cache", field) for field in ("key", "state"))
+    published = reading.named(resource, CACHE_PUBLISHED, "status", "conditions")
+    if key and not reported_cache_claim(resource) and published.get("status") == "True":
         state = "Warm"
     condition = reading.named(resource, CACHE_WARM, "status", "conditions")
     return key, state, reading.text(condition, "message") or "The operator has not processed it yet."

@@ -9,6 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from vllm_operator.api.conditions import ACCEPTED, CACHE_WARM, CRASHED, PLANNED, READY
+from vllm_operator.caches.address import reported_cache_claim
 from vllm_operator.cli.screen import BOLD, CYAN, DIM, GREEN, RED, YELLOW, Line, Span, age, bar, labelled, line
 from vllm_operator.pods import reading
 from vllm_operator.text.wording import clean, count, duration
@@ -176,9 +177,9 @@ def _replicas(resource: Manifest) -> str:
 
 def _caches(resource: Manifest, width: int) -> list[Line]:
     cache = reading.mapping(resource, "status", "cache")
-    claim, state = reading.text(cache, "claimName"), reading.text(cache, "state")
-    if not state and not claim:
+    if not cache:
         return []
+    claim, state = reported_cache_claim(resource), reading.text(cache, "state")
     starts = [
         f"{kind} start {duration(seconds)}"
         for kind in ("cold", "warm")

@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from vllm_operator.api.conditions import CACHE_WARM, Reason
-from vllm_operator.api.operation import StorageSpec
+from vllm_operator.api.operation import Storage, StorageSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import CacheState, CacheStatus, StartupStatus
 from vllm_operator.caches.activity import PrimingStep
 from vllm_operator.caches.address import template_spec, volume_at
 from vllm_operator.caches.claim_holders import is_terminating
+from vllm_operator.caches.volumes import cache_claim_name, storage_of
 from vllm_operator.catalog.paths import CACHE_ROOT
 from vllm_operator.observation.observation import Observation, ObservedState
 from vllm_operator.observation.starts import known_stages, last_start, next_start_finds
@@ -80,7 +81,7 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
     return CacheStatus(
         key=plan.cache_key,
         state=CacheState.QUARANTINED if damage is not None and damage.is_quarantined else next_start_finds(observed, plan),
-        claim_name=observed.observation.claim_name,
+        claim_name=_unexpected_claim(observed.observation),
         generation=next_generation(plan, previous, damage),
         cold_start_seconds=cold,
         warm_start_seconds=warm,
@@ -91,6 +92,13 @@ def cache_status(observed: ObservedState, plan: Plan | None, damage: CacheDamage
         artifact=artifact,
         **count_savings(observed, cold if cold is not None else of_artifact),
     )
+
+
+def _unexpected_claim(observation: Observation) -> str | None:
+    """`claimName`: the PVC if it is not the one that the spec says."""
+    resource, claim = observation.resource, observation.claim_name
+    expected = cache_claim_name(resource) if storage_of(resource.spec.cache) is Storage.SHARED_CLAIM else None
+    return None if claim == expected else claim or ""
 
 
 def _in_one_line(seconds: Iterable[tuple[str, int | None]]) -> str | None:
@@ -170,7 +178,7 @@ def _with_notes(observed: ObservedState, text: str) -> str:
 def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: StartupStatus | None) -> Verdict | None:
     """Who fills an empty cache while others wait; None if none waits."""
     activity, wanted = observed.observation.activity, observed.observation.wanted
-    facts: dict[str, Any] = {"claim": cache.claim_name, "key": cache.key, "because": activity.because}
+    facts: dict[str, Any] = {"claim": observed.observation.claim_name, "key": cache.key, "because": activity.because}
     match activity.step:
         case PrimingStep.FIRST_POD if wanted > 1:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.first_pod", others=wanted - 1, **facts))
@@ -178,7 +186,7 @@ def _priming_verdict(observed: ObservedState, cache: CacheStatus, block: Startup
             view = next(iter(observed.primers), None)
             text = "" if view is None else _primer_text(observed, view, block)
             facts |= {"text": text, "until": activity.until, **_destination(observed)}
-            message = "cache.primer" if cache.claim_name is not None else "cache.publishing_primer"
+            message = "cache.primer" if observed.observation.claim_name is not None else "cache.publishing_primer"
             return Verdict(FALSE, Reason.PRIMING, observed.messages.fit(message, shrink=("text",), **facts))
         case PrimingStep.ELSEWHERE:
             return Verdict(FALSE, Reason.PRIMING, observed.messages.say("cache.elsewhere", holder=activity.holder, **facts))
@@ -220,7 +228,7 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
     say = observed.messages.say
     if start is None:
         unseen = Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
-        return _remembered(observed, cache) or unseen
+        return _remembered(observed, cache, place) or unseen
     if start.is_warm:
         return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
     if not start.is_cold:
@@ -228,12 +236,19 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
     return Verdict(FALSE, Reason.MISS, say("cache.building" if start.seconds is None else "cache.miss", **facts))
 
 
-def _remembered(observed: ObservedState, cache: CacheStatus) -> Verdict | None:
+def _remembered(observed: ObservedState, cache: CacheStatus, place: CacheLocation) -> Verdict | None:
     """The verdict on the last start if its log is no longer available."""
     previous = observed.observation.previous
     verdict = previous_verdict(previous.conditions, CACHE_WARM)
-    is_same = previous.cache is not None and (previous.cache.key, previous.cache.claim_name) == (cache.key, cache.claim_name)
-    return verdict if verdict is not None and is_same and verdict.reason in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS) else None
+    if verdict is None or verdict.reason not in (Reason.HIT, Reason.PARTIAL_HIT, Reason.MISS):
+        return None
+    is_same = previous.cache is not None and previous.cache.key == cache.key
+    return verdict if is_same and _is_about(verdict.message, observed.observation.claim_name or place.words) else None
+
+
+def _is_about(message: str, place: str) -> bool:
+    """Whether a message names a place. The status of an ordinary object names its PVC only in the message of CacheWarm."""
+    return f" {place} " in f"{message} ".replace(". ", " ")
 
 
 def claim_verdict(observed: ObservedState) -> Verdict | None:

@@ -68,5 +68,5 @@ def _is_under_way(status: VLLMDeploymentStatus) -> bool:
 def _rest(status: VLLMDeploymentStatus) -> VLLMDeploymentStatus:
     """What no step changes."""
     conditions = [condition for condition in status.conditions if condition.type not in _MOVING]
-    moving = dict.fromkeys(("replicas", "ready_replicas", "startup"))
+    moving = dict.fromkeys(("replicas", "ready", "ready_replicas", "startup"))
     return status.model_copy(update={**moving, "conditions": conditions})

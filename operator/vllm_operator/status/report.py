@@ -111,6 +111,7 @@ def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block
     return VLLMDeploymentStatus(
         observed_generation=observation.resource.metadata.generation,
         replicas=rollout.replicas(observed),
+        ready=f"{observed.serving}/{observation.wanted}",
         ready_replicas=observed.serving,
         selector=rollout.selector(observed),
         url=exposed.url(observed),
