@@ -105,6 +105,7 @@ async def test_after_a_restart_of_the_operator_the_crashed_run_and_the_present_o
 @pytest.mark.parametrize("error", [Invalid("is waiting to start: ContainerCreating"), NotFound("( pods/log p)"), Unavailable("500")])
 async def test_a_log_that_is_not_there_yet_is_tried_again(world: World, error: ClusterError) -> None:
     world.cluster.script_log("default", "p", [error], [error], [line(1, "at last"), FOREVER])
+    world.cluster.fail("get", POD, NotFound("p"))  # the Pod is not read for each refused request: that would end the follower
     world.show(pod(state=RUNNING))
     await world.until(lambda: world.texts() == ["at last"])
     assert world.followers.caught_up(KEY)

@@ -6,7 +6,16 @@ import pytest
 
 from support.operators import Bench
 from support.operators import llama as any_llama
-from vllm_operator.cluster.client import AUTOSCALER, DEPLOYMENT, DISRUPTION_BUDGET, SCALED_OBJECT, Forbidden, Manifest
+from vllm_operator.cluster.client import (
+    AUTOSCALER,
+    DEPLOYMENT,
+    DISRUPTION_BUDGET,
+    NETWORK_POLICY,
+    SCALED_OBJECT,
+    Forbidden,
+    Manifest,
+    Unavailable,
+)
 from vllm_operator.runtime.optional_objects import INTEGRATIONS
 from vllm_operator.runtime.scaling_reconciler import BUDGET_SECONDS, METRICS_API
 
@@ -71,13 +80,26 @@ async def test_a_single_replica_has_no_budget_and_costs_no_request(bench: Bench)
     assert bench.message("Protected") == ""
 
 
-async def test_the_budget_comes_and_goes_with_the_replicas_without_a_rollout(bench: Bench) -> None:
+async def test_what_was_never_desired_is_not_looked_for_in_an_update(bench: Bench) -> None:
+    bench.cluster.put(llama())
+    for kind in (DISRUPTION_BUDGET, AUTOSCALER, NETWORK_POLICY):
+        bench.cluster.fail("get", kind, Unavailable("500"), times=99)
+    await bench.settle()
+    change(bench, engine={"version": "0.24.0"})
+    await bench.settle()
+    assert bench.status().observed_generation == bench.resource()["metadata"]["generation"]
+    assert bench.deployment()["spec"]["template"]["spec"]["containers"][0]["image"].startswith("vllm/vllm-openai:v0.24.0")
+
+
+@pytest.mark.parametrize("restarts", [True, False])
+async def test_the_budget_comes_and_goes_with_the_replicas_without_a_rollout(bench: Bench, restarts: bool) -> None:
     bench.cluster.put(llama())
     await bench.settle()
     plan, template = bench.status().pinned_plan, bench.deployment()["spec"]["template"]
     for replicas, expected in ((3, ["llama"]), (1, []), (2, ["llama"]), (0, [])):
         change(bench, replicas=replicas)
-        bench.restart()  # what it knew is forgotten; the generation in the status says that there is something to do
+        if restarts:
+            bench.restart()  # what it knew is forgotten; the generation in the status says that there is something to do
         await bench.settle()
         assert budgets(bench) == expected
     assert (bench.status().pinned_plan, bench.deployment()["spec"]["template"]) == (plan, template)

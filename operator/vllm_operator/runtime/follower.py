@@ -41,6 +41,8 @@ UNAVAILABLE_LIMIT = 5
 ENDED_TRIES = 8
 """Reads of the log of an ended run, within some forty seconds, that the kubelet may refuse or answer with nothing. Under load, the
 kubelet lags behind the status of its Pod. Reads that do not reach the kubelet do not count."""
+REFUSED_TRIES = 4
+"""Refused requests for a log in a row after which each one is followed by a look at the Pod."""
 DETAIL_LIMIT = 500
 """Characters of an error that are kept."""
 LATE_SECONDS = 2
@@ -170,7 +172,7 @@ class Follower:
         while self._dead or is_last or not self._is_due():
             before, dead = self._latest.lines, self._dead
             wait = 0.0
-            has_missed = False
+            has_missed = was_refused = False
             try:
                 async with self._slots.hold():
                     await self._read()
@@ -183,13 +185,14 @@ class Follower:
                 wait = self._backoff(tries)
                 self._note_problem(LogProblem.GONE, error)
             except (Invalid, NotFound) as error:
-                has_missed = True
+                has_missed = was_refused = True
                 self._note_problem(LogProblem.GONE, error)
             except Forbidden as error:
                 log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
                 wait = FORBIDDEN_SECONDS
                 self._note_problem(LogProblem.FORBIDDEN, error)
             except ClusterError as error:
+                was_refused = True
                 wait = self._backoff(tries)
                 self._note_problem(LogProblem.UNREACHABLE, error)
             tries = 0 if self._latest.lines > before else tries + 1
@@ -198,7 +201,8 @@ class Follower:
             is_polled = self._slots.are_scarce and not self._dead
             if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or (is_last and not self._dead):
                 break
-            if not is_polled and await self._is_over():  # otherwise `note_end` says so: a request for each read would double them
+            # `note_end` says so, too, but a stream may end before the watch tells. A request for each refused one would double them.
+            if not (is_polled or (was_refused and tries < REFUSED_TRIES)) and await self._is_over():
                 break
             self._catch_up()  # the report must not wait for the next try
             if is_polled and not wait:
