@@ -2,7 +2,7 @@
 
     python hack/bench/plans.py [--sample N]
 
-Exit status 1 if a plan contains a flag or variable that its version does not know. A plan should take at most 5 ms.
+Exit status 1 if a plan contains a flag or variable that its version does not know. A plan should take at most 2 ms.
 """
 
 import argparse

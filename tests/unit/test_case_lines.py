@@ -16,6 +16,7 @@ from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.estimate import Estimate
 from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.shape import read_shape
 from vllm_operator.planning.memory.weights import weigh
 
 GIB = 1 << 30
@@ -75,6 +76,66 @@ def test_a_machine_with_unified_memory_has_that_of_its_gpu(gpu: str, budget: flo
     )
 
 
+def test_a_case_without_a_length_is_not_refused_for_that_of_the_model() -> None:
+    made = case("vllm-19407", max_model_len=None)
+    assert (made.prediction, case("vllm-19407").prediction) == ("tight", "refused")
+    assert "does not state its length: up to 38" in made.limit
+
+
+def test_a_context_longer_than_that_of_the_model_is_not_said_to_start() -> None:
+    assert case("llmd-3", max_model_len=131_072).prediction == "started"
+    made = case("llmd-3", max_model_len=131_073)
+    assert (made.prediction, made.limit.split(",")[0]) == ("tight", "vLLM refuses a context of 131073 tokens")
+
+
+@pytest.mark.parametrize(
+    ("scaling", "longest"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}, 131_072),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": 32768}, 131_072),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}, 40_960),
+        ({"rope_type": "yarn", "factor": "4", "original_max_position_embeddings": 32768}, 40_960),
+        ({"rope_type": "yarn", "factor": float("inf"), "original_max_position_embeddings": 32768}, 40_960),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 10**12}, 40_960),
+    ],
+)
+def test_yarn_lengthens_the_context_that_is_accepted(scaling: dict[str, Any], longest: int) -> None:
+    known = SHAPES.find("Qwen/Qwen3-8B")
+    assert known is not None
+    shape = read_shape({**known.config, "rope_scaling": scaling})
+    assert shape is not None
+    assert shape.max_length == longest
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"quantization": "int4 (W4A16), experts partly on the host"},
+        {"note": "KV cache in host memory"},
+        {"note": "weights offloaded to the CPU"},
+    ],
+)
+def test_a_part_in_the_host_memory_is_unknown(changes: dict[str, Any]) -> None:
+    assert case("llmd-3", **changes).prediction == "unknown"
+    assert case("llmd-3", cpu_offload_gb=4, **changes).prediction == "started"
+
+
+def test_the_block_size_of_a_case_counts() -> None:
+    assert (case("llmd-7", block_size=128).tokens or 1) % 128 == 0
+    assert (case("llmd-7", block_size=None).tokens or 0) % 128
+
+
+@pytest.mark.parametrize("figure", ["activation_gib", "non_torch_gib", "graph_estimate_gib", "measured", "error_text"])
+def test_what_was_measured_does_not_change_the_prediction(figure: str) -> None:
+    assert case("llmd-3", **{figure: 40.0}) == case("llmd-3", **{figure: None})
+
+
+@pytest.mark.parametrize("kind", ["turboquant", "octave"])
+def test_deepseek_v4_with_a_type_of_cache_that_is_not_modelled_is_not_said_to_start(kind: str) -> None:
+    assert case("dsv4-pro6000", kv_cache_dtype=kind).prediction == "unknown"
+    assert case("dsv4-pro6000", kv_cache_dtype=kind, gpu_memory_utilization=0.7).prediction == "refused"
+
+
 @pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
 def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
     [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], ESTIMATE)
@@ -95,7 +156,7 @@ FIELDS = st.sampled_from(
     [
         *("id", "vllm_version", "gpu", "gpu_memory_gib", "tp", "pp", "dp", "ep", "model", "quantization", "kv_cache_dtype", "note"),
         *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization", "enforce_eager", "cpu_offload_gb"),
-        *("spec", "dcp", "config", "checkpoint_bytes"),
+        *("spec", "dcp", "config", "checkpoint_bytes", "block_size", "fuse_allreduce_rms", "unheard_of"),
     ]
 )
 LINES = st.sampled_from([json.loads(line) for line in CASES.read_text("utf-8").splitlines()])
@@ -108,6 +169,59 @@ def test_no_line_of_cases_raises_an_error(line: dict[str, Any], changes: dict[st
     [made] = estimate_lines([written], ESTIMATE)
     assert made["outcome"] in ("started", "tight", "refused", "oom", "unknown")
     json.dumps(made, allow_nan=False)
+
+
+SIZES = st.sampled_from([1, 1, 2, 3, 4, 8])
+ENGINES = st.fixed_dictionaries(
+    {
+        "model": st.sampled_from([entry.name for entry in SHAPES.entries]),
+        "gpu": st.sampled_from(sorted({product.title for product in GPUS.products_by_name.values()})),
+        "vllm_version": st.sampled_from(["0.5.3", "0.8.5", "0.10.2", "0.14.1", "0.19.2rc1.dev134", "0.20.1", "0.26.0", "0.29.0", "0.33.0"]),
+        "tp": SIZES,
+        "pp": SIZES,
+        "dp": SIZES,
+        "ep": st.booleans(),
+        "quantization": st.sampled_from(["", "fp8", "fp8_block", "awq", "nvfp4", "mxfp4", "int8", "4-bit"]),
+        "kv_cache_dtype": st.sampled_from(["auto", "fp8", "nvfp4", "int8_per_token_head", "turboquant"]),
+        "max_model_len": st.sampled_from([None, "auto", 1, 100, 8192, 131_072, 1_000_000]),
+        "max_num_seqs": st.sampled_from([None, 1, 256, 4096]),
+        "max_num_batched_tokens": st.sampled_from([None, 1, 2048, 65_536]),
+        "gpu_memory_utilization": st.sampled_from([None, 0.05, 0.5, 0.95, 1.0]),
+        "enforce_eager": st.booleans(),
+        "spec": st.sampled_from([None, "mtp 3", "eagle3", "dflash", "ngram 5"]),
+        "dcp": st.sampled_from([None, 2]),
+        "block_size": st.sampled_from([None, 32, 256]),
+    }
+)
+
+
+@pytest.mark.hypothesis
+@given(ENGINES)
+def test_the_parts_of_an_estimate_agree(engine: dict[str, Any]) -> None:
+    made = predict(read_case(engine), SHAPES, GPUS, FACTS)
+    assert (made.limit == "") == (made.prediction == "started")
+    assert all(part is None or part >= 0 for part in (made.weights, made.activation, made.other, made.graphs))
+    if made.prediction == "started":
+        assert (made.kv_cache or 0) >= (made.kv_needed or 0) > 0
+        assert (made.tokens or 0) > 0
+        assert (made.concurrency or 0) >= 1
+        assert made.max_length is not None
+        assert (made.longest or 0) >= made.max_length
+
+
+@pytest.mark.hypothesis
+@given(ENGINES, st.sampled_from([100, 8192, 131_072]))
+def test_a_longer_context_needs_no_less_memory(engine: dict[str, Any], length: int) -> None:
+    shorter, longer = (
+        predict(read_case({**engine, "vllm_version": "0.20.1", "max_model_len": tokens}), SHAPES, GPUS, FACTS)
+        for tokens in (length, 2 * length)
+    )
+    if shorter.kv_cache is None or longer.kv_cache is None:
+        return
+    assert longer.kv_cache <= shorter.kv_cache
+    assert (longer.kv_needed or 0) >= (shorter.kv_needed or 0)
+    assert (longer.concurrency or 0) <= (shorter.concurrency or 0)
+    assert shorter.prediction != "refused" or longer.prediction != "started"
 
 
 @pytest.mark.hypothesis

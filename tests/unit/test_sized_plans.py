@@ -161,6 +161,22 @@ def test_a_flag_of_the_user_goes_before_the_context_wanted() -> None:
     assert any("You set --max-model-len 4096. The operator would use --max-model-len 8192." in note for note in plan.notes)
 
 
+@pytest.mark.parametrize(("length", "said"), [("131072", False), ("131073", True), ("200k", True)])
+def test_a_flag_for_a_context_longer_than_that_of_the_model_is_said(length: str, said: bool) -> None:
+    args = [{"name": "--max-model-len", "value": length}]
+    notes = made(deployment(LLAMA_70B, engine={"version": "0.20.1", "args": args}), real_node("b200")).notes
+    assert any("has 131072. Lower --max-model-len, or scale the positions with --hf-overrides" in note for note in notes) is said
+
+
+def test_adapters_of_the_user_count() -> None:
+    args = [{"name": "--enable-lora"}, {"name": "--max-loras", "value": "16"}, {"name": "--max-lora-rank", "value": "256"}]
+    engines = ({"version": "0.20.1", "args": each} for each in ([], args))
+    plain, adapted = (made(deployment(engine=each, parallelism={"tensor": 1}), real_node("h100-sxm")) for each in engines)
+    assert plain.memory is not None
+    assert adapted.memory is not None
+    assert adapted.memory.weights_mebibytes > plain.memory.weights_mebibytes + 1024
+
+
 def test_the_context_wanted_is_set_for_a_model_of_unknown_sizes() -> None:
     plan = made(deployment("hf://acme/unheard-of", sizing={"contextLength": 8192}), real_node("t4"))
     assert flags(plan)["--max-model-len"] == "8192"
@@ -248,6 +264,17 @@ def test_a_damaged_cache_keeps_the_size_in_its_key() -> None:
         ({"--gpu-memory-utilization": "0.8", "--enforce-eager": None}, {"utilization": 0.8, "eager": True}),
         ({"--max-num-seqs": "64", "--max-num-batched-tokens": "4096"}, {"sequences": 64, "batched_tokens": 4096}),
         ({"--speculative-config": '{"method": "mtp", "num_speculative_tokens": 2}'}, {"speculative": 2, "own_draft_layers": True}),
+        ({"--enable-lora": None}, {"adapters": 1, "adapter_rank": 16}),
+        ({"--enable-lora": None, "--max-loras": "4", "--max-lora-rank": "64"}, {"adapters": 4, "adapter_rank": 64}),
+        ({"--max-loras": "4"}, {"adapters": 0, "adapter_rank": 0}),
+        ({"--skip-mm-profiling": None}, {"vision": True, "profiled_encoder": False}),
+        ({"--language-model-only": None}, {"vision": False}),
+        ({"--limit-mm-per-prompt": '{"image": 0, "video": 0}'}, {"vision": False}),
+        ({"--limit-mm-per-prompt.image": "0", "--limit-mm-per-prompt.video": "0"}, {"vision": False}),
+        ({"--limit-mm-per-prompt": '{"image": 0}'}, {"vision": True}),
+        ({"--limit-mm-per-prompt": '{"image": 4, "video": 0}'}, {"vision": True}),
+        ({"--limit-mm-per-prompt": "[0]"}, {"vision": True}),
+        ({"--limit-mm-per-prompt": "{"}, {"vision": True}),
     ],
 )
 def test_flags_that_decide_about_memory(arguments: dict[str, str | None], want: dict[str, Any]) -> None:
@@ -264,7 +291,7 @@ def test_flags_that_decide_about_memory(arguments: dict[str, str | None], want: 
         {"--gpu-memory-utilization": "much"},
         {"--speculative-config": "{"},
         {"--speculative-config": '{"model": "acme/draft", "num_speculative_tokens": 5}'},
-        {"--enable-lora": None},
+        {"--enable-lora": None, "--max-lora-rank": "much"},
     ],
 )
 def test_with_a_flag_that_is_not_understood_nothing_is_said_about_the_size(arguments: dict[str, str | None]) -> None:

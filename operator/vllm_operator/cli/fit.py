@@ -23,7 +23,7 @@ from vllm_operator.cli.documents import STANDARD_INPUT
 from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.cases import Case, as_line, predict, predict_model, read_case
+from vllm_operator.planning.memory.cases import Case, as_line, check_length, predict, predict_model, read_case
 from vllm_operator.planning.memory.devices import device_of, find_product
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
@@ -148,7 +148,7 @@ def _rows(
     device = device_of(product, product.architecture, None, gpus, facts)
     found = []
     for parallel in smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS):
-        made = predict_model(model, parallel, device, options, facts, release)
+        made = check_length(predict_model(model, parallel, device, options, facts, release), model, options)
         found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted))
     return found
 

@@ -31,6 +31,8 @@ NEARER_COMMITS = 300
 """Half of the commits between two minor releases of vLLM, about."""
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
 """Layers of each pipeline stage, in the note of a case."""
+HOSTED = ("on the host", "host memory", "offload")
+"""Words of a format or note for a part in the host's memory."""
 BLOCK_DRAFT_TOKENS, BLOCK_DRAFT_LAYERS = 15, 8
 """A DFlash draft proposes a block of 16 tokens, the first of which is known, and has 8 layers (z-lab/*-DFlash config.json)."""
 
@@ -42,6 +44,8 @@ class Case:
     Attributes:
         releases: The version; several if it is unknown.
         hosted: A part of the weights or of the KV cache is in the host's memory; how much is unknown.
+
+    What was measured (`measured`, `activation_gib`, `graph_estimate_gib`, `non_torch_gib`, `error_text`) is never read: it is the result.
     """
 
     name: str
@@ -60,13 +64,14 @@ def read_case(line: Mapping[str, Any]) -> Case:
     """Read a case; fields that cannot be read are left at their defaults."""
     version = text(line, "vllm_version")
     label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
+    note = text(line, "note")[:500]
     sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
     digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
     speculative = int(digits[0]) if digits else (0 if not spec else BLOCK_DRAFT_TOKENS if block else DRAFT_TOKENS)
     length = line.get("max_model_len")
     checkpoint = read_integer(line.get("checkpoint_bytes"))
-    partition = PARTITION.search(text(line, "note")[:500])
+    partition = PARTITION.search(note)
     options = Options(
         utilization=_number(line.get("gpu_memory_utilization"), 1.0),
         max_length=0 if length in ("auto", -1) else _size(length),
@@ -80,6 +85,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         eagle="eagle" in spec,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
+        block=_size(line.get("block_size")),
         checkpoint_bytes=checkpoint or None,
         fused_reduction=line.get("fuse_allreduce_rms") is not False,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
@@ -94,7 +100,7 @@ def read_case(line: Mapping[str, Any]) -> Case:
         memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
         options=options,
         config=mapping(line.get("config")) or None,
-        hosted="host" in label.lower() or "offload" in label.lower(),
+        hosted=any(word in f"{label} {note}".lower() for word in HOSTED) and not options.offload_gib,
     )
 
 
@@ -110,7 +116,22 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
         return Estimate(Prediction.REFUSED, refused)
     device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))
     made = [predict_model(model, case.parallel, device, options, facts, release) for release in case.releases]
-    return min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
+    fullest = min(made, key=lambda each: each.kv_cache if each.kv_cache is not None else 0.0)
+    if fullest.prediction is Prediction.STARTED:
+        return check_length(fullest, model, options)
+    if fullest.prediction is Prediction.REFUSED and case.options.max_length is None and fullest.longest:
+        limit = f"{fullest.limit} The case does not state its length: up to {fullest.longest} tokens fit."
+        return replace(fullest, prediction=Prediction.TIGHT, limit=limit)
+    return fullest
+
+
+def check_length(made: Estimate, model: SizedModel, options: Options) -> Estimate:
+    """Return the estimate of an engine that starts, as `tight` if the context is longer than that of the model."""
+    own, asked = model.shape.max_length, options.max_length
+    if made.prediction is not Prediction.STARTED or own is None or asked is None or asked <= own:
+        return made
+    limit = f"vLLM refuses a context of {asked} tokens, since config.json has {own}, unless --hf-overrides scales it."
+    return replace(made, prediction=Prediction.TIGHT, limit=limit)
 
 
 def predict_model(

@@ -15,7 +15,7 @@ from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.adapters import adapter_bytes
 from vllm_operator.planning.memory.kv_cache import CacheLayout, CacheOptions, find_cache_type, is_modelled, lay_out
-from vllm_operator.planning.memory.layers import Cache, ModelShape
+from vllm_operator.planning.memory.layers import ModelShape
 from vllm_operator.planning.memory.overhead import (
     GIB,
     Batch,
@@ -63,7 +63,7 @@ class Options:
     `partition` are the layers of each pipeline stage (VLLM_PP_LAYER_PARTITION), `stage_gib` the memory of their GPUs if they differ.
     `runner_v2` is what VLLM_USE_V2_MODEL_RUNNER asks for. `more_gib` is what an earlier start took besides weights and KV cache, more than
     estimated. `adapters` are the LoRA adapters that a batch may use, with ranks up to `adapter_rank`.
-    `fused_reduction` is false if a flag turns fuse_allreduce_rms off.
+    `fused_reduction` and `profiled_encoder` are false if flags turn fuse_allreduce_rms or the profiling of the encoder off.
     """
 
     utilization: float | None = None
@@ -78,6 +78,7 @@ class Options:
     eagle: bool = False
     separate_draft_layers: int = 0
     vision: bool = True
+    profiled_encoder: bool = True
     prefix_caching: bool | None = None
     context_parallel: int = 1
     block: int | None = None
@@ -186,7 +187,7 @@ def _estimate(
             max_length,
             eager=options.eager,
             speculative=options.speculative > 0,
-            vision=options.vision,
+            vision=options.vision and options.profiled_encoder,
             first=stage == 0,
             last=stage == parallel.pipeline - 1,
             v2=v2,
@@ -352,7 +353,7 @@ def _judge(
                 else "Nothing is left for the KV cache.",
             )
         )
-    elif any(each.kind is not Cache.STATE for each in shape.cached) or not shape.cache_known:
+    elif shape.has_cache:
         limits.append((parts.available, Prediction.REFUSED, "Nothing is left for the KV cache."))
     made = Estimate(
         Prediction.STARTED,
@@ -370,7 +371,7 @@ def _judge(
         concurrency,
         comfortable,
     )
-    return _with_verdict(made, parts, limits, free, margin, device, layout is not None or not shape.cached)
+    return _with_verdict(made, parts, limits, free, margin, device, layout is not None or not shape.has_cache)
 
 
 def _with_verdict(

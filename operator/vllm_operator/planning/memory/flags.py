@@ -7,8 +7,12 @@ from collections.abc import Mapping
 from vllm_operator.planning.memory.estimate import Options
 from vllm_operator.pods.reading import mapping
 
-UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--enable-lora", "--num-gpu-blocks-override")
+UNREADABLE = ("--hf-overrides", "--load-format", "--kv-cache-dtype-skip-layers", "--num-gpu-blocks-override")
 """Flags whose effect on memory is not modelled: with one of them, nothing is said about the size."""
+USUAL_ADAPTERS, USUAL_RANK = "1", "16"
+"""Defaults of --max-loras and --max-lora-rank (vllm/config/lora.py, 0.11.0 to 0.33.0)."""
+MODALITIES = ("image", "video")
+"""Inputs that need the encoder."""
 FUSED = "--compilation-config.pass_config.fuse_allreduce_rms"
 RESIZING_FLAGS = ("--quantization", "--cpu-offload-gb", "--hf-overrides", "--load-format")
 """Flags that give the weights on the GPU another size than in the files."""
@@ -33,6 +37,9 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         )
         if flag in arguments
     }
+    if "--enable-lora" in arguments:
+        sizes["adapters"] = _size(arguments.get("--max-loras", USUAL_ADAPTERS))
+        sizes["adapter_rank"] = _size(arguments.get("--max-lora-rank", USUAL_RANK))
     numbers = {
         name: _number(arguments[flag])
         for name, flag in (("utilization", "--gpu-memory-utilization"), ("offload_gib", "--cpu-offload-gb"))
@@ -53,12 +60,15 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         offload_gib=numbers.get("offload_gib") or 0.0,
         speculative=speculative[0],
         own_draft_layers=speculative[1],
-        vision="--language-model-only" not in arguments,
+        vision="--language-model-only" not in arguments and not _is_text_only(arguments),
+        profiled_encoder="--skip-mm-profiling" not in arguments,
         prefix_caching=False if "--no-enable-prefix-caching" in arguments else True if "--enable-prefix-caching" in arguments else None,
         context_parallel=sizes.get("context_parallel") or 1,
         block=sizes.get("block"),
         cache_bytes=sizes.get("cache_bytes"),
         fused_reduction=_has_fused_reduction(arguments),
+        adapters=sizes.get("adapters") or 0,
+        adapter_rank=sizes.get("adapter_rank") or 0,
     )
 
 
@@ -76,6 +86,17 @@ def _has_fused_reduction(arguments: Mapping[str, str | None]) -> bool:
     except (ValueError, RecursionError):
         return True
     return mapping(written, "pass_config").get("fuse_allreduce_rms") is not False
+
+
+def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
+    """Whether no images and videos are allowed. vLLM does not load the encoder then."""
+    flag = "--limit-mm-per-prompt"
+    try:
+        limits = mapping(json.loads(arguments.get(flag) or "{}"))
+    except (ValueError, RecursionError):
+        return False
+    dotted = {kind: arguments[name] for kind in MODALITIES if (name := f"{flag}.{kind}") in arguments}
+    return all(str({**limits, **dotted}.get(kind)) == "0" for kind in MODALITIES)
 
 
 def _size(value: str | None) -> int | None:

@@ -164,6 +164,11 @@ class ModelShape:
         return hash((self.architecture, self.hidden, self.layers, self.heads, self.vocabulary, self.max_length))
 
     @property
+    def has_cache(self) -> bool:
+        """Whether some layer has a KV cache or a state, also one that is not understood."""
+        return bool(self.cached) or self.compressed is not None or not self.cache_known
+
+    @property
     def parameters(self) -> int:
         """Parameters, without those for speculative decoding."""
         return sum(module.total for module in self.modules)

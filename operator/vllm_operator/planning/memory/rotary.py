@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from math import ceil
 from typing import Any
 
-from vllm_operator.pods.reading import mapping
+from vllm_operator.pods.reading import mapping, read_integer
 
 TWO_TABLES = ("gemma3", "gemma4", "laguna")
 """Models whose layers with a window have a rotary embedding of their own."""
 MOST = 64
 """Larger factors are not read."""
+MOST_SCALED, LONGEST = 1024, 1 << 30
+"""The same for YaRN, and for the length that it scales."""
 
 
 WITH_SECTIONS = ("qwen2vl", "qwen25vl", "qwen25omni", "qwen3vl", "qwen3omni", "qwen35")
@@ -40,6 +42,20 @@ def rotary_width(config: Mapping[str, Any], architecture: str, width: int, secon
         second: The same in the table of the other layers; 0 without such layers.
     """
     return width * _factor(config) + (second if any(name in architecture for name in TWO_TABLES) else 0)
+
+
+def scaled_length(config: Mapping[str, Any], length: int) -> int:
+    """Return the longest context that vLLM accepts: with YaRN as many times the original one as its factor says.
+
+    Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
+    """
+    written = _parameters(config)
+    factor, original = written.get("factor"), read_integer(written.get("original_max_position_embeddings"))
+    if written.get("rope_type", written.get("type")) != "yarn" or not original or not 0 < original < LONGEST:
+        return length
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= MOST_SCALED:
+        return length
+    return int(original * factor)
 
 
 def _factor(config: Mapping[str, Any]) -> int:

@@ -12,7 +12,7 @@ from typing import Any
 from vllm_operator.planning.memory.compressed import compressed_modules, compressed_rotary, read_compression, read_streams
 from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, ModelShape, Module, Shard
-from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width
+from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width, scaled_length
 from vllm_operator.pods.reading import mapping, read_integer, sequence
 
 LARGEST = 1 << 40
@@ -82,7 +82,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         heads=heads,
         kv_heads=read.size("num_key_value_heads", default=heads) or heads,
         intermediate=read.size("intermediate_size", "n_inner", "ffn_dim"),
-        max_length=read.size("max_position_embeddings", "n_positions", "max_sequence_length") or None,
+        max_length=scaled_length(read.text, read.size("max_position_embeddings", "n_positions", "max_sequence_length")) or None,
         experts=read.size(*EXPERT_KEYS),
         experts_per_token=read.size("num_experts_per_tok", "top_k_experts", "moe_topk", default=1),
         expert_width=(read.size("moe_latent_size") and read.size("moe_intermediate_size"))

@@ -65,11 +65,17 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             f"{_gib(made.kv_cache)} left for the KV cache."
         )
         notes.append(Note(Severity.INFO, text))
+    own, asked = (sizing.model.shape.max_length, sizing.options.max_length) if sizing.model and sizing.options else (None, None)
     if judgement.length is not None:
-        own = sizing.model.shape.max_length if sizing.model else None
         text = (
             f"A context of {own} tokens does not fit on {title} with {chosen.shape.count} GPU{'s' if chosen.shape.count > 1 else ''}, so "
             f"the operator sets --max-model-len to {judgement.length}. For a longer context, use more or larger GPUs, or set the flag."
+        )
+        notes.append(Note(Severity.RISK, text))
+    if own is not None and asked is not None and asked > own:
+        text = (
+            f"vLLM refuses a context of {asked} tokens, since the config.json of {name} has {own}. Lower --max-model-len, or scale the "
+            "positions with --hf-overrides if the model is made for it."
         )
         notes.append(Note(Severity.RISK, text))
     if judgement.room is Room.FEW:

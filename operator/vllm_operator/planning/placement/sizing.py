@@ -223,7 +223,9 @@ def resolve_sizing(
     spec, summary = resource.spec, resource.status.pinned_plan
     arguments, read = overrides.arguments, read_flags(overrides.arguments)
     active, rank = active_adapters(spec), highest_rank(spec, files.adapters)
-    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables), adapters=active, adapter_rank=rank)
+    asked = None if read is None else replace(read, runner_v2=read_runner(overrides.variables))
+    if asked is not None and active:  # the flags for adapters are those of spec.adapters
+        asked = replace(asked, adapters=active, adapter_rank=rank)
     config, label = files.config, arguments.get("--quantization") or ""
     if not label and config is None and facts.quantization is not None:
         label = FORMATS[facts.quantization]
