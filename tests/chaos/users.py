@@ -246,12 +246,17 @@ class Users:
                     self._journal.note(f"delete {kind} {child['metadata']['name']}, which is not the operator's any more")
 
     async def _wait_until_replaced(self, child: Manifest, kind: str) -> None:
-        async with asyncio.timeout(SETTLE_SECONDS):
-            while True:
-                found = await self._client.find(kind, child["metadata"]["name"])
-                if found is None or found["metadata"]["uid"] != child["metadata"]["uid"]:
-                    return
-                await asyncio.sleep(0.2)
+        name = child["metadata"]["name"]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_SECONDS):
+                while True:
+                    found = await self._client.find(kind, name)
+                    if found is None or found["metadata"]["uid"] != child["metadata"]["uid"]:
+                        return
+                    await asyncio.sleep(0.2)
+        users = [pod["metadata"] for pod in await self._client.list_all("Pod") if _uses(pod, name)]
+        waiting = [f"{pod['name']} ({'being deleted' if 'deletionTimestamp' in pod else 'runs'})" for pod in users]
+        self._journal.violate(f"{kind} {name} is not gone after {SETTLE_SECONDS:.0f} s without replicas; Pods that use it: {waiting}")
 
     async def _remove(self, kind: str, name: str) -> None:
         try:
