@@ -80,6 +80,43 @@ def test_more_requests_at_a_time_need_more_gpus(capsys: pytest.CaptureFixture[st
     assert [row["count"] for row in rows if row["fits"]] == [4, 8]
 
 
+def test_every_gpu_of_known_memory_is_listed_also_with_unified_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    out = run(capsys, "Qwen/Qwen3-8B")[1]
+    assert "\nGB10 " in out
+    assert "Thor" not in out
+
+
+def test_a_gpu_that_vllm_does_not_support_does_not_count_as_fitting(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(fitting(capsys, "Qwen/Qwen3-8B", "--gpu", "V100", "--version", "0.33.0").values()) == {"refused"}
+    assert "started" in fitting(capsys, "Qwen/Qwen3-8B", "--gpu", "V100", "--version", "0.19.0").values()
+    assert "started" in fitting(capsys, "Qwen3-8B", "--gpu", "V100", "--version", "0.33.0").values()  # no name on the hub: no rules
+    status, out, _ = run(capsys, "Qwen/Qwen3-8B", "--gpu", "V100", "T4", "--version", "0.33.0")
+    assert status == 0
+    assert "\nV100 16GB: vLLM 0.33.0 is built with PyTorch 2.11" in out
+    assert "annotation" not in out
+
+
+def test_the_rules_consider_the_format(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("Qwen/Qwen3-8B", "--gpu", "T4", "--version", "0.12.0")
+    assert "started" in fitting(capsys, *arguments, "--quantization", "awq").values()
+    assert set(fitting(capsys, *arguments, "--quantization", "fp8").values()) == {"refused"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("deepseek-ai/DeepSeek-V3", "--gpu", "H100"), "(--quantization awq or nvfp4), or see larger GPUs without --gpu."),
+        (("meta-llama/Llama-3.3-70B-Instruct", "--gpu", "T4"), "(--quantization fp8, awq or nvfp4), or see larger"),
+        (("Qwen/Qwen3-8B", "--gpu", "L4", "--concurrency", "640"), "Lower --concurrency or --context, set --kv-cache-dtype fp8"),
+        (("meta-llama/Llama-4-Scout-17B-16E-Instruct", "--gpu", "H100"), "8 H100 80GB have room for --context "),
+    ],
+)
+def test_where_nothing_fits_the_page_says_what_to_do(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str) -> None:
+    status, out, _ = run(capsys, *arguments)
+    assert status == 1
+    assert said in " ".join(out.split())
+
+
 def test_a_models_own_config_is_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     config = {"architectures": ["LlamaForCausalLM"], "num_hidden_layers": 22, "hidden_size": 2048, "intermediate_size": 5632}
     config |= {"num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 32000, "max_position_embeddings": 2048}
@@ -95,6 +132,7 @@ def test_a_models_own_config_is_read(capsys: pytest.CaptureFixture[str], tmp_pat
         (("Qwen/Qwen3-8B", "--gpu", "Voodoo"), "the catalog has no GPU Voodoo"),
         (("Qwen/Qwen3-8B", "--version", "new"), "new is not a vLLM version"),
         (("Qwen/Qwen3-8B", "--context", "0"), "--context must be a positive number"),
+        (("Qwen/Qwen3-8B", "--quantization", "q4_k_m"), "q4_k_m is not a format of weights; use bf16, fp8"),
         ((), "give a model"),
         (("--cases", "no-such-file"), "no-such-file cannot be read"),
     ],

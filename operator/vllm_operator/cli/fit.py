@@ -9,23 +9,26 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from vllm_operator.catalog.gpus import GPUs, Product, load_gpus
+from vllm_operator.catalog.loader import Catalog, load_catalog
 from vllm_operator.catalog.memory import MemoryFacts, load_memory
-from vllm_operator.catalog.shapes import load_shapes
-from vllm_operator.catalog.versions import Release, load_versions, parse_release
+from vllm_operator.catalog.shapes import KnownShapes, load_shapes
+from vllm_operator.catalog.versions import Release, Versions, parse_release
 from vllm_operator.cli.checkpoints import read_model_files
 from vllm_operator.cli.documents import STANDARD_INPUT
 from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.fit_refusals import Refuse, find_refusals
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import Case, as_line, check_length, predict, predict_model, read_case
 from vllm_operator.planning.memory.devices import device_of, find_product
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
+from vllm_operator.planning.memory.quantization import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import ModelFiles
@@ -35,17 +38,21 @@ LINE_LIMIT = 4 * 1024 * 1024
 """Characters of a line of cases."""
 MOST_GPUS = 8
 HEADER = ("GPU", "count", "fits", "weights", "activation", "graphs", "KV cache", "KV tokens", "longest", "concurrency", "limit")
+FORMATS = "bf16, fp8, fp8_block, nvfp4, mxfp4, mxfp8, int8, awq or gptq"
+LEAST_CONTEXT = 4096
+"""A shorter context is not recommended."""
 SHOWN = {Prediction.STARTED: "yes", Prediction.TIGHT: "tight", Prediction.UNKNOWN: "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One GPU product and one size. `enough`: the concurrency wanted is reached."""
+    """One GPU product and one size. `enough`: the concurrency wanted is reached. `refusal`: why no engine starts on such a GPU."""
 
     product: Product
     parallel: ParallelShape
     made: Estimate
     enough: bool
+    refusal: str = ""
 
     @property
     def fits(self) -> bool:
@@ -118,10 +125,12 @@ def _run_model(arguments: argparse.Namespace) -> int:
     for name in ("context", "max_num_seqs", "max_num_batched_tokens", "checkpoint_bytes", "concurrency", "gpu_memory_utilization"):
         if (value := getattr(arguments, name)) is not None and not 0 < value < 1 << 50:
             raise InputError(f"--{name.replace('_', '-')} must be a positive number, not {value}")
-    gpus, facts = load_gpus(), load_memory()
-    version, release = _version(arguments.version)
-    model = _model(arguments)
-    products = _products(arguments.gpu, gpus)
+    catalog = load_catalog()
+    version, release = _version(arguments.version, catalog.versions)
+    files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
+    model = _model(arguments, files, catalog.shapes)
+    products = _products(arguments.gpu, catalog.gpus, catalog.memory)
+    refuse = find_refusals(arguments.model, version, model.form.name, files, catalog)
     options = Options(
         utilization=arguments.gpu_memory_utilization,
         max_length=arguments.context,
@@ -132,7 +141,7 @@ def _run_model(arguments: argparse.Namespace) -> int:
     )
     rows = []
     for product in products:
-        own = _rows(product, model, options, arguments.concurrency, release, gpus, facts)
+        own = _rows(product, model, options, arguments.concurrency, release, refuse, catalog)
         fitting = next((row for row in own if row.fits), None)
         rows += own if arguments.gpu else [fitting or own[-1]] if own else []
     if arguments.output:
@@ -143,29 +152,31 @@ def _run_model(arguments: argparse.Namespace) -> int:
 
 
 def _rows(
-    product: Product, model: SizedModel, options: Options, wanted: float, release: Release, gpus: GPUs, facts: MemoryFacts
+    product: Product, model: SizedModel, options: Options, wanted: float, release: Release, refuse: Refuse, catalog: Catalog
 ) -> list[_Row]:
-    device = device_of(product, product.architecture, None, gpus, facts)
+    device = device_of(product, product.architecture, None, catalog.gpus, catalog.memory)
     found = []
     for parallel in smallest_sizes(model.shape, model.form, 1 if device.unified else MOST_GPUS):
-        made = check_length(predict_model(model, parallel, device, options, facts, release), model, options)
-        found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted))
+        made = check_length(predict_model(model, parallel, device, options, catalog.memory, release), model, options)
+        refusal = refuse(product.architecture, parallel)
+        if refusal:
+            made = replace(made, prediction=Prediction.REFUSED, limit=refusal)
+        found.append(_Row(product, parallel, made, (made.concurrency or 0.0) >= wanted, refusal))
     return found
 
 
-def _version(written: str | None) -> tuple[str, Release]:
-    version = written or load_versions().newest.version
+def _version(written: str | None, versions: Versions) -> tuple[str, Release]:
+    version = written or versions.newest.version
     release = parse_release(version)
     if release is None:
         raise InputError(f"{version} is not a vLLM version; one looks like 0.20.1")
     return version, release
 
 
-def _model(arguments: argparse.Namespace) -> SizedModel:
-    files = read_model_files(arguments.model_config) if arguments.model_config is not None else ModelFiles()
+def _model(arguments: argparse.Namespace, files: ModelFiles, shapes: KnownShapes) -> SizedModel:
     model = resolve_model(
         arguments.model,
-        load_shapes(),
+        shapes,
         config=files.config,
         checkpoint_bytes=arguments.checkpoint_bytes or files.weight_bytes,
         label=arguments.quantization,
@@ -175,13 +186,16 @@ def _model(arguments: argparse.Namespace) -> SizedModel:
         raise InputError(
             f"the sizes of the model {arguments.model} are unknown. Download its config.json and give it with --model-config FILE"
         )
+    if arguments.quantization and name_format(arguments.quantization, model.shape) is None:
+        raise InputError(f"{arguments.quantization} is not a format of weights; use {FORMATS}")
     return model
 
 
-def _products(names: Sequence[str], gpus: GPUs) -> list[Product]:
-    """The GPUs to estimate; by default all products, each title once."""
+def _products(names: Sequence[str], gpus: GPUs, facts: MemoryFacts) -> list[Product]:
+    """The GPUs to estimate; by default all products whose memory is known, each title once."""
     if not names:
-        return list({product.title: product for product in gpus.products_by_name.values() if product.memory_mebibytes}.values())
+        titles = {product.title: product for product in gpus.products_by_name.values()}
+        return [each for each in titles.values() if device_of(each, each.architecture, None, gpus, facts).memory_gib is not None]
     found = []
     for name in names:
         product = find_product(name, gpus)
@@ -200,6 +214,24 @@ def _write_page(arguments: argparse.Namespace, version: str, model: SizedModel, 
     if model.form.assumed:
         text = "Which weights are quantized is an assumption. Give the checkpoint's config.json with --model-config FILE."
         print("\n" + "\n".join(wrap(text, "")))
+    for refusal in dict.fromkeys(row.refusal for row in rows if row.refusal):
+        titles = dict.fromkeys(row.product.title for row in rows if row.refusal == refusal)
+        print("\n" + "\n".join(wrap(f"{', '.join(titles)}: {refusal}", "")))
+    if not any(row.fits for row in rows):
+        print("\n" + "\n".join(wrap(_advice(rows, model, length, named=bool(arguments.gpu)), "")))
+
+
+def _advice(rows: Sequence[_Row], model: SizedModel, length: int | None, *, named: bool) -> str:
+    """What to do if the model fits on none of the GPUs. `named`: the user gave them."""
+    possible = [row for row in rows if not row.refusal]
+    shorter = max(possible, key=lambda row: row.made.comfortable or 0, default=None)
+    more = ", or see larger GPUs without --gpu" if named else ""
+    if shorter is not None and LEAST_CONTEXT <= (shorter.made.comfortable or 0) < (length or 0):
+        return f"{shorter.parallel.tensor} {shorter.product.title} have room for --context {shorter.made.comfortable}. Use it{more}."
+    if any(row.made.prediction is Prediction.STARTED for row in possible):
+        return f"Lower --concurrency or --context, set --kv-cache-dtype fp8{more}."
+    smaller = "fp8, awq or nvfp4" if model.form.size > 1.5 else "awq or nvfp4"
+    return f"Use a quantized checkpoint, if there is one (--quantization {smaller}){more}."
 
 
 def _cells(row: _Row) -> tuple[str, ...]:
@@ -208,6 +240,8 @@ def _cells(row: _Row) -> tuple[str, ...]:
     limit = made.limit
     if made.prediction is Prediction.STARTED and not row.enough:
         limit = "The KV cache is too small for this concurrency."
+    if row.refusal:
+        limit = "vLLM does not start on this GPU: see below."
     return (
         row.product.title,
         f"{row.parallel.tensor}{' (expert parallel)' if row.parallel.expert else ''}",
