@@ -155,7 +155,7 @@ def test_what_an_interrupted_fetch_leaves_is_completed_and_removed(
     with Proxy(programs.registry.host, hold_after=MIDDLE) as proxy:
         programs.log_in_at(proxy.host)
         running = programs.start("fetch", root, settings=settings, repository=f"{proxy.host}/{REPOSITORY}")
-        assert proxy.holding.wait(30)
+        assert proxy.holding.wait(100)
         kill(running)
         result = programs.end(running)[1]
     was_told = kill is subprocess.Popen.terminate
@@ -174,7 +174,7 @@ def test_of_two_publications_at_once_the_first_wins(programs: Programs, large: P
     with Proxy(programs.registry.host, hold_after=MIDDLE, is_upstream=True) as proxy:
         programs.log_in_at(proxy.host)
         second = programs.start("publish", large, settings="race", repository=f"{proxy.host}/{REPOSITORY}")
-        assert proxy.holding.wait(60)
+        assert proxy.holding.wait(100)
         programs.log_in(programs.registry.account())
         other = fill(tmp_path / "other", {"triton/own/kernel.json": b"{}"})
         for path in (other, *other.rglob("*")):
@@ -194,7 +194,7 @@ def test_a_publication_that_is_interrupted_tags_nothing(programs: Programs, larg
     with Proxy(programs.registry.host, hold_after=MIDDLE, is_upstream=True) as proxy:
         programs.log_in_at(proxy.host)
         running = programs.start("publish", large, settings=settings, repository=f"{proxy.host}/{REPOSITORY}", readable=settings)
-        assert proxy.holding.wait(60)
+        assert proxy.holding.wait(100)
         kill(running)
         status, result = programs.end(running)
     assert (status != 0, result.get("result")) == (True, "Interrupted" if kill is subprocess.Popen.terminate else None)

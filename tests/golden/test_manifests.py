@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.manifests import CASES, read_case
-from vllm_operator.caches.artifacts import load_program
+from support.manifests import CASES, read_case, without_programs
 from vllm_operator.rendering.manifests import render
 
 
@@ -40,15 +39,6 @@ def test_equal_input_gives_equal_manifests(folder: Path) -> None:
 def test_manifests_are_plain_json_without_nulls(folder: Path) -> None:
     for path, value in walk(render(*read_case(folder))):
         assert type(value) in (dict, list, str, int, bool), f"{path} is {value!r}"
-
-
-def without_programs(value: Any) -> Any:
-    """The same with a name in place of a program, which has a digest of its own (`test_artifacts.py`)."""
-    if isinstance(value, dict):
-        return {name: without_programs(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [without_programs(entry) for entry in value]
-    return "(caches/scripts: fetch)" if value == load_program("fetch") else value
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from support.gpus import inventory_of, real_node
+from support.manifests import without_programs
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
@@ -80,7 +81,7 @@ def recording_of_plan(outcome: Outcome) -> dict[str, Any]:
 
 def recording_of_manifests(resource: VLLMDeployment, outcome: Outcome) -> list[dict[str, Any]]:
     assert outcome.plan is not None
-    manifests = render(resource, outcome.plan)
+    manifests: list[dict[str, Any]] = without_programs(render(resource, outcome.plan))
     for manifest in manifests:
         for container in manifest["spec"].get("template", {}).get("spec", {}).get("containers", ()):
             container["env"] = [variable for variable in container["env"] if variable["name"] not in common_variables()]

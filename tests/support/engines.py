@@ -69,7 +69,7 @@ async def fetch(cluster: Cluster, pod: Manifest, path: str) -> str:
 
 async def seconds_to_serve(cluster: Cluster, pod: Manifest) -> float:
     """How long the engine took, by the time stamps of its container's log."""
-    log = await cluster.read_log(pod["metadata"]["name"], timestamps="true")
+    log = await cluster.read_log(pod["metadata"]["name"], container="vllm", timestamps="true")
     lines = [line.partition(" ") for line in log.split("\n") if line]
     [done] = [stamp for stamp, _, text in lines if SERVING in text]
     return (datetime.fromisoformat(done) - datetime.fromisoformat(lines[0][0])).total_seconds()

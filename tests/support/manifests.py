@@ -1,12 +1,14 @@
 """The recorded manifests: which VLLMDeployments and plans they follow from."""
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import Toggle
+from vllm_operator.caches.artifacts import load_program
 from vllm_operator.caches.key import CacheOrigin, CachePlan, plan_cache
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.planning.engine.shape import ParallelShape
@@ -45,3 +47,15 @@ def plan_caches(resource: VLLMDeployment, plan: Plan, generation: int) -> CacheP
         generation=generation,
     )
     return plan_cache(origin, load_caches())
+
+
+PROGRAMS = ("fetch", "unpack", "keep", "measure")
+
+
+def without_programs(value: Any) -> Any:
+    """The same with a name in place of a program, which has a digest of its own (`test_artifacts.py`)."""
+    if isinstance(value, dict):
+        return {name: without_programs(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [without_programs(entry) for entry in value]
+    return next((f"(caches/scripts: {name})" for name in PROGRAMS if value == load_program(name)), value)

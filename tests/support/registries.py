@@ -134,7 +134,7 @@ def run(
 ) -> tuple[int, dict[str, Any]]:
     monkeypatch.setenv(variable, json.dumps(settings))
     monkeypatch.setenv("ARTIFACT_REPORT", str(tmp_path / "report"))
-    status = program.main()
+    status = program()
     result = json.loads((tmp_path / "report").read_text())
     assert len((tmp_path / "report").read_text()) < 4096
     return status, result
@@ -159,14 +159,14 @@ class ArtifactBench:
 
     def fetch(self, **more: Any) -> tuple[int, dict[str, Any]]:
         settings = {**self.common, "root": str(self.root), "deadline": 10, **more}
-        return run(fetch, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
+        return run(fetch.main, "CACHE_ARTIFACT", settings, self._tmp, self._monkeypatch)
 
     def publish(self, root: Path, **more: Any) -> tuple[int, dict[str, Any]]:
         old = time.time() - 100
         for path in root.rglob("*"):
             os.utime(path, (old, old), follow_symlinks=False)
         settings = {**self.common, "root": str(root), "excluded": list(EXCLUDED), "whole": [], "architecture": "sm_90", "mounts": []}
-        return run(publish, "PUBLISH_ARTIFACT", {**settings, "pause": 0, **more}, self._tmp, self._monkeypatch)
+        return run(publish.run_publish, "PUBLISH_ARTIFACT", {**settings, "pause": 0, **more}, self._tmp, self._monkeypatch)
 
     def log_in(self, auths: Any = None) -> None:
         (self._tmp / "secret").mkdir(exist_ok=True)

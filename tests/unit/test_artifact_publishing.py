@@ -122,7 +122,7 @@ def test_secrets_of_the_pod_are_not_published(
 def test_a_directory_that_keeps_changing_is_not_published(
     artifact_bench: ArtifactBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: FakeRegistry
 ) -> None:
-    monkeypatch.setattr(publish, "is_quiet", lambda inventory: False)
+    monkeypatch.setattr(publish, "is_quiet", lambda inventory, seconds: False)
     assert artifact_bench.publish(fill(tmp_path / "filled"))[1]["result"] == "Changing"
 
 

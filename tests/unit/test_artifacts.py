@@ -18,6 +18,7 @@ from vllm_operator.api.plan import PlannedArtifact
 from vllm_operator.api.spec import Distribution
 from vllm_operator.caches import artifacts
 from vllm_operator.caches.artifacts import FETCH_PROGRAM, load_program
+from vllm_operator.caches.layout import PACKING_PROGRAM
 from vllm_operator.caches.scripts.by_hand import DEFAULT_EXCLUDED, DEFAULT_WHOLE
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cluster.client import JOB, POD
@@ -322,21 +323,22 @@ async def test_a_required_artifact_that_cannot_be_fetched_is_said(fleet: Fleet, 
     assert "refuses access (HTTP 403)" in bench.message("Crashed")
 
 
-def test_the_program_that_fetches_is_part_of_pod_templates() -> None:
-    """A change replaces the Pods of everybody who fetches caches. After a release, add a version instead: FETCH_PROGRAM."""
-    assert (FETCH_PROGRAM, hashlib.sha256(load_program("fetch").encode()).hexdigest()[:16]) == (1, PROGRAM_DIGEST)
+def test_programs_are_part_of_pod_templates() -> None:
+    """A change replaces the Pods of everybody who uses them. After a release, add a version instead: FETCH_PROGRAM, PACKING_PROGRAM."""
+    assert (FETCH_PROGRAM, PACKING_PROGRAM) == (1, 1)
+    assert {name: hashlib.sha256(load_program(name).encode()).hexdigest()[:16] for name in PROGRAM_DIGESTS} == PROGRAM_DIGESTS
 
 
-PROGRAM_DIGEST = "0a9600634e32f8ed"
+PROGRAM_DIGESTS = {"fetch": "0a9600634e32f8ed", "unpack": "414560a93895d0f6", "keep": "7304fd88e16633f6", "measure": "eda47a2e4beb5b9c"}
 
 
-@pytest.mark.parametrize("name", ["fetch", "publish", "export", "import"])
+@pytest.mark.parametrize("name", ["fetch", "publish", "export", "import", "unpack", "keep"])
 def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, name: str) -> None:
     program = load_program(name)
     assert "vllm_operator.caches" not in program
     compile(program, name, "exec")
     assert len(program) < 100_000  # an argument may have 128 KiB
-    modules = artifacts._MODULES[name]
+    modules = artifacts._FETCH if name == "fetch" else artifacts._PROGRAMS[name][0]
     names: list[str] = []
     for module in modules:
         loaded = __import__(f"vllm_operator.caches.scripts.{module}", fromlist=["x"])
@@ -344,10 +346,13 @@ def test_a_program_is_one_text_without_names_of_two_meanings(tmp_path: Path, nam
         names += [key for key in own if not key.startswith("__") and f"\n{key}" in (Path(loaded.__file__ or "").read_text())]
     constants = [key for key in names if key.isupper() or key[0].islower()]
     assert len(names) == len(set(names)), sorted(key for key in constants if names.count(key) > 1)
-    env = {f"{name.upper() if name != 'fetch' else 'CACHE'}_ARTIFACT": "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
+    if name == "keep":
+        return  # it ends with its Pod: tests/unit/test_packed_caches.py
+    variable = {"fetch": "CACHE_ARTIFACT", "unpack": "PACKED_CACHES"}.get(name, f"{name.upper()}_ARTIFACT")
+    env = {variable: "{}", "ARTIFACT_REPORT": str(tmp_path / "report")}
     command = [sys.executable, "-I", "-B", "-c", program]
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60, stdin=subprocess.DEVNULL)
-    report = (tmp_path / "report").read_text() if name in ("fetch", "publish") else done.stderr
+    report = (tmp_path / "report").read_text() if name in ("fetch", "publish", "unpack") else done.stderr
     assert json.loads(report)["result"] == "Failed", done.stderr
 
 

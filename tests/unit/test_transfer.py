@@ -241,6 +241,13 @@ async def test_where_there_is_nothing_to_export(fleet: Fleet, tmp_path: Path) ->
         await transfer.export_caches(cluster(fleet), "default", "llama", tmp_path / "caches.tar", execute=Kubectl(tmp_path))
 
 
+async def test_a_packed_file_is_not_exported(fleet: Fleet, tmp_path: Path) -> None:
+    await fleet.serve(cache={"layout": "Packed"})
+    with pytest.raises(InputError, match="one packed file, which is not exported; set"):
+        await transfer.export_caches(cluster(fleet), "default", "llama", tmp_path / "caches.tar", execute=Kubectl(tmp_path))
+    assert fleet.bench.cluster.all(POD) == []
+
+
 def test_a_file_that_does_not_exist_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,23 @@ class CacheMarker(StrEnum):
     """Writer of the marker file in a cache directory."""
 
     INIT_CONTAINER = "InitContainer"
+    MEASURING_INIT_CONTAINER = "MeasuringInitContainer"
+    """It also measures what small files on the volume cost."""
+
+
+class PlannedPacking(Model):
+    """How caches are kept as one packed file. Pinned, so that a new version of the operator does not change Pods."""
+
+    program: int = Field(ge=1, description="Version of the programs that pack and unpack.")
+    folders: list[Annotated[str, Field(max_length=64)]] = Field(
+        max_length=64, description="Folders of the cache directory that are packed.", json_schema_extra=list_atomic()
+    )
+    excluded: list[Annotated[str, Field(max_length=64)]] = Field(
+        max_length=32, description="Patterns of names that are left out.", json_schema_extra=list_atomic()
+    )
+    whole: list[Annotated[str, Field(max_length=64)]] = Field(
+        max_length=32, description="Folders in which nothing is left out.", json_schema_extra=list_atomic()
+    )
 
 
 class PlannedArtifact(Model):
@@ -193,6 +210,9 @@ class Plan(Model):
         default=None,
         description="Writer of the file that marks the cache directory as created by the operator, so that cleaning may delete it "
         "when it is unused. Absent in plans of earlier versions, which write no such file.",
+    )
+    cache_packing: PlannedPacking | None = Field(
+        default=None, description="How caches are kept as one packed file on the volume. Absent if they are kept as files."
     )
     cache_artifact: PlannedArtifact | None = Field(
         default=None, description="How Pods fetch caches from a registry. Absent without `spec.cache.artifact`."

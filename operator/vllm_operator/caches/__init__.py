@@ -9,5 +9,6 @@ what to do      actions (everything), priming (who fills an empty cache), rollou
                 keep a PVC which is being deleted)
 in a registry   artifacts (fetching, and what Pods report of it), publishing (the Job that pushes; the programs are in scripts)
 in a file       transfer (the Pod through which the command line exports and imports)
+on a volume     layout (files, or one packed file that containers of the Pod unpack and pack; the programs are in scripts)
 what to report  activity
 """

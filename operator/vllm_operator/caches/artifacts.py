@@ -9,7 +9,7 @@ import ast
 import copy
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -29,12 +29,18 @@ FETCH_PROGRAM = 1
 FETCHED = frozenset({"Fetched", "PartlyFetched"})
 MAX_REJECTED = 8
 _PACKAGE = "vllm_operator.caches.scripts"
-_MODULES = {
-    "fetch": ("artifact", "build", "registry", "unpack", "fetch"),
-    "publish": ("artifact", "build", "registry", "pack", "publish"),
-    "export": ("artifact", "build", "registry", "pack", "publish", "layout_file", "export_file"),
-    "import": ("artifact", "build", "registry", "unpack", "fetch", "layout_file", "import_file"),
+_ALL = ("artifact", "build", "registry", "unpack", "pack", "fetch", "publish", "folder", "packed")
+_PROGRAMS = {
+    "publish": (("artifact", "build", "registry", "pack", "publish"), "run_publish"),
+    "export": (("artifact", "build", "registry", "pack", "publish", "layout_file", "export_file"), "run_export"),
+    "import": (("artifact", "build", "registry", "unpack", "fetch", "layout_file", "import_file"), "run_import"),
+    "unpack": (_ALL, "run_unpack"),
+    "keep": (_ALL, "run_keep"),
+    "measure": (("mark",), "run_measurement"),
 }
+"""The modules of each program, and the function that it calls."""
+_FETCH = ("artifact", "build", "registry", "unpack", "fetch")
+"""The modules of the program that fetches. Pods run its text as it was first written, with docstrings."""
 _NOT_IN_TRAVEL_KEY = frozenset({"image", "user", "generation"})
 """Parts of the cache key that do not matter on another node: the fingerprint of the build replaces the image."""
 _NO_SETTINGS = frozenset({"--api-key", "--served-model-name", "--host", "--port", "--shutdown-timeout"})
@@ -49,8 +55,10 @@ _MAX_NAMED = 150
 @cache
 def load_program(name: str) -> str:
     """Return a program, for example `fetch`, as one text for `python3 -c`: its modules without the imports of each other."""
-    modules = _MODULES[name]
-    return "\n\n".join(_without_imports(module, is_last=module == modules[-1]) for module in modules)
+    if name == "fetch":
+        return "\n\n".join("\n".join(_lines(module, is_main=module == _FETCH[-1])) for module in _FETCH)
+    modules, function = _PROGRAMS[name]
+    return "\n\n".join([*map(_without_docstrings, modules), f"import sys\n\nsys.exit({function}())"])
 
 
 def run_program(name: str) -> list[str]:
@@ -58,15 +66,32 @@ def run_program(name: str) -> list[str]:
     return ["python3", "-I", "-B", "-c", load_program(name)]
 
 
-def _without_imports(module: str, *, is_last: bool) -> str:
+def _lines(module: str, *, is_main: bool = False) -> list[str]:
+    """The lines of a module without imports of the others and, unless it is the main one, without what it does as a script."""
     text = files(_PACKAGE).joinpath(f"{module}.py").read_text("utf-8")
-    lines: list[str | None] = list(text.splitlines())
-    for node in ast.parse(text).body:
-        own = isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE)
-        if own or (isinstance(node, ast.If) and not is_last):
-            for number in range(node.lineno - 1, node.end_lineno or node.lineno):
-                lines[number] = None
-    return "\n".join(line for line in lines if line is not None)
+    left_out = [
+        node
+        for node in ast.parse(text).body
+        if (isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE)) or (isinstance(node, ast.If) and not is_main)
+    ]
+    return _without(text.splitlines(), left_out)
+
+
+def _without_docstrings(module: str) -> str:
+    """The text of a module as in `_lines`, without docstrings, which would be part of every Pod template."""
+    lines = _lines(module)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = [
+        part.body[0]
+        for part in ast.walk(ast.parse("\n".join(lines)))
+        if isinstance(part, documented) and len(part.body) > 1 and ast.get_docstring(part) is not None
+    ]
+    return "\n".join(line for line in _without(lines, docstrings) if line)
+
+
+def _without(lines: Sequence[str], nodes: Iterable[ast.stmt]) -> list[str]:
+    numbers = {number for node in nodes for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)}
+    return [line for number, line in enumerate(lines, start=1) if number not in numbers]
 
 
 def plan_artifact(resource: VLLMDeployment, version: str | None, distribution: Distribution, caches: Caches) -> PlannedArtifact | None:
@@ -116,6 +141,16 @@ def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
 def proxies_of(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the variables of the engine that name a proxy."""
     return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).upper() in _PROXIES]
+
+
+def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return where an engine says that it is ready; empty if its readiness probe is no request of HTTP."""
+    request = reading.mapping(engine, "readinessProbe", "httpGet")
+    port = request.get("port")
+    number = port if isinstance(port, int) else reading.integer(reading.named(engine, str(port), "ports", key="name"), "containerPort")
+    if not request or number is None:
+        return {}
+    return {"scheme": str(request.get("scheme") or "HTTP").lower(), "port": number, "path": str(request.get("path") or "/")}
 
 
 def _is_local(word: str, plan: Plan) -> bool:

@@ -23,7 +23,15 @@ from vllm_operator.api.operation import ArtifactSpec, Publish
 from vllm_operator.api.resource import Role, labels_of, metadata_of, publishing_prefix
 from vllm_operator.caches.activity import Publication, PublicationState
 from vllm_operator.caches.address import template_spec
-from vllm_operator.caches.artifacts import is_secret, proxies_of, read_result, read_travel_settings, run_program, travel_settings
+from vllm_operator.caches.artifacts import (
+    is_secret,
+    proxies_of,
+    read_result,
+    read_travel_settings,
+    readiness_request,
+    run_program,
+    travel_settings,
+)
 from vllm_operator.caches.claim_holders import is_terminating
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.records import is_primed, is_quarantined
@@ -217,14 +225,7 @@ def add_publisher(primer: dict[str, Any], context: CacheContext, caches: Caches)
 
 
 def _probe(context: CacheContext) -> dict[str, Any]:
-    """Where the engine says that it is ready; empty if its readiness probe is no request of HTTP."""
-    engine = _engine(context)
-    request = reading.mapping(engine, "readinessProbe", "httpGet")
-    port = request.get("port")
-    number = port if isinstance(port, int) else reading.integer(reading.named(engine, str(port), "ports", key="name"), "containerPort")
-    if not request or number is None:
-        return {}
-    return {"scheme": str(request.get("scheme") or "HTTP").lower(), "port": number, "path": str(request.get("path") or "/")}
+    return readiness_request(_engine(context))
 
 
 def _artifact_of(context: CacheContext) -> ArtifactSpec:

@@ -71,7 +71,10 @@ async def export_caches(client: ClusterClient, namespace: str, name: str, file: 
         ClusterError: The cluster refuses or does not answer.
         OSError: The file cannot be written.
     """
-    pod = render_transfer(await read_context(client, namespace, name), load_caches(), "export")
+    context = await read_context(client, namespace, name)
+    if context.plan.cache_packing is not None:
+        raise InputError(f"the caches of {name} are one packed file, which is not exported; set spec.cache.layout to Files first")
+    pod = render_transfer(context, load_caches(), "export")
     part = file.with_name(f"{file.name}.part")
     try:
         with part.open("xb") as target:

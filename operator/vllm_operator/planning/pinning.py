@@ -143,7 +143,11 @@ def with_cache_generation(pinned: Plan, resource: VLLMDeployment, caches: Caches
         generation=generation,
     )
     cache = plan_cache(origin, caches)
-    changed: dict[str, object] = {"cache_key": cache.key, "cache_key_parts": list(cache.parts), "cache_marker": CacheMarker.INIT_CONTAINER}
+    changed: dict[str, object] = {
+        "cache_key": cache.key,
+        "cache_key_parts": list(cache.parts),
+        "cache_marker": CacheMarker.MEASURING_INIT_CONTAINER,
+    }
     if pinned.cache_artifact is not None:
         changed["cache_artifact"] = pinned.cache_artifact.model_copy(update={"rejected": rejected_artifacts(resource)})
     return pinned.model_copy(update=changed)

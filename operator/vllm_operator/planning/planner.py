@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
-from vllm_operator.api.plan import CacheMarker, GPUCandidate, Plan
+from vllm_operator.api.plan import GPUCandidate, Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import AcceleratorSpec, EngineSpec, ParallelismSpec, Toggle
 from vllm_operator.api.status import ConditionStatus
-from vllm_operator.caches.artifacts import plan_artifact
 from vllm_operator.caches.key import CacheOrigin, keyed_arguments, per_pod_notes, plan_cache
+from vllm_operator.caches.layout import plan_forms
 from vllm_operator.caches.volumes import about_unknown_size, plan_weights
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.catalog.models import Facts
@@ -364,8 +364,7 @@ class _FreshPlan:
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),
-            cache_marker=CacheMarker.INIT_CONTAINER,
-            cache_artifact=plan_artifact(resource, version.version, version.distribution, self.catalog.caches),
+            **plan_forms(resource, version.version, version.distribution, self.catalog.caches),
             drain_seconds=drain.seconds,
             endpoint_seconds=drain.endpoint_seconds,
             deadline_seconds=deadline,

@@ -1,4 +1,4 @@
-"""What all init containers have in common: they run like the engine, in its image and as its user, but without its GPUs."""
+"""What all containers around the engine have in common: they run like the engine, in its image and as its user, but without its GPUs."""
 
 import copy
 from collections.abc import Mapping, Sequence

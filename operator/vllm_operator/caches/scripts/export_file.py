@@ -58,7 +58,3 @@ def export_file(settings: dict[str, Any], output: IO[bytes]) -> dict[str, Any]:
         )
         output.flush()
     return {"result": "Exported", "tag": tag, "digest": packed.digest, "files": packed.files, "bytes": packed.size}
-
-
-if __name__ == "__main__":
-    sys.exit(run_export())

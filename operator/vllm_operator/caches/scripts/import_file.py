@@ -55,7 +55,3 @@ def import_file(settings: dict[str, Any], layout: LayoutFile) -> dict[str, Any]:
     keys = travel_key(settings["readable"], settings["parts"], settings["settings"], build_fingerprint(settings.get("image", "")))
     content, digest, tag = layout.find_manifest()
     return fetch_found(settings, layout, content, {"digest": digest, "tag": tag}, keys)  # type: ignore[arg-type]  # it asks for blobs only
-
-
-if __name__ == "__main__":
-    sys.exit(run_import())

@@ -38,6 +38,7 @@ TOKENS = re.compile(
     rb"\bhf_[A-Za-z0-9]{34}\b|\bgh[pousr]_[A-Za-z0-9]{36}\b|\bgithub_pat_[A-Za-z0-9_]{60,}|\bglpat-[A-Za-z0-9_-]{20}\b|\bAKIA[A-Z0-9]{16}\b"
 )
 """Forms of tokens. Bytecode is not searched for them, because libraries contain examples."""
+BYTECODE = "bytecode"
 MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
 RANK = re.compile(r"rank_\d+_\d+")
 
@@ -138,7 +139,7 @@ class Digesting(io.RawIOBase):
 
 
 def write_layer(
-    root: str, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...] = (), bytecode: str = "bytecode"
+    root: str, inventory: list[Entry], file: IO[bytes], *, index: bytes, secrets: tuple[bytes, ...] = (), scans: bool = True
 ) -> tuple[str, int, str]:
     """Write the layer to a file; return its digest, its size, and the digest of the archive.
 
@@ -148,7 +149,7 @@ def write_layer(
         file: The file.
         index: Content of `io.vllm.manifest/manifest.json`.
         secrets: Values that must not be in any file.
-        bytecode: The folder that is searched for these values only.
+        scans: Whether to search for forms of tokens, too.
 
     Raises:
         ArtifactError: SecretsFound, or Changing: a file is not as in the inventory.
@@ -169,7 +170,7 @@ def write_layer(
                 if entry.is_folder:
                     add(archive, name, None, mtime=entry.mtime_ns // 10**9)
                     continue
-                patterns = TOKENS if entry.path.partition("/")[0] != bytecode else None
+                patterns = TOKENS if scans and entry.path.partition("/")[0] != BYTECODE else None
                 with open_unchanged(root, entry) as source:
                     add(
                         archive,
@@ -322,6 +323,7 @@ def pack(
     machine: str,
     mounts: list[dict[str, Any]],
     secrets: tuple[bytes, ...] = (),
+    scans: bool = True,
     mounted_at: str = "/cache",
 ) -> Packed:
     """Write the layer of an artifact to a file, and return what describes it.
@@ -333,7 +335,7 @@ def pack(
     if not files:
         raise ArtifactError("Empty", "The directory has no caches.")
     all_labels, index = describe(inventory, root=mounted_at, labels=labels, architecture=architecture, mounts=mounts)
-    layer = write_layer(root, inventory, file, index=index, secrets=secrets)
+    layer = write_layer(root, inventory, file, index=index, secrets=secrets, scans=scans)
     config, manifest = describe_image(all_labels, layer=layer, machine=machine)
     return Packed(layer[0], layer[1], config, manifest, len(files), sum(entry.size for entry in files))
 

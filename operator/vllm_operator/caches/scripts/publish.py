@@ -13,7 +13,6 @@ import json
 import os
 import platform
 import ssl
-import sys
 import tempfile
 import time
 from typing import Any
@@ -35,7 +34,7 @@ MIN_SECRET = 8
 """Shorter values occur everywhere by chance."""
 
 
-def main() -> int:
+def run_publish() -> int:
     """Publish; return the exit status."""
     return run_with_report("PUBLISH_ARTIFACT", publish_when_ready, deadline=DEADLINE_SECONDS, good=("Published", "AlreadyPublished"))
 
@@ -128,7 +127,7 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
     for _ in range(PACK_ATTEMPTS):
         try:
             inventory = take_inventory(root, folders, excluded, whole)
-            if is_quiet(inventory):
+            if is_quiet(inventory, float(settings.get("quiet", QUIET_SECONDS))):
                 file.seek(0)
                 file.truncate()
                 packed = pack(
@@ -140,6 +139,7 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
                     machine=platform.machine(),
                     mounts=settings["mounts"],
                     secrets=secrets,
+                    scans=bool(settings.get("scans", True)),
                 )
                 if take_inventory(root, folders, excluded, whole) == inventory:
                     return packed
@@ -153,10 +153,10 @@ def pack_unchanged(settings: dict[str, Any], file: Any, labels: dict[str, str]) 
     raise ArtifactError("Changing", "The engine kept changing its caches.")
 
 
-def is_quiet(inventory: list[Entry]) -> bool:
+def is_quiet(inventory: list[Entry], seconds: float) -> bool:
     """Return whether nothing was written for a while. A time in the future counts as long ago."""
     now = time.time()
-    return not any(0 <= now - entry.mtime_ns / 1e9 < QUIET_SECONDS for entry in inventory)
+    return not any(0 <= now - entry.mtime_ns / 1e9 < seconds for entry in inventory)
 
 
 def push(registry: Registry, packed: Packed, file: Any) -> None:
@@ -165,7 +165,3 @@ def push(registry: Registry, packed: Packed, file: Any) -> None:
         config.write(packed.config)
         registry.push_blob(digest_of(packed.config), config, len(packed.config))
     registry.push_blob(packed.layer_digest, file, packed.layer_size)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
