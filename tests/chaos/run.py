@@ -338,14 +338,17 @@ class Run:
         found = [
             item for kind in CHILDREN for item in await self._client.list_all(kind, selector=selector) for item in [{"kind": kind, **item}]
         ]
-        return sorted(
-            f"{item['kind']} {item['metadata']['name']}" for item in found if not self._is_foreign(item) and not self._may_stay(item)
-        )
+        staying = {(item["kind"], item["metadata"]["name"]) for item in found if self._may_stay(item)}
+        left = [
+            item
+            for item in found
+            if not self._is_foreign(item) and not self._may_stay(item) and staying.isdisjoint(_owners(item))  # a Pod of a Job that may stay
+        ]
+        return sorted(f"{item['kind']} {item['metadata']['name']}" for item in left)
 
     def _is_foreign(self, item: Manifest) -> bool:
         """Whether an object is a user's, or a controller has made it for one of these."""
-        owners = [(owner["kind"], owner["name"]) for owner in item["metadata"].get("ownerReferences") or ()]
-        return not self._fields_of_others.names().isdisjoint([(item["kind"], item["metadata"]["name"]), *owners])
+        return not self._fields_of_others.names().isdisjoint([(item["kind"], item["metadata"]["name"]), *_owners(item)])
 
     def _may_stay(self, item: Manifest) -> bool:
         """Whether users have wanted an object to outlive its VLLMDeployment."""
@@ -393,3 +396,8 @@ async def patient(cluster: Cluster) -> AsyncIterator[PatientCluster]:
     """A client of the same namespace whose requests outlive an outage."""
     async with aiohttp.ClientSession() as session:
         yield PatientCluster(cluster.environment, session, cluster.namespace)
+
+
+def _owners(item: Manifest) -> list[tuple[str, str]]:
+    """Kinds and names of the owners of an object."""
+    return [(owner["kind"], owner["name"]) for owner in item["metadata"].get("ownerReferences") or ()]
