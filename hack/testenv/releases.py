@@ -100,6 +100,12 @@ def download(
             binary.replace(target)
 
 
+def checksum_of(file: Path, algorithm: str) -> str:
+    """Returns the checksum of a file as releases are pinned by it."""
+    with file.open("rb") as content:
+        return f"{algorithm}:{hashlib.file_digest(content, algorithm).hexdigest()}"
+
+
 def _at_mirror(url: str) -> str:
     mirror = os.environ.get(MIRROR)
     return f"{mirror.rstrip('/')}/{url.partition('://')[2]}" if mirror else url
@@ -129,8 +135,8 @@ def _unpack(file: Path, targets: Mapping[str, Path]) -> None:
     missing = dict(targets)
     with tarfile.open(file, "r:gz") as archive:
         for member in archive:
-            target = missing.pop(member.name, None)
-            source = archive.extractfile(member) if target is not None and member.isreg() else None
+            target = missing.pop(member.name, None) if member.isreg() else None
+            source = archive.extractfile(member) if target is not None else None
             if target is None or source is None:
                 continue
             with source, target.open("wb") as out:

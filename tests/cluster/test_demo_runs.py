@@ -3,12 +3,17 @@
 import asyncio
 import os
 import re
+import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+import yaml
 
+from bench.first_minute import new_machine, pack, served
 from testenv import Environment
+from testenv.releases import DATA
 
 pytestmark = pytest.mark.cluster
 
@@ -18,12 +23,12 @@ LINES = {"deepseek": 60, "deepseek-again": 60, "llama": 60, "tinyllama": 80}
 """Lines of `kubectl describe`, at most. While the Pod of a crash starts again, the page also has that start."""
 
 
-async def run_demo(*arguments: str) -> tuple[int | None, str]:
+async def run_demo(*arguments: str, checkout: Path = ROOT, environment: Mapping[str, str] = os.environ) -> tuple[int | None, str]:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         *("-m", "demo", "--speed", SPEED, *arguments),
-        cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": "hack", "COLUMNS": "200", "TERM": "dumb"},
+        cwd=checkout,
+        env={**environment, "PYTHONPATH": "hack", "COLUMNS": "200", "TERM": "dumb"},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
@@ -53,3 +58,23 @@ async def test_the_demo_ends_as_described(environment: Environment) -> None:
     assert pages.keys() == LINES.keys()
     for name, page in pages.items():
         assert len(page.splitlines()) <= LINES[name], page
+
+
+@pytest.mark.extended
+@pytest.mark.timeout(240)
+async def test_the_demo_needs_no_go_and_nothing_in_a_cache(environment: Environment, tmp_path: Path) -> None:
+    """With release binaries from a server of this machine: only their checksums differ from those of the official ones."""
+    document = await asyncio.to_thread(pack, tmp_path / "mirror")
+    checkout = tmp_path / "checkout"
+    for part in ("hack", "crds", "tests/corpus/h200"):
+        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    (checkout / DATA.relative_to(ROOT)).write_text(yaml.safe_dump(document), "utf-8")
+    with served(tmp_path / "mirror") as mirror:
+        machine = new_machine(tmp_path / "machine", mirror)
+        assert not [name for name in ("go", "kubectl", "kube-apiserver", "etcd") if shutil.which(name, path=machine["PATH"])]
+        status, output = await run_demo(checkout=checkout, environment=machine)
+    assert status == 0, output
+    downloaded = [f"{', '.join(entry['members'])} {entry['version']}" for entry in document["releases"]]
+    assert re.findall(r"^downloading (.+)$", output, re.MULTILINE) == downloaded
+    assert not re.search(r"^(building|not downloaded|No Go toolchain)", output, re.MULTILINE)
+    assert not list((tmp_path / "machine" / "cache").rglob("bin/go"))

@@ -64,6 +64,7 @@ NOT_RUN = {
     "python hack/bench/running.py --burst 100": "measures for minutes, on a machine that should be quiet",
     "make compare AGAINST=main OBJECTS=200 ROUNDS=1": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/compare.py --phases burst --profile profiles": "measures for minutes, on a machine that should be quiet",
+    "python hack/bench/first_minute.py": "measures for minutes; test_demo_runs.py and test_release.py go through the same",
     "python hack/bench/parser.py": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/plans.py": "measures for minutes, on a machine that should be quiet",
     "python hack/bench/memory.py --objects 500": "measures for minutes, on a machine that should be quiet",

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import re
+import sys
 import tarfile
 import threading
 from collections.abc import Iterator
@@ -103,6 +104,18 @@ def test_a_server_that_is_too_slow_is_given_up(server: str, tmp_path: Path) -> N
 def test_an_archive_without_the_binary_is_not_used(server: str, tmp_path: Path) -> None:
     with pytest.raises(ReleaseError, match="has no etcd-v1/kwok"):
         download(release(f"{server}/right", member="etcd-v1/kwok"), {"etcd": tmp_path / "etcd"})
+
+
+def test_a_link_in_the_archive_is_not_the_binary(server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as tar:
+        link = tarfile.TarInfo("etcd-v1/etcd")
+        link.type, link.linkname = tarfile.SYMTYPE, "/bin/sh"
+        tar.addfile(link)
+    monkeypatch.setattr(sys.modules[__name__], "ARCHIVE", out.getvalue())
+    with pytest.raises(ReleaseError, match="has no etcd-v1/etcd"):
+        download(release(f"{server}/right", out.getvalue()), {"etcd": tmp_path / "etcd"})
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_server_is_a_reason_to_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
