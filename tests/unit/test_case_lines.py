@@ -136,6 +136,13 @@ def test_deepseek_v4_with_a_type_of_cache_that_is_not_modelled_is_not_said_to_st
     assert case("dsv4-pro6000", kv_cache_dtype=kind, gpu_memory_utilization=0.7).prediction == "refused"
 
 
+@pytest.mark.parametrize(("share", "outcome"), [(0.95, "started"), (0.97, "tight"), (0.98, "tight"), (0.99, "refused"), (1.0, "refused")])
+def test_with_unified_memory_the_host_needs_a_part(share: float, outcome: str) -> None:
+    made = case("f3a63f53f4", gpu_memory_utilization=share)
+    assert made.prediction == outcome
+    assert "117.6 GiB are free" in made.limit or outcome == "started"
+
+
 @pytest.mark.parametrize(("written", "name"), [("a1", "a1"), (17, "17"), (None, ""), (True, ""), (["a"], ""), (1.5, "")])
 def test_a_line_has_the_id_of_its_case(written: Any, name: str) -> None:
     [made] = estimate_lines([json.dumps({"id": written, "model": "Qwen/Qwen3-8B"})], ESTIMATE)

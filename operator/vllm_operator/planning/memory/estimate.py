@@ -325,7 +325,7 @@ def _judge(
 ) -> Estimate:
     """Compare the parts with the GPU: the limit with the least slack decides."""
     margin = max(facts.margin.gib, facts.margin.share * parts.total)
-    free = parts.total - (0.0 if device.unified else facts.context_gib)
+    free = parts.total - (facts.usable_memory.unified_host_gib if device.unified else facts.context_gib)
     needed = tokens = longest = concurrency = comfortable = None
     auto = options.max_length == 0
     memory = parts.available * GIB
@@ -355,22 +355,8 @@ def _judge(
         )
     elif shape.has_cache:
         limits.append((parts.available, Prediction.REFUSED, "Nothing is left for the KV cache."))
-    made = Estimate(
-        Prediction.STARTED,
-        "",
-        parts.weights,
-        parts.activation,
-        parts.other,
-        parts.graphs,
-        parts.budget,
-        parts.available,
-        needed,
-        tokens,
-        longest,
-        max_length,
-        concurrency,
-        comfortable,
-    )
+    held = (parts.weights, parts.activation, parts.other, parts.graphs, parts.budget, parts.available)
+    made = Estimate(Prediction.STARTED, "", *held, needed, tokens, longest, max_length, concurrency, comfortable)
     return _with_verdict(made, parts, limits, free, margin, device, layout is not None or not shape.has_cache)
 
 
@@ -383,9 +369,10 @@ def _with_verdict(
     device: Device,
     complete: bool,
 ) -> Estimate:
-    if parts.budget > free and not device.unified:
+    if parts.budget > free:
         text = f"--gpu-memory-utilization {parts.utilization:g} asks for {parts.budget:.1f} GiB; {free:.1f} GiB are free."
-        return replace(made, prediction=Prediction.REFUSED if parts.budget > free + 0.2 else Prediction.TIGHT, limit=text)
+        unsure = margin if device.unified else 0.2
+        return replace(made, prediction=Prediction.REFUSED if parts.budget > free + unsure else Prediction.TIGHT, limit=text)
     failed = next(((slack, verdict, text) for slack, verdict, text in limits if slack < -margin), None)
     if failed is not None:
         return replace(made, prediction=failed[1], limit=failed[2])
