@@ -168,6 +168,25 @@ def test_a_flag_for_a_context_longer_than_that_of_the_model_is_said(length: str,
     assert any("has 131072. Lower --max-model-len, or scale the positions with --hf-overrides" in note for note in notes) is said
 
 
+@pytest.mark.parametrize(
+    ("uri", "spec", "said"),
+    [
+        (DEEPSEEK, {}, True),
+        (DEEPSEEK, {"parallelism": {"tensor": 8}}, False),  # the user chose
+        (LLAMA_70B, {}, False),  # tensor parallelism divides its KV heads
+    ],
+)
+def test_data_parallelism_is_suggested_where_each_gpu_would_keep_the_same_cache(uri: str, spec: dict[str, Any], said: bool) -> None:
+    notes = made(deployment(uri, **spec), real_node("h200")).notes
+    found = [note for note in notes if "spec.parallelism {tensor: 1, data: 8, expert: Enabled} they hold" in note]
+    assert bool(found) is said
+    for note in found:
+        alone, together = (int(number) for number in re.findall(r"[0-9]{5,}", note))
+        assert together > 3 * alone
+        advised = made(deployment(uri, parallelism={"tensor": 1, "data": 8, "expert": "Enabled"}), real_node("h200"))
+        assert advised.count == 8
+
+
 def test_adapters_of_the_user_count() -> None:
     args = [{"name": "--enable-lora"}, {"name": "--max-loras", "value": "16"}, {"name": "--max-lora-rank", "value": "256"}]
     engines = ({"version": "0.20.1", "args": each} for each in ([], args))

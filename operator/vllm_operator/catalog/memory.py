@@ -58,7 +58,8 @@ class EngineV0(Entry):
 class UsableMemory(Entry):
     """Memory that CUDA reports, from what nvidia-smi reports. `unified_gib` is by the product's title.
 
-    `unified_host_gib` is what an idle host needs of unified memory. `unified_names` are words by which people call machines with unified memory, with their architecture.
+    `unified_host_gib` is what an idle host needs of unified memory. `unified_names` are words by which people call machines with
+    unified memory, with their architecture.
     """
 
     reserve_gib: Number

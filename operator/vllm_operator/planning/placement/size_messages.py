@@ -6,6 +6,7 @@ from vllm_operator.api.plan import PlannedMemory
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.rules import Severity
 from vllm_operator.catalog.shapes import KnownShapes
+from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.learned import predict_memory
 from vllm_operator.planning.memory.sizes import allowed
 from vllm_operator.planning.model.facts import model_name
@@ -59,6 +60,8 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             f"spec.parallelism.pipeline to {chosen.shape.count}."
         )
         notes.append(Note(Severity.INFO, text))
+    if sized:
+        notes += _note_about_ranks(chosen, sizing, name)
     if made.measured:
         text = (
             f"The memory of {name} on {devices(chosen)} is as measured at the last start: {_gib(made.weights)} of weights on each, "
@@ -103,6 +106,24 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
         )
         notes.append(Note(Severity.RISK, text))
     return notes
+
+
+def _note_about_ranks(chosen: Candidate, sizing: Sizing, name: str) -> list[Note]:
+    """What data parallelism would hold: tensor parallelism keeps the whole latent KV cache of MLA on each GPU."""
+    model, tensor, tokens = sizing.model, chosen.shape.parallel.tensor, chosen.judgement.made.tokens
+    if model is None or not (model.shape.latent and model.shape.experts) or tensor == 1 or not tokens:
+        return []
+    ranks = ParallelShape(data=tensor, expert=True)
+    spread = sizing.judge(chosen.target.pool, ranks)
+    held = (spread.made.tokens or 0) * tensor
+    if allowed(model.shape, model.form, ranks) is not None or spread.room > Room.SHORTENED or held <= tokens:
+        return []
+    text = (
+        f"With tensor parallelism, each of the {tensor} GPUs keeps the KV cache of all requests to {name}: {tokens} tokens. With "
+        f"spec.parallelism {{tensor: 1, data: {tensor}, expert: Enabled}} they hold {held} together, for more requests at a time; a single "
+        "request takes longer."
+    )
+    return [Note(Severity.INFO, text)]
 
 
 def predicted_memory(chosen: Candidate | None, sizing: Sizing | None) -> PlannedMemory | None:
