@@ -339,11 +339,7 @@ class Run:
             item for kind in CHILDREN for item in await self._client.list_all(kind, selector=selector) for item in [{"kind": kind, **item}]
         ]
         staying = {(item["kind"], item["metadata"]["name"]) for item in found if self._may_stay(item)}
-        left = [
-            item
-            for item in found
-            if not self._is_foreign(item) and not self._may_stay(item) and staying.isdisjoint(_owners(item))  # a Pod of a Job that may stay
-        ]
+        left = [item for item in found if not (self._is_foreign(item) or self._may_stay(item) or staying.intersection(_owners(item)))]
         return sorted(f"{item['kind']} {item['metadata']['name']}" for item in left)
 
     def _is_foreign(self, item: Manifest) -> bool:
