@@ -8,11 +8,13 @@ import yaml
 
 from support.manifests import CASES, read_case
 from support.observations import NOW
-from vllm_operator.api.operation import Publish, Storage
-from vllm_operator.caches.address import cache_address, template_spec
+from vllm_operator.api.operation import Prefetch, Publish, Storage, WeightsSpec
+from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.artifacts import load_program
 from vllm_operator.caches.cleaning import cleaning_script, render_cleaning
 from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.prefetching import load_program as load_fetching_program
+from vllm_operator.caches.prefetching import render_fetching
 from vllm_operator.caches.priming import render_primer
 from vllm_operator.caches.publishing import add_publisher, is_published_by_primer
 from vllm_operator.catalog.caches import load_caches
@@ -66,6 +68,23 @@ def test_a_primer_that_publishes_is_as_recorded(golden: Callable[[Path, str], No
         assert container["command"][-1] == load_program(name)
         container["command"][-1] = f"(the program {name})"
     golden(Path(__file__).parent / "upkeep" / "primer-that-publishes.yaml", yaml.safe_dump(primer, sort_keys=False, width=120))
+
+
+@pytest.mark.parametrize("name", ["weights-apart", "read-write-many", "smallest"])
+def test_the_job_that_fetches_weights_is_as_recorded(name: str, golden: Callable[[Path, str], None]) -> None:
+    resource, plan = read_case(next(folder for folder in CASES if folder.name == name))
+    weights = (resource.spec.weights or WeightsSpec()).model_copy(update={"prefetch": Prefetch.BEFORE_START})
+    resource = resource.model_copy(update={"spec": resource.spec.model_copy(update={"weights": weights})})
+    manifests = render(resource, plan)
+    deployment = next(manifest for manifest in manifests if manifest["kind"] == "Deployment")
+    claim_name = weights_claim(template_spec(deployment))
+    claim = next((it for it in manifests if it["metadata"]["name"] == claim_name), {"spec": {"accessModes": ["ReadWriteMany"]}})
+    job = render_fetching(CacheContext(resource=resource, plan=plan, desired=deployment, now=NOW), claim)
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    assert container["command"][-1] == load_fetching_program()
+    container["command"][-1] = "(caches/scripts/fetch_weights.py)"
+    job["metadata"]["name"] = job["metadata"]["name"].rpartition("-")[0]  # the rest is a digest, also of the program
+    golden(Path(__file__).parent / "upkeep" / f"fetch-{name}.yaml", yaml.safe_dump(job, sort_keys=False, width=120))
 
 
 @pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)

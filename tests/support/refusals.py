@@ -200,6 +200,15 @@ REFUSALS = (
         before={"cache": {"volume": {"size": "40Gi"}}},
     ),
     Refusal("a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("default size 20Gi",), before={}),
+    Refusal("weights fetched to directories of nodes", {"weights": {"prefetch": "BeforeStart", "hostPath": "/mnt"}}, ("remove prefetch",)),
+    Refusal(
+        "weights fetched to claims of Pods", {"weights": {"prefetch": "BeforeStart", "storage": "ClaimPerReplica"}}, ("remove prefetch",)
+    ),
+    Refusal(
+        "weights fetched that are on a claim already",
+        {"model": {"uri": "pvc://models/llama"}, "weights": {"prefetch": "BeforeStart"}},
+        ("remove weights.prefetch",),
+    ),
     Refusal(
         "another access mode for an existing claim",
         {"cache": {"volume": {"accessMode": "ReadWriteMany"}}},

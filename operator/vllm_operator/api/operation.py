@@ -155,10 +155,22 @@ class CacheSpec(StorageSpec):
     artifact: ArtifactSpec | None = Field(default=None, description="Caches in a container registry, for Pods on any node or cluster.")
 
 
+class Prefetch(StrEnum):
+    """Who downloads the weights."""
+
+    NEVER = "Never"
+    BEFORE_START = "BeforeStart"
+
+
 class WeightsSpec(StorageSpec):
     """Storage of downloaded weights between starts, separate from the caches."""
 
-    model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE))
+    model_config = ConfigDict(json_schema_extra=checked_by(*rules.STORAGE, rules.PREFETCH_TO_CLAIM))
+    prefetch: Prefetch | None = Field(
+        default=None,
+        description="BeforeStart: a Job without a GPU downloads the weights to the shared PersistentVolumeClaim before Pods start. The "
+        "engines then use exactly that commit, and do not ask the hub. Never: each engine downloads what is missing. Default: Never.",
+    )
 
 
 class RolloutStrategy(StrEnum):

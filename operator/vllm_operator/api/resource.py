@@ -61,6 +61,7 @@ class Role(StrEnum):
     PRIMER = "primer"
     CLEANING = "cleaning"
     PUBLISHING = "publishing"
+    FETCHING = "fetching"
     PLAN = "plan"
 
 
@@ -114,3 +115,8 @@ def cleaning_prefix(name: str) -> str:
 def publishing_prefix(name: str) -> str:
     """Prefix of the names of the Jobs that publish the caches of a VLLMDeployment."""
     return f"{name[:200]}-publish-"
+
+
+def fetching_prefix(name: str) -> str:
+    """Prefix of the names of the Jobs that download the weights of a VLLMDeployment."""
+    return f"{name[:200]}-fetch-"

@@ -164,6 +164,13 @@ PACKED_ON_CLAIM = {
 CACHE = (*STORAGE, PACKED_ON_CLAIM)
 """Rules of the caches."""
 
+PREFETCH_TO_CLAIM = {
+    "rule": "!has(self.prefetch) || self.prefetch == 'Never' || "
+    "!has(self.hostPath) && (!has(self.storage) || self.storage == 'SharedClaim')",
+    "message": "prefetch needs one PersistentVolumeClaim for all replicas; remove prefetch, or storage and hostPath",
+    "fieldPath": ".prefetch",
+}
+
 ARTIFACT_SOURCE = {
     "rule": "has(self.repository) || has(self.reference)",
     "message": "give repository (the tag is chosen), reference (one artifact by digest), or both",
@@ -272,6 +279,13 @@ EXPERTS_TO_SPREAD = {
 }
 
 
+PREFETCH_FROM_HUB = {
+    "rule": "self.?weights.?prefetch.orValue('Never') == 'Never' || self.model.uri.startsWith('hf://')",
+    "message": "only a model on the hub (hf://) can be fetched before the start; remove weights.prefetch",
+    "fieldPath": ".weights.prefetch",
+}
+
+
 def one_pod_claim(of: str) -> dict[str, str]:
     """A rule that refuses several replicas on a PersistentVolumeClaim for one Pod."""
     return {
@@ -335,6 +349,7 @@ SPEC = (
     EXPERTS_TO_SPREAD,
     ONE_POD_CLAIM,
     ONE_POD_WEIGHTS,
+    PREFETCH_FROM_HUB,
     CLAIM_SIZE_GROWS,
     CLAIM_MODE_STAYS,
     CLAIM_CLASS_STAYS,

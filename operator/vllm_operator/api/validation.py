@@ -247,6 +247,13 @@ _CHECKS: Mapping[str, Check] = {
     rules.MIG_UUID_NEEDS_DRA["rule"]: lambda a: _of(a, "mig", "uuids") is None or _of(a, "allocation") == "DRA",
     rules.ARTIFACT_SOURCE["rule"]: lambda a: _of(a, "repository") is not None or _of(a, "reference") is not None,
     rules.PUBLISHED_SOMEWHERE["rule"]: lambda a: _of(a, "publish", default="Never") == "Never" or _of(a, "repository") is not None,
+    rules.PREFETCH_TO_CLAIM["rule"]: lambda w: (
+        _of(w, "prefetch", default="Never") == "Never"
+        or (_of(w, "hostPath") is None and _of(w, "storage", default="SharedClaim") == "SharedClaim")
+    ),
+    rules.PREFETCH_FROM_HUB["rule"]: lambda s: (
+        _of(s, "weights", "prefetch", default="Never") == "Never" or str(_of(s, "model", "uri", default="hf://")).startswith("hf://")
+    ),
     rules.CLAIM_OR_VOLUME["rule"]: lambda c: _of(c, "claimName") is None or _of(c, "volume") is None,
     rules.ROLLING_UPDATE_FIELDS["rule"]: lambda r: (
         (_of(r, "maxSurge") is None and _of(r, "maxUnavailable") is None) or _of(r, "strategy") != "Recreate"

@@ -9,6 +9,7 @@ from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import image_activity, image_record
+from vllm_operator.caches.prefetching import NO_FETCHING, FetchingPlan, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
 from vllm_operator.caches.publishing import PublicationNeed, describe_publication
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
@@ -30,6 +31,7 @@ class CacheActions:
     activity: CacheActivity
     cleaning: CleaningNeed | None = None
     publication: PublicationNeed | None = None
+    fetching: FetchingPlan = NO_FETCHING
     scale: int | None = None
     """Desired replicas of a Deployment that is held; None if it is not held."""
 
@@ -59,6 +61,10 @@ def plan_cache_actions(
     remount, remounted = plan_remounting(context, read_only)
     if remount is Remounting.UNDER_WAY:
         priming = PrimingDecision(replicas=0, record=priming.record)
+    fetching = plan_fetching(context)
+    if fetching.state is not None:
+        runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
+        priming = PrimingDecision(CacheActivity(held=runs, fetching=fetching.state), replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning_record(context)
     record |= image_record(context) | remounted
@@ -82,6 +88,7 @@ def plan_cache_actions(
         activity,
         find_cleaning_need(context, full),
         publication_need,
+        fetching,
         held_replicas(priming, context),
     )
 

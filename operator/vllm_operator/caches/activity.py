@@ -137,6 +137,47 @@ class ArtifactResult:
     cold_seconds: int | None = None
 
 
+class FetchingState(StrEnum):
+    """State of fetching weights before a start."""
+
+    WAITING = "Waiting"
+    """The PVC or the Pod of the Job does not exist yet, or the Pod does not run yet."""
+    RUNNING = "Running"
+    FETCHED = "Fetched"
+    """The Job has finished, and its result is being recorded."""
+    FAILED = "Failed"
+    """The last attempt failed. The kubelet makes another one."""
+    REFUSED = "Refused"
+    """The API server refused the Job or the record."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetching:
+    """Fetching weights before a start.
+
+    Attributes:
+        state: Its state.
+        claim: The PVC.
+        pod: The Pod of the Job; empty without one.
+        run: The current run of its container.
+        result: Why the last attempt failed, in one word.
+        why: The obstacle: the message of the program, the kubelet, the scheduler or the API server. Untrusted.
+        needed_bytes: Space that is needed, if there is too little.
+        free_bytes: Space that is free, if there is too little.
+        commit: The commit that was downloaded.
+    """
+
+    state: FetchingState
+    claim: str
+    pod: str = ""
+    run: tuple[str, int] = ("", 0)
+    result: str = ""
+    why: str = ""
+    needed_bytes: int | None = None
+    free_bytes: int | None = None
+    commit: str | None = None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageActivity:
     """The image of the Pods. `moved`: its tag pointed to another image when the directory in use was filled."""
@@ -162,6 +203,7 @@ class CacheActivity:
         remounting: What is done about a read-only volume; None without one.
         cleaning: What is done about a full volume; None without one.
         publication: The publication of the caches; None if none is requested.
+        fetching: Fetching the weights before the Pods start; None if nothing is to be fetched.
         recheck_seconds: Seconds after which to look again without an event; None if only an event can change something.
     """
 
@@ -177,6 +219,7 @@ class CacheActivity:
     remounting: Remounting | None = None
     cleaning: Cleaning | None = None
     publication: Publication | None = None
+    fetching: Fetching | None = None
     recheck_seconds: float | None = None
 
     @property

@@ -153,6 +153,11 @@ def readiness_request(engine: Mapping[str, Any]) -> dict[str, Any]:
     return {"scheme": str(request.get("scheme") or "HTTP").lower(), "port": number, "path": str(request.get("path") or "/")}
 
 
+def hub_variables(engine: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the variables of the engine for the client of the model hub."""
+    return [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).startswith("HF_")]
+
+
 def _is_local(word: str, plan: Plan) -> bool:
     """Whether a word of the cache key stands for the user or the generation."""
     parts = {part.name: part.value for part in plan.cache_key_parts}

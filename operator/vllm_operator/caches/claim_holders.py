@@ -73,5 +73,5 @@ def find_removals(pods: Iterable[Mapping[str, Any]]) -> Iterator[Removal]:
 def _is_removable(pod: Mapping[str, Any]) -> bool:
     if instance_of(pod) is None:
         return False
-    is_job = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) in (Role.CLEANING.value, Role.PUBLISHING.value)
+    is_job = reading.text(pod, "metadata", "labels", COMPONENT_LABEL) in (Role.CLEANING.value, Role.PUBLISHING.value, Role.FETCHING.value)
     return is_job or reading.text(pod, "status", "phase") in _OVER

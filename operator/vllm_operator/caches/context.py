@@ -129,7 +129,8 @@ class CacheContext:
 
 def is_replica(pod: Manifest) -> bool:
     """Return whether a Pod serves requests."""
-    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) not in (Role.PRIMER.value, Role.CLEANING.value, Role.PUBLISHING.value)
+    role = reading.text(pod, "metadata", "labels", COMPONENT_LABEL)
+    return role not in (Role.PRIMER.value, Role.CLEANING.value, Role.PUBLISHING.value, Role.FETCHING.value)
 
 
 def is_primer(pod: Manifest) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vllm_operator.api.labels import COMPONENT_LABEL, INSTANCE_LABEL, NAME, NAME_LABEL
-from vllm_operator.api.resource import Role, cleaning_prefix, primer_name, publishing_prefix
+from vllm_operator.api.resource import Role, cleaning_prefix, fetching_prefix, primer_name, publishing_prefix
 from vllm_operator.pods.reading import mapping, read_text, sequence
 
 HASH_LABEL = "pod-template-hash"
@@ -34,6 +34,8 @@ def instance_of(pod: Mapping[str, Any]) -> str | None:
             is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(cleaning_prefix(name))
         case Role.PUBLISHING:
             is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(publishing_prefix(name))
+        case Role.FETCHING:
+            is_owned = kind == "Job" and isinstance(owner, str) and owner.startswith(fetching_prefix(name))
         case _:
             is_owned = False
     return name if is_owned else None

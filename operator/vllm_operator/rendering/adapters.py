@@ -4,7 +4,6 @@ It runs in the engine's image and as its user, with the volume of the weights. I
 with tokens of adapters. It depends on the spec only.
 """
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -13,16 +12,16 @@ from typing import Any
 
 from vllm_operator.api.adapters import AdapterSpec
 from vllm_operator.api.labels import CONTAINER
+from vllm_operator.api.operation import Prefetch
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.caches.artifacts import proxies_of
+from vllm_operator.caches.artifacts import hub_variables, proxies_of
+from vllm_operator.caches.prefetching import OFFLINE_VARIABLE
 from vllm_operator.catalog.paths import ADAPTER_TOKEN_ROOT, TOKEN_FILE, TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.planning.engine.adapters import adapter_path
-from vllm_operator.pods import reading
 from vllm_operator.rendering.init_container import render_init_container
 
 FETCH_CONTAINER = "fetch-adapters"
 VARIABLE = "ADAPTERS"
-_HUB_PREFIX = "HF_"
 
 
 def with_adapters(template: dict[str, Any], resource: VLLMDeployment) -> dict[str, Any]:
@@ -34,7 +33,10 @@ def with_adapters(template: dict[str, Any], resource: VLLMDeployment) -> dict[st
         return template
     engine = next(container for container in spec["containers"] if container["name"] == CONTAINER)
     volumes = [*(spec.get("volumes") or ()), *(_token_volume(each) for each in wanted if each.token_secret_ref)]
-    return {**template, "spec": {**spec, "initContainers": [*present, _container(engine, wanted)], "volumes": volumes}}
+    return {
+        **template,
+        "spec": {**spec, "initContainers": [*present, _container(engine, wanted, _hub_variables(engine, resource))], "volumes": volumes},
+    }
 
 
 @cache
@@ -46,15 +48,21 @@ def load_program() -> str:
     return files("vllm_operator.caches.scripts").joinpath("fetch_adapters.py").read_text("utf-8")
 
 
-def _container(engine: Mapping[str, Any], adapters: Sequence[AdapterSpec]) -> dict[str, Any]:
+def _container(engine: Mapping[str, Any], adapters: Sequence[AdapterSpec], hub: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     own = [each for each in adapters if each.token_secret_ref]
     mounts = [mount for mount in engine["volumeMounts"] if mount["mountPath"] in (WEIGHTS_ROOT, TOKEN_ROOT, "/tmp")]
     mounts += [{"name": _token_volume(each)["name"], "mountPath": f"{ADAPTER_TOKEN_ROOT}/{each.name}", "readOnly": True} for each in own]
-    of_hub = [copy.deepcopy(dict(entry)) for entry in reading.objects(engine, "env") if str(entry.get("name")).startswith(_HUB_PREFIX)]
     settings = json.dumps([_settings(each) for each in adapters], sort_keys=True)
     command = ["python3", "-I", "-B", "-c", load_program()]
-    env = [{"name": VARIABLE, "value": settings}, *of_hub, *proxies_of(engine)]
+    env = [{"name": VARIABLE, "value": settings}, *hub, *proxies_of(engine)]
     return render_init_container(engine, FETCH_CONTAINER, command, mounts, env, reports=True)
+
+
+def _hub_variables(engine: Mapping[str, Any], resource: VLLMDeployment) -> list[dict[str, Any]]:
+    """The variables for the client of the hub. With prefetched weights, engines are offline, but adapters come from the hub."""
+    weights = resource.spec.weights
+    is_offline = weights is not None and weights.prefetch is Prefetch.BEFORE_START
+    return [variable for variable in hub_variables(engine) if not is_offline or variable["name"] != OFFLINE_VARIABLE]
 
 
 def _settings(adapter: AdapterSpec) -> dict[str, str]:

@@ -12,7 +12,16 @@ from vllm_operator.api.labels import REMOUNTED_ANNOTATION
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment, primer_name
 from vllm_operator.caches.actions import CacheActions, plan_cache_actions
-from vllm_operator.caches.activity import NO_ACTIVITY, CacheActivity, Cleaning, CleaningState, Publication, PublicationState
+from vllm_operator.caches.activity import (
+    NO_ACTIVITY,
+    CacheActivity,
+    Cleaning,
+    CleaningState,
+    Fetching,
+    FetchingState,
+    Publication,
+    PublicationState,
+)
 from vllm_operator.caches.address import cache_address, template_spec, weights_claim
 from vllm_operator.caches.claim_holders import Removal, find_removals, is_terminating
 from vllm_operator.caches.cleaning import (
@@ -24,6 +33,7 @@ from vllm_operator.caches.cleaning import (
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
+from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, with_commit
 from vllm_operator.caches.publishing import PublicationNeed, render_publishing
 from vllm_operator.caches.records import read_lease
 from vllm_operator.cluster.apply import annotate_claim
@@ -131,6 +141,10 @@ class CacheReconciler:
             activity = replace(activity, cleaning=cleaning)
         if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication)) is not None:
             activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=why))
+        if (fetching := await self._fetch(snapshot, context, cache_actions.fetching)) != activity.fetching:
+            activity = replace(activity, fetching=fetching)
+        if fetching is not None and fetching.state is FetchingState.FETCHED:
+            activity = replace(activity, recheck_seconds=0.0)
         desired = {(manifest["kind"], manifest["metadata"]["name"]) for manifest in cache_actions.manifests}
         kept = [
             child
@@ -219,13 +233,17 @@ class CacheReconciler:
     async def _read_context(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> tuple[CacheContext, list[Manifest]]:
         """Render a plan, and read what decisions about its caches depend on."""
         manifests = render(*carried_out(resource, plan))
-        desired = next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
+        desired = _deployment_of(manifests)
         address = cache_address(template_spec(desired))
         claim = await read_claim(self._client, snapshot, address.claim if address else None)
         weights_name = weights_claim(template_spec(desired))
         if address is not None and weights_name == address.claim:
             weights_name = None
         weights = await read_claim(self._client, snapshot, weights_name)
+        claims = {found["metadata"]["name"]: found for found in (claim, weights) if found is not None}
+        if (commit := fetched_commit(resource, desired, claims)) is not None:
+            manifests = render(*carried_out(resource, with_commit(plan, resource, commit)))
+            desired = _deployment_of(manifests)
         desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
         context = CacheContext(
             resource=resource,
@@ -236,7 +254,7 @@ class CacheReconciler:
             primer=next((c for c in snapshot.children if _is_deployment(c, resource, primer_name(resource.metadata.name))), None),
             claim=claim,
             desired_claim=desired_claims.get(address.claim) if address else None,
-            claims={found["metadata"]["name"]: found for found in (claim, weights) if found is not None},
+            claims=claims,
             weights_claim_name=weights_name,
             weights_modes=reading.access_modes(weights if weights is not None else desired_claims.get(weights_name or "")),
             pods=snapshot.pods,
@@ -288,6 +306,27 @@ class CacheReconciler:
         self._count("create", JOB.kind)
         return None
 
+    async def _fetch(self, snapshot: Snapshot, context: CacheContext, plan: FetchingPlan) -> Fetching | None:
+        """Create the Job that fetches the weights, record its result, and delete Jobs that are no longer needed. Return what to report."""
+        for removal in plan.superseded:
+            await self._remove(snapshot, removal)
+        if plan.state is None:
+            return None
+        try:
+            if plan.job is not None:
+                await self._client.create(plan.job)
+                self._count("create", JOB.kind)
+            if plan.record is not None:
+                claim = context.claims[plan.state.claim]
+                await annotate_claim(self._client, dict(claim), plan.record)
+                self._count("patch", CLAIM.kind)
+        except (Forbidden, Invalid) as error:
+            log.warning("cannot fetch weights to PersistentVolumeClaim %s: %s", plan.state.claim, error)
+            return replace(plan.state, state=FetchingState.REFUSED, why=str(error))
+        except Conflict:
+            return plan.state  # the Job exists already, or the claim has changed since; the next reconciliation sees it
+        return plan.state
+
     async def _publish(self, context: CacheContext, need: PublicationNeed) -> str | None:
         """Create the Job that publishes the caches. Return why that is not possible; None if it exists now."""
         try:
@@ -299,6 +338,10 @@ class CacheReconciler:
             return str(error)
         self._count("create", JOB.kind)
         return None
+
+
+def _deployment_of(manifests: list[Manifest]) -> Manifest:
+    return next(manifest for manifest in manifests if manifest["kind"] == DEPLOYMENT.kind)
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Manifest | None) -> str | None:

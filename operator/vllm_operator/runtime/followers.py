@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from vllm_operator.api.labels import FETCH_CONTAINER
+from vllm_operator.caches.prefetching import is_fetching
 from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
@@ -102,12 +104,14 @@ class Followers:
         for run_key in [k for k in deployment.runs if k[0] not in uids]:
             deployment.runs.pop(run_key).stop()
         for pod in pods:
-            runs = runs_to_follow(pod)
+            fetches = is_fetching(pod)
+            runs = runs_to_follow(pod, FETCH_CONTAINER) if fetches else runs_to_follow(pod)
             self._read_missed(key, deployment, pod)
-            if not is_ready(pod) or pod["metadata"]["name"] in starting:
+            serves = is_ready(pod) and not fetches
+            if not serves or pod["metadata"]["name"] in starting:
                 for run in runs:
                     self._start(key, deployment, run)
-            if is_ready(pod) and runs and (entry := deployment.runs.get(runs[-1].key)) is not None:
+            if serves and runs and (entry := deployment.runs.get(runs[-1].key)) is not None:
                 entry.follower.finish_soon()  # the log of an earlier run, which crashed, is still read to its end
         if not deployment.runs:
             del self._deployments[key]

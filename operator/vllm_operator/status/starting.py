@@ -12,6 +12,7 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.decision import stall_restarts_left
 from vllm_operator.remediation.in_force import current
 from vllm_operator.status.conditions import FALSE, TRUE
+from vllm_operator.status.fetching import describe_fetching
 from vllm_operator.status.scheduling import find_obstacle, refusal_advice, unschedulable_advice
 from vllm_operator.status.startup import describe
 
@@ -34,6 +35,8 @@ _VERDICTS: dict[Phase, tuple[ConditionStatus, str]] = {
 def starting(observed: ObservedState, block: StartupStatus | None, remediation: RemediationStatus | None = None) -> Verdict:
     """Judge Starting. `block` and `remediation` are those of the new status. Without a message, there is nothing to report."""
     observation, say = observed.observation, observed.messages.say
+    if (fetching := describe_fetching(observed)) is not None:
+        return fetching
     if observed.unhealthy:
         return _of_pods(observed, block)
     if observation.wanted == 0:

@@ -13,6 +13,7 @@ from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.startup.state import Progress, StartupState
 from vllm_operator.status.estimates import by_count, estimate, seconds_left
+from vllm_operator.status.fetching import MAX_COUNTED, fetching_block
 from vllm_operator.text import wording
 
 HOLD_SECONDS = 10
@@ -21,8 +22,6 @@ HOLD_SHARE = 0.05
 """Progress by this share of the total is written sooner."""
 SHORT_HOLD_SECONDS = 1
 """Limit for larger progress, because a bar with few steps would otherwise be written at every step."""
-MAX_COUNTED = 10**15
-"""More bytes than any model has. The API server refuses a whole status that contains a number beyond 64 bits."""
 _MAX_PODS = 16
 
 
@@ -76,7 +75,7 @@ def silence_begins(observed: ObservedState, view: PodView) -> datetime | None:
 def _block(observed: ObservedState) -> StartupStatus | None:
     starting = observed.starting
     if not starting:
-        return None
+        return fetching_block(observed)
     lead = starting[0]
     entries = [_entry(observed, view) for view in starting[:_MAX_PODS]]
     state = observed.state(lead) if lead.phase is Phase.STARTING else None

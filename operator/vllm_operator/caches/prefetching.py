@@ -1,0 +1,275 @@
+"""Fetch the weights of a model onto their PVC before an engine starts: when, with which Job, and with what result.
+
+A Job without a GPU downloads the model to the directory where the engines look for it. Until it has finished, no Pod starts with the
+current spec; replicas with the previous one continue. The Job reports the commit that it has downloaded. This is recorded on the PVC
+(`FETCHED_ANNOTATION_PREFIX`), and from then on engines get exactly that commit, and do not ask the hub. A PVC lives as long as the
+weights on it, and every VLLMDeployment with the same model and PVC finds the record.
+
+The kubelet restarts the container of the Job until it succeeds, with growing pauses, so what a user corrects outside of the spec (a
+licence, a token, a proxy) takes effect by itself. The client of the hub continues a download that was interrupted.
+
+The operator itself does not talk to the hub for this. Only the Pod of the Job has the token.
+"""
+
+import copy
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from vllm_operator.api.labels import COMPONENT_LABEL, CONTAINER, FETCH_CONTAINER, FETCHED_ANNOTATION_PREFIX
+from vllm_operator.api.operation import Prefetch
+from vllm_operator.api.plan import Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.resource import Role, VLLMDeployment, fetching_prefix, labels_of, metadata_of
+from vllm_operator.caches.activity import Fetching, FetchingState
+from vllm_operator.caches.address import is_read_only, template_spec, weights_claim
+from vllm_operator.caches.artifacts import hub_variables, proxies_of
+from vllm_operator.caches.claim_holders import Removal, is_terminating
+from vllm_operator.caches.context import CacheContext
+from vllm_operator.caches.records import Changes
+from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
+from vllm_operator.pods import reading
+from vllm_operator.pods.owner import controller_of
+
+VARIABLE = "FETCH_WEIGHTS"
+KEPT_SECONDS = 3600
+"""How long the finished Job is kept. Its result is recorded when the operator sees it."""
+ATTEMPTS = 1_000_000
+"""The Job never gives up: only waiting for the weights would be left."""
+OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
+OTHER_REPOSITORIES = frozenset({"--tokenizer", "--hf-config-path", "--speculative-config", "--speculative-model", "--spec-model"})
+"""Flags with which an engine downloads from other repositories than that of the model, so it must be able to ask the hub."""
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "nodeSelector")
+_OVER = ("Succeeded", "Failed")
+_MAX_TEXT = 600
+
+
+@dataclass(frozen=True, slots=True)
+class FetchingPlan:
+    """What to do about fetching weights.
+
+    Attributes:
+        state: What is to be reported; None if nothing is fetched, or all is there.
+        job: The Job to create now.
+        record: What to record on the PVC of the weights.
+        superseded: Jobs to delete, because the spec no longer asks for what they fetch.
+    """
+
+    state: Fetching | None = None
+    job: dict[str, Any] | None = None
+    record: Changes | None = None
+    superseded: tuple[Removal, ...] = ()
+
+
+NO_FETCHING = FetchingPlan()
+
+
+def plan_fetching(context: CacheContext) -> FetchingPlan:
+    """Decide what to do about fetching the weights of a plan."""
+    claim = _claim_name(context.resource, context.desired)
+    if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
+        return FetchingPlan(superseded=_superseded(context, None))
+    live = context.claims.get(claim)
+    if live is None or is_terminating(live):
+        return FetchingPlan(Fetching(state=FetchingState.WAITING, claim=claim), superseded=_superseded(context, None))
+    job = render_fetching(context, live)
+    name = str(job["metadata"]["name"])
+    superseded = _superseded(context, name)
+    pod = _pod(context, name)
+    if pod is None:
+        return FetchingPlan(Fetching(state=FetchingState.WAITING, claim=claim), job, superseded=superseded)
+    state = _read(pod, claim)
+    if state.commit is None:
+        return FetchingPlan(state, superseded=superseded)
+    record: Changes = {_record_name(context.resource, context.desired): state.commit}
+    return FetchingPlan(state, record=record, superseded=superseded)
+
+
+def fetched_commit(resource: VLLMDeployment, deployment: Any, claims: Mapping[str, Mapping[str, Any]]) -> str | None:
+    """Return the commit whose files a Job has downloaded for a rendered Deployment; None without one.
+
+    Args:
+        resource: The VLLMDeployment.
+        deployment: Its rendered Deployment, for any commit.
+        claims: The live PVCs by name.
+    """
+    claim = _claim_name(resource, deployment)
+    live = claims.get(claim) if claim is not None else None
+    if live is None or is_terminating(live):
+        return None
+    commit = reading.text(live, "metadata", "annotations", _record_name(resource, deployment))
+    return commit if _COMMIT.fullmatch(commit) else None
+
+
+def with_commit(plan: Plan, resource: VLLMDeployment, commit: str) -> Plan:
+    """Return a plan whose engines use this commit, and do not ask the hub if nothing else is there that they could need."""
+    args = [argument for argument in plan.args if argument.name != "--revision"]
+    args.append(PlannedArgument(name="--revision", value=commit, reason="The commit that was fetched (spec.weights.prefetch)."))
+    engine = resource.spec.engine
+    given = {each.name.lstrip("-").replace("_", "-") for each in (engine.args if engine else None) or ()}
+    words = {word.partition("=")[0].lstrip("-").replace("_", "-") for word in (engine.extra_args if engine else None) or ()}
+    if any(flag.removeprefix("--") in given | words or any(a.name == flag for a in args) for flag in OTHER_REPOSITORIES):
+        return plan.model_copy(update={"args": args})
+    if not any(argument.name == "--served-model-name" for argument in args):
+        # without the hub, vLLM takes the path of the files as the name of the model (vllm/engine/arg_utils.py)
+        name = resource.spec.model.uri.removeprefix("hf://")
+        args.append(PlannedArgument(name="--served-model-name", value=name, reason="Model name for clients."))
+    offline = PlannedVariable(name=OFFLINE_VARIABLE, value="1", reason="All files were fetched (spec.weights.prefetch).")
+    return plan.model_copy(update={"args": args, "env": [*plan.env, offline]})
+
+
+def is_fetching(pod: Mapping[str, Any]) -> bool:
+    """Return whether a Pod only downloads weights."""
+    return reading.text(pod, "metadata", "labels", COMPONENT_LABEL) == Role.FETCHING.value
+
+
+@cache
+def load_program() -> str:
+    """Return the program that runs in the Job."""
+    return files("vllm_operator.caches.scripts").joinpath("fetch_weights.py").read_text("utf-8")
+
+
+def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Render the Job. Its name depends on all that it does, and on the volume, so a change leads to another Job.
+
+    Args:
+        context: What to decide from.
+        claim: The live PVC of the weights.
+    """
+    resource = context.resource
+    spec = _pod_spec(context, one_node=reading.is_one_node(reading.access_modes(claim)))
+    identity = json.dumps([spec, reading.text(claim, "metadata", "uid")], sort_keys=True)
+    if node := _node_of_users(context, claim):
+        spec = {**spec, "nodeName": node}
+    name = f"{fetching_prefix(resource.metadata.name)}{_digest(identity)[:10]}"
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata_of(resource, name, Role.FETCHING),
+        "spec": {
+            "backoffLimit": ATTEMPTS,
+            "ttlSecondsAfterFinished": KEPT_SECONDS,
+            "template": {"metadata": {"labels": labels_of(resource, Role.FETCHING)}, "spec": spec},
+        },
+    }
+
+
+def _pod_spec(context: CacheContext, *, one_node: bool) -> dict[str, Any]:
+    template, model = template_spec(context.desired), context.resource.spec.model
+    engine = reading.named(template, CONTAINER, "containers", key="name")
+    settings = {"repository": model.uri.removeprefix("hf://"), **({"revision": model.revision} if model.revision else {})}
+    mounts = [mount for mount in reading.objects(engine, "volumeMounts") if mount.get("mountPath") in (WEIGHTS_ROOT, TOKEN_ROOT)]
+    names = {mount.get("name") for mount in mounts}
+    hub = [variable for variable in hub_variables(engine) if variable["name"] != OFFLINE_VARIABLE]
+    container = {
+        "name": FETCH_CONTAINER,
+        "image": engine["image"],
+        **({"imagePullPolicy": engine["imagePullPolicy"]} if "imagePullPolicy" in engine else {}),
+        "command": ["python3", "-I", "-B", "-c", load_program()],
+        "env": [{"name": VARIABLE, "value": json.dumps(settings, sort_keys=True)}, *hub, *proxies_of(engine)],
+        "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}},
+        "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [*copy.deepcopy(mounts), {"name": "fetch-temporary", "mountPath": "/tmp"}],
+    }
+    inherited = {name: copy.deepcopy(template[name]) for name in _INHERITED if name in template}
+    node_affinity = reading.mapping(template, "affinity", "nodeAffinity")
+    if one_node and node_affinity:
+        # such a volume may be bound to a node or a zone when it is first used, and the engines must reach it
+        inherited["affinity"] = {"nodeAffinity": copy.deepcopy(dict(node_affinity))}
+    return {
+        **inherited,
+        "restartPolicy": "OnFailure",
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 5,
+        "containers": [container],
+        "volumes": [
+            *(copy.deepcopy(dict(volume)) for volume in reading.objects(template, "volumes") if volume.get("name") in names),
+            {"name": "fetch-temporary", "emptyDir": {}},
+        ],
+    }
+
+
+def _node_of_users(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
+    """The node of a replica that uses a PVC which can be mounted on one node only."""
+    if not reading.is_one_node(reading.access_modes(claim)):
+        return None
+    name = reading.text(claim, "metadata", "name")
+    found = (reading.text(pod, "spec", "nodeName") for pod in context.replica_pods if _is_user(pod, name))
+    return next((node for node in found if node), None)
+
+
+def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
+    return reading.text(pod, "status", "phase") not in _OVER and weights_claim(pod.get("spec")) == claim
+
+
+def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
+    """The PVC to fetch to; None if nothing is to be fetched, or `podTemplate` mounts another volume."""
+    weights, template = resource.spec.weights, template_spec(deployment)
+    is_wanted = weights is not None and weights.prefetch is Prefetch.BEFORE_START and resource.spec.model.uri.startswith("hf://")
+    return weights_claim(template) if is_wanted and not is_read_only(template, WEIGHTS_ROOT) else None
+
+
+def _record_name(resource: VLLMDeployment, deployment: Any) -> str:
+    """The name of the record for a model, a revision and a directory of the volume."""
+    engine = reading.named(template_spec(deployment), CONTAINER, "containers", key="name")
+    directory = reading.text(reading.named(engine, WEIGHTS_ROOT, "volumeMounts", key="mountPath"), "subPath")
+    model = resource.spec.model
+    return f"{FETCHED_ANNOTATION_PREFIX}{_digest(json.dumps([model.uri, model.revision or '', directory]))[:16]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _jobs_pods(context: CacheContext) -> list[Mapping[str, Any]]:
+    return [pod for pod in context.pods if is_fetching(pod)]
+
+
+def _pod(context: CacheContext, job: str) -> Mapping[str, Any] | None:
+    """The newest Pod of a Job; None without one."""
+    pods = [pod for pod in _jobs_pods(context) if controller_of(pod).get("name") == job]
+    return max(pods, key=lambda pod: reading.text(pod, "metadata", "creationTimestamp"), default=None)
+
+
+def _superseded(context: CacheContext, job: str | None) -> tuple[Removal, ...]:
+    owners = [controller_of(pod) for pod in _jobs_pods(context) if reading.text(pod, "status", "phase") not in _OVER]
+    found = {(reading.text(owner, "name"), reading.text(owner, "uid")) for owner in owners if owner.get("name") != job}
+    return tuple(Removal(True, name, uid, frozenset()) for name, uid in sorted(found))
+
+
+def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
+    """What the Pod of a Job says. Everything in it is untrusted."""
+    container = reading.named(pod, FETCH_CONTAINER, "status", "containerStatuses", key="name")
+    ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
+    restarts = reading.integer(container, "restartCount") or 0
+    name, uid = reading.text(pod, "metadata", "name"), reading.text(pod, "metadata", "uid")
+    if not ended:
+        why = reading.text(container, "state", "waiting", "message") or reading.text(
+            reading.named(pod, "PodScheduled", "status", "conditions"), "message"
+        )
+        state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
+        return Fetching(state=state, claim=claim, pod=name, run=(uid, restarts), why=why[:_MAX_TEXT])
+    try:
+        found = json.loads(reading.text(ended, "message"))
+    except (ValueError, RecursionError):
+        found = {}
+    result = reading.text(found, "result") if isinstance(found, Mapping) else ""
+    commit = reading.text(found, "commit") if result == "Fetched" else ""
+    if ended.get("exitCode") == 0 and _COMMIT.fullmatch(commit):
+        return Fetching(state=FetchingState.FETCHED, claim=claim, pod=name, run=(uid, restarts), commit=commit)
+    return Fetching(
+        state=FetchingState.FAILED,
+        claim=claim,
+        pod=name,
+        run=(uid, restarts),
+        result=result if result.isalpha() and len(result) <= 32 else "Failed",
+        why=(reading.text(found, "message") or reading.text(ended, "reason"))[:_MAX_TEXT],
+        needed_bytes=reading.integer(found, "needed"),
+        free_bytes=reading.integer(found, "free"),
+    )

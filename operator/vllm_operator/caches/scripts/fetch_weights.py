@@ -1,0 +1,248 @@
+"""Downloads the weights of a model from the model hub. Runs in a Job without a GPU, in the engine's image, which has huggingface_hub.
+
+`FETCH_WEIGHTS` is JSON: `{repository, revision}`; without a revision, it is that of the hub's default branch. The revision is resolved to
+a commit first, and exactly that commit is downloaded to the cache of the hub's client. Files that are there already are not downloaded
+again. A file that is there in part is continued by versions of the client that can do so, and else begun again. Progress is printed as the
+bars that the operator reads in logs of engines.
+
+The result is a line of JSON in the termination message: `{result, message, commit, bytes, needed, free}`. `result` is `Fetched`, `Denied`,
+`NotFound`, `NoSpace`, `Unreachable` or `Failed`.
+
+Exit status: 0 if all files are there, 1 if not. The kubelet then starts the program again.
+"""
+
+import contextlib
+import errno
+import fnmatch
+import glob
+import json
+import os
+import re
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+FORMATS = ("*.safetensors", "*.bin", "*.pt")
+"""Formats of weights in the order in which vLLM prefers them (model_executor/model_loader/default_loader.py, `_prepare_weights`)."""
+OTHER_FORMATS = (*FORMATS, "*.pth", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.ot", "*.tflite", "*.npz")
+SMALL_BYTES = 64 * 2**20
+"""Smaller files are fetched in any format. Some models have parts in another one, such as the dense layers of embedding models."""
+MARGIN_BYTES = 64 * 2**20
+"""Space for small files and the metadata of the file system."""
+REPORT_SECONDS = 5.0
+UNIQUE = re.compile(r"\.[0-9a-f]{8}\.incomplete$")
+"""Names of partial files that no later process continues (huggingface_hub 2, file_download.py, `_download_to_tmp_and_move`)."""
+STALE_SECONDS = 600
+"""A partial file that has not been written for this long is a leftover of a process that was killed. Others may belong to an engine."""
+MAX_REASON = 300
+UNREACHABLE = ("ConnectionError", "ConnectError", "Timeout", "TimeoutException", "TransportError", "OfflineModeIsEnabled")
+"""Names of errors, because the libraries below huggingface_hub differ between its versions."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class FetchError(Exception):
+    """The weights cannot be fetched. `facts` are parts of the result."""
+
+    def __init__(self, result: str, message: str, **facts: Any) -> None:
+        """`result` is one word."""
+        super().__init__(message)
+        self.facts = {"result": result, "message": message, **facts}
+
+
+def choose(sizes: dict[str, int]) -> dict[str, int]:
+    """Return the files to fetch: all but the weights in formats that the engine does not read."""
+    top = [name for name in sizes if "/" not in name]
+    chosen = next((pattern for pattern in FORMATS if fnmatch.filter(top, pattern)), None)
+    others = [pattern for pattern in OTHER_FORMATS if pattern != chosen]
+    return {
+        name: size for name, size in sizes.items() if size <= SMALL_BYTES or not any(fnmatch.fnmatch(name, pattern) for pattern in others)
+    }
+
+
+def fetch(settings: dict[str, Any]) -> dict[str, Any]:
+    """Download a model, and return the result.
+
+    Raises:
+        Exception: It cannot be downloaded.
+    """
+    from huggingface_hub import HfApi, constants, snapshot_download
+
+    repository = settings["repository"]
+    info = HfApi().model_info(repository, revision=settings.get("revision"), files_metadata=True)
+    siblings = {entry.rfilename: entry for entry in info.siblings or ()}
+    sizes = choose({name: entry.size or 0 for name, entry in siblings.items()})
+    root = constants.HF_HUB_CACHE
+    blobs = os.path.join(root, f"models--{repository.replace('/', '--')}", "blobs")
+    os.makedirs(blobs, exist_ok=True)
+    remove_leftovers(blobs, time.time())
+    total = sum(sizes.values())
+    missing = sum(left(blobs, blob_of(siblings[name]), size) for name, size in sizes.items())
+    disk = os.statvfs(root)
+    free = disk.f_bavail * disk.f_frsize
+    print(f"{repository}, commit {info.sha}: {total} bytes, {missing} of them to download; {free} bytes are free", flush=True)
+    if missing and missing + MARGIN_BYTES > free:
+        raise FetchError("NoSpace", "The volume has too little space.", needed=missing + MARGIN_BYTES, free=free)
+    progress = Progress(blobs, total, missing)
+    threading.Thread(target=progress.report, daemon=True).start()
+    names = [glob.escape(name) for name in sizes]
+    folder = snapshot_download(repository, revision=info.sha, allow_patterns=names)
+    absent = [name for name, size in sizes.items() if size != size_at(os.path.join(folder, name)) and siblings[name].size is not None]
+    if absent:
+        raise FetchError("Failed", f"{len(absent)} files are missing or have another size, such as {absent[0]}.")
+    return {"result": "Fetched", "commit": info.sha, "bytes": total}
+
+
+def blob_of(entry: Any) -> str | None:
+    """The name of a file in the cache of the client: its ETag."""
+    lfs = entry.lfs
+    of_lfs = lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)
+    name: str | None = of_lfs or entry.blob_id
+    return name
+
+
+def left(blobs: str, blob: str | None, size: int) -> int:
+    """Return how many bytes of a file are to be downloaded."""
+    if blob is None:
+        return size
+    path = os.path.join(blobs, blob)
+    if os.path.exists(path):
+        return 0
+    return max(0, size - used(f"{path}.incomplete"))
+
+
+def remove_leftovers(blobs: str, now: float) -> None:
+    """Delete partial files that no process writes or continues."""
+    for name in os.listdir(blobs):
+        path = os.path.join(blobs, name)
+        with contextlib.suppress(FileNotFoundError):
+            if UNIQUE.search(name) and now - os.stat(path).st_mtime > STALE_SECONDS:
+                os.unlink(path)
+                print(f"deleted {name}, a leftover of an interrupted download", flush=True)
+
+
+def stop(*_: Any) -> None:
+    """End at once, without the partial files that this process has open and that no later one continues."""
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{descriptor}")
+            if UNIQUE.search(path):
+                os.unlink(path)
+    os._exit(143)
+
+
+def used(path: str) -> int:
+    """Return the bytes of a file that are on the disk: files may have their full size before they have their content."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return 0
+    return min(found.st_size, found.st_blocks * 512)
+
+
+def size_at(path: str) -> int | None:
+    """Return the size of a file; None without one."""
+    try:
+        return os.path.getsize(path)
+    except OSError:
+        return None
+
+
+class Progress:
+    """Prints how much is there, and how long the rest takes at the speed so far."""
+
+    def __init__(self, blobs: str, total: int, missing: int) -> None:
+        """`missing` bytes of `total` are to be downloaded to the directory `blobs`."""
+        self._blobs = blobs
+        self._total = total
+        self._before = total - missing
+        self._base = self._used()
+        self._begun = time.monotonic()
+
+    def report(self) -> None:
+        """Print the progress until the process ends."""
+        while self._total:
+            print(self.line(time.monotonic()), flush=True)
+            time.sleep(REPORT_SECONDS)
+
+    def line(self, now: float) -> str:
+        """Return the progress as a bar with bytes, as tqdm draws it."""
+        fetched = max(0, self._used() - self._base)
+        done, elapsed = min(self._total, self._before + fetched), now - self._begun
+        rest = clock(elapsed / fetched * (self._total - done)) if fetched and elapsed > 1 else "?"
+        percent = done * 100 // self._total
+        return (
+            f"Downloading weights: {percent:3}%|{'#' * (percent // 10):10}| {amount(done)}/{amount(self._total)} [{clock(elapsed)}<{rest}]"
+        )
+
+    def _used(self) -> int:
+        with os.scandir(self._blobs) as entries:
+            return sum(used(entry.path) for entry in entries)
+
+
+def amount(number: int) -> str:
+    """Return bytes in millions, the unit in which a small model still has progress."""
+    return f"{number / 10**6:.1f}M"
+
+
+def clock(seconds: float) -> str:
+    """Return a duration as tqdm writes it."""
+    minutes, second = divmod(int(seconds), 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours}:{minute:02}:{second:02}" if hours else f"{minute:02}:{second:02}"
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """Return the result for an error."""
+    if isinstance(error, FetchError):
+        return error.facts
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(getattr(error, "response", None), "status_code", None)
+    message = f"{type(error).__name__}: {' '.join(without_token(str(error)).split())[:MAX_REASON]}"
+    if getattr(error, "errno", None) in FULL:
+        return {"result": "NoSpace", "message": "The volume became full during the download."}
+    if "GatedRepoError" in kinds or status in (401, 403):
+        return {"result": "Denied", "message": message}
+    if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError"} or status == 404:
+        return {"result": "NotFound", "message": message}
+    if kinds & set(UNREACHABLE) or (status or 0) >= 429:
+        return {"result": "Unreachable", "message": message}
+    cause = error.__cause__ or error.__context__
+    if cause is not None:
+        found = describe(cause)
+        return found if found["result"] != "Failed" else {"result": "Failed", "message": message}
+    return {"result": "Failed", "message": message}
+
+
+def without_token(text: str) -> str:
+    """Return the text without the token for the hub."""
+    try:
+        from huggingface_hub import get_token
+
+        token = get_token()
+    except Exception:  # the error itself is worth more than this precaution
+        return text
+    return text.replace(token, "***") if token else text
+
+
+def main() -> int:
+    """Fetch, and write the result."""
+    # The first process of a container ignores this signal unless it handles it.
+    signal.signal(signal.SIGTERM, stop)
+    os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"
+    try:
+        result = fetch(json.loads(os.environ["FETCH_WEIGHTS"]))
+    except Exception as error:  # whatever it is, the status of the VLLMDeployment must name it
+        result = describe(error)
+    print(json.dumps(result), flush=True)
+    try:
+        with open(os.environ.get("FETCH_REPORT", "/dev/termination-log"), "w", encoding="utf-8") as file:
+            json.dump(result, file)
+    except OSError as error:
+        print(f"cannot write the result: {error}", file=sys.stderr)
+    return 0 if result["result"] == "Fetched" else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
