@@ -39,6 +39,8 @@ class FakeRegistry:
     """`Basic ...` that is needed; empty for anonymous access."""
     bearer: str = ""
     """Token that is needed instead, and is given for the account."""
+    is_bearer_short: bool = False
+    """Whether a token is good for one request only."""
     failing: dict[str, list[int]] = field(default_factory=dict)
     """Statuses of the next answers to paths that contain a text."""
     cut: int | None = None
@@ -74,6 +76,8 @@ class _Handler(BaseHTTPRequestHandler):
         if needed and authorization != needed:
             realm = f'Bearer realm="http://{registry.host}/token",service="it"' if registry.bearer else 'Basic realm="it"'
             return self._send(401, b"", {"WWW-Authenticate": realm})
+        if registry.is_bearer_short:
+            registry.bearer += "x"
         return self._serve(path, body)
 
     def _serve(self, path: str, body: bytes) -> None:

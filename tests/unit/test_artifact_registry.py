@@ -195,6 +195,14 @@ def test_an_account_of_the_secret_is_used(artifact_bench: ArtifactBench, packed:
     assert tokens == ([f"/token?service=it&scope=repository%3A{REPOSITORY.replace('/', '%2F')}%3Apull"] if bearer else [])
 
 
+def test_a_token_that_has_expired_is_replaced(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
+    registry.account, registry.bearer, registry.is_bearer_short = ACCOUNT, "t0ken", True
+    artifact_bench.log_in()
+    assert artifact_bench.fetch()[1]["result"] == "Fetched"
+    served = [path for _, path, authorization in registry.requests if path.startswith("/v2/") and authorization]
+    assert len([path for _, path, _ in registry.requests if path.startswith("/token")]) == len({*served}) > 1
+
+
 def test_a_wrong_account_is_denied(artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry) -> None:
     registry.account = "Basic eDp5"
     artifact_bench.log_in()

@@ -71,6 +71,23 @@ def test_the_list_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str
     assert [(row["name"], row["savedSeconds"], row["fetch"]) for row in rows] == [("fetched", None, "Fetched"), ("published", 424, "")]
 
 
+@pytest.mark.parametrize(
+    ("cache", "where"),
+    [
+        ({}, "llama-cache"),
+        ({"claimName": "own"}, "own"),
+        ({"storage": "ClaimPerReplica"}, "ClaimPerReplica"),
+        ({"storage": "EmptyDir"}, "EmptyDir"),
+        ({"storage": "HostPath"}, "HostPath"),
+        ({"hostPath": "/var/caches"}, "HostPath"),
+    ],
+)
+def test_where_caches_are(tmp_path: Path, capsys: pytest.CaptureFixture[str], cache: dict[str, Any], where: str) -> None:
+    resource = {**llama("llama", cache=cache), "status": {"cache": {"key": "k"}}}
+    [row] = json.loads(run(tmp_path, capsys, [resource], "-o", "json")[1])
+    assert row["where"] == where
+
+
 def test_without_caches_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, capsys, [llama()]) == (0, "No VLLMDeployment has caches yet.\n")
 

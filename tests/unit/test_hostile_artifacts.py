@@ -3,10 +3,12 @@
 import contextlib
 import gzip
 import io
+import json
 import os
 import random
 import tarfile
 import tempfile
+import zlib
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.artifacts import archive, header, unpack
+from support.registries import TAG, ArtifactBench, FakeRegistry
 from vllm_operator.caches.scripts.artifact import ArtifactError
+from vllm_operator.caches.scripts.pack import Packed, describe_image, digest_of
 from vllm_operator.caches.scripts.unpack import unpack_layer
 
 TOP = header("io.vllm.cache", tarfile.DIRTYPE)
@@ -93,6 +97,23 @@ def test_it_is_refused_and_nothing_is_outside_of_its_folder(tmp_path: Path, cont
     assert [path.name for path in tmp_path.iterdir()] == ["volume"]
     assert [path.name for path in (tmp_path / "volume").iterdir()] == ["staging"]
     assert not [path for path in staging.rglob("*") if path.is_symlink() or not (path.is_file() or path.is_dir())]
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE.keys())
+def test_a_start_that_fetches_it_is_cold_and_nothing_is_left_on_the_volume(
+    artifact_bench: ArtifactBench, packed: Packed, registry: FakeRegistry, content: bytes
+) -> None:
+    plain = packed.layer_digest
+    with contextlib.suppress(EOFError, OSError, zlib.error):
+        plain = digest_of(gzip.decompress(content))
+    labels = json.loads(packed.config)["config"]["Labels"]
+    layer = (digest_of(content), len(content), plain)
+    config, manifest = describe_image(labels, layer=layer, machine="x86_64")
+    registry.blobs |= {digest_of(content): content, digest_of(config): config}
+    registry.manifests[TAG] = manifest
+    status, result = artifact_bench.fetch()
+    assert (status, result["result"]) == (0, "Rejected"), result
+    assert artifact_bench.left() == {".vllm-operator-key"}
 
 
 def test_a_good_archive_is_unpacked(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "namespace": reading.text(resource, "metadata", "namespace"),
         "name": reading.text(resource, "metadata", "name"),
         "key": key,
-        "where": reported_cache_claim(resource) or reading.text(resource, "spec", "cache", "storage"),
+        "where": reported_cache_claim(resource) or _storage(resource),
         "state": reading.text(cache, "state"),
         "coldStartSeconds": cold,
         "warmStartSeconds": warm,
@@ -100,6 +100,12 @@ def read_row(resource: Mapping[str, Any]) -> dict[str, Any] | None:
         "publishResult": reading.text(artifact, "publishResult"),
         "tag": reading.text(artifact, "tag"),
     }
+
+
+def _storage(resource: Mapping[str, Any]) -> str:
+    """The kind of storage that is no shared PVC. A path implies HostPath."""
+    cache = reading.mapping(resource, "spec", "cache")
+    return reading.text(cache, "storage") or ("HostPath" if cache.get("hostPath") else "")
 
 
 def _cells(row: Mapping[str, Any]) -> list[str]:
