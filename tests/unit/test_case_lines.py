@@ -61,12 +61,25 @@ def test_the_size_of_the_checkpoint_corrects_the_weights_as_far_as_it_says_what_
         ({"model": "Qwen/Qwen2.5-32B-Instruct", "tp": 3}, "40 attention heads cannot be divided by 3."),
         ({"model": "Qwen/Qwen3-235B-A22B", "quantization": "fp8_block", "tp": 8}, "no multiple of 128"),
         ({"model": "Qwen/Qwen3-32B", "pp": 4096}, "64 layers cannot be spread over 4096 stages."),
+        ({"model": "Qwen/Qwen3-32B", "tp": 2, "ep": True}, "It has no experts to spread."),
+        ({"model": "Qwen/Qwen3-32B", "tp": 8, "dcp": 2}, "--decode-context-parallel-size 2 needs 16 tensor-parallel ranks for 8 KV heads."),
+        ({"model": "Qwen/Qwen3-32B", "tp": 16, "dcp": 3}, "16 tensor-parallel ranks cannot be divided by"),
+        ({"model": "deepseek-ai/DeepSeek-V3", "tp": 8, "dcp": 16}, "8 tensor-parallel ranks cannot be divided by"),
+        ({"model": "Qwen/Qwen2.5-7B-Instruct", "tp": 28, "dcp": 2}, "7 heads for each KV head cannot be divided by"),
     ],
 )
 def test_an_engine_that_vllm_cannot_divide_is_refused(changes: dict[str, Any], said: str) -> None:
     made = case("llmd-3", **changes)
     assert made.prediction == "refused"
     assert said in made.limit
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"model": "deepseek-ai/DeepSeek-V3", "tp": 8, "dcp": 8}, {"model": "Qwen/Qwen3-32B", "tp": 16, "dcp": 2}]
+)
+def test_tokens_are_divided_where_vllm_can(sizes: dict[str, Any]) -> None:
+    divided, whole = case("glm5-a", quantization="", **sizes), case("glm5-a", quantization="", **{**sizes, "dcp": 1})
+    assert (divided.tokens or 0) / (whole.tokens or 1) == pytest.approx(sizes["dcp"], rel=0.01)
 
 
 @pytest.mark.parametrize(("gpu", "budget"), [("DGX Spark", 111.9), ("NVIDIA GB10", 111.9), ("Jetson Thor", None)])

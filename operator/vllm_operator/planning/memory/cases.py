@@ -111,7 +111,7 @@ def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> 
         return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
     if case.hosted:
         return Estimate(Prediction.UNKNOWN, "A part is in the host's memory; how much is unknown.")
-    refused = allowed(model.shape, model.form, case.parallel)
+    refused = allowed(model.shape, model.form, case.parallel, case.options.context_parallel)
     if refused is not None:
         return Estimate(Prediction.REFUSED, refused)
     device, options = _device(case, gpus, facts), replace(case.options, stage_gib=_stage_memory(case, gpus, facts))

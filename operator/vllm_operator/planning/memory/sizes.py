@@ -12,9 +12,11 @@ TENSOR_SIZES = (1, 2, 4, 8)
 """Tensor-parallel sizes to choose from: GPUs of one node."""
 
 
-def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape) -> str | None:
-    """Return None if vLLM accepts the sizes, else why it does not."""
+def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape, context: int = 1) -> str | None:
+    """Return None if vLLM accepts the sizes, else why it does not. `context` is --decode-context-parallel-size."""
     tensor = parallel.tensor
+    if parallel.expert and not shape.experts:
+        return "It has no experts to spread. Remove expert parallelism."
     if shape.heads % tensor:
         return f"{shape.heads} attention heads cannot be divided by {tensor}."
     if not shape.latent and max(shape.kv_heads, tensor) % min(shape.kv_heads, tensor):
@@ -29,7 +31,21 @@ def allowed(shape: ModelShape, form: WeightFormat, parallel: ParallelShape) -> s
             return f"Experts of width {shape.expert_width} cannot be divided by {tensor}. Use expert parallelism."
         if form.blocks and shape.expert_width // tensor % form.blocks and tensor > 1:
             return f"Experts of width {shape.expert_width} divided by {tensor} are no multiple of {form.blocks}. Use expert parallelism."
-    return _refused_width(shape, form, tensor)
+    return (_refused_context(shape, tensor, context) if context > 1 else None) or _refused_width(shape, form, tensor)
+
+
+def _refused_context(shape: ModelShape, tensor: int, context: int) -> str | None:
+    """Why the KV cache cannot be divided by tokens."""
+    most = tensor if shape.latent or shape.compressed else tensor // max(shape.kv_heads, 1)
+    queries = shape.heads // max(shape.kv_heads, 1)
+    if tensor % context:
+        return f"{tensor} tensor-parallel ranks cannot be divided by --decode-context-parallel-size {context}."
+    if context > most:
+        needed = context * shape.kv_heads
+        return f"--decode-context-parallel-size {context} needs {needed} tensor-parallel ranks for {shape.kv_heads} KV heads."
+    if most < tensor and queries % context:
+        return f"{queries} heads for each KV head cannot be divided by --decode-context-parallel-size {context}."
+    return None
 
 
 def _refused_width(shape: ModelShape, form: WeightFormat, tensor: int) -> str | None:

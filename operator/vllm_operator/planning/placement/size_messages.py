@@ -46,7 +46,8 @@ def notes_about_size(chosen: Candidate | None, sizing: Sizing | None, name: str,
             "KV cache."
         )
         notes.append(Note(Severity.INFO, text))
-    refused = allowed(sizing.model.shape, sizing.model.form, chosen.shape.parallel) if sizing.model is not None else None
+    model, context = sizing.model, sizing.options.context_parallel if sizing.options is not None else 1
+    refused = allowed(model.shape, model.form, chosen.shape.parallel, context) if model is not None else None
     if refused is not None:
         text = (
             f"vLLM cannot divide {name} as spec.parallelism says: {refused} Set other sizes, or remove them, so that the operator chooses."
