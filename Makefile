@@ -121,6 +121,10 @@ install-manifest: $(STAMP) ## Render the chart into dist/install.yaml; needs hel
 release: $(STAMP) ## Build the files of a release into dist/; DIGEST=sha256:... of the image; needs helm
 	@PYTHONPATH=hack $(BIN)/python hack/release.py $(if $(DIGEST),--digest $(DIGEST))
 
+.PHONY: check-wheels
+check-wheels: $(STAMP) ## Check that the image can be built for amd64 and arm64: a wheel of each locked package; needs pypi.org
+	@PYTHONPATH=hack $(BIN)/python hack/release.py --check-wheels
+
 .PHONY: release-notes
 release-notes: $(STAMP) ## Print the notes of a release; fails if the tag is not of this version; TAG=v0.1.0
 	@PYTHONPATH=hack $(BIN)/python hack/release.py --notes $(TAG)

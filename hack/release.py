@@ -15,6 +15,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -36,6 +37,11 @@ ROOT = Path(__file__).parent.parent
 CHART = ROOT / "charts" / "vllm-operator"
 CHANGELOG = ROOT / "CHANGELOG.md"
 LOCK = ROOT / "requirements" / "runtime.txt"
+LOCK_OF_BUILD = ROOT / "requirements" / "build.txt"
+DOCKERFILE = ROOT / "Dockerfile"
+MACHINES = ("x86_64", "aarch64")
+NEWEST_GLIBC = 36
+"""Minor version of glibc in Debian 12, the older one of the bases that the image may have."""
 NAME = "vllm-operator"
 NAMESPACE = "vllm-system"
 CHECKSUMS = "SHA256SUMS"
@@ -120,6 +126,27 @@ def checksums(files: Iterable[Path]) -> str:
     return "".join(f"{hashlib.sha256(file.read_bytes()).hexdigest()}  {file.name}\n" for file in sorted(files))
 
 
+def check_wheels(*options: str) -> None:
+    """Check that all locked packages of the image have wheels for both of its platforms; `options` are further ones of pip.
+
+    The Dockerfile compiles nothing, so a missing wheel is what can keep it from building for another CPU architecture.
+
+    Raises:
+        ReleaseError: A package has none.
+    """
+    found = re.search(r"^ARG BASE=\S+/python:(\d+\.\d+)", DOCKERFILE.read_text("utf-8"), re.MULTILINE)
+    if found is None:
+        raise ReleaseError("The Dockerfile names no version of Python.")
+    chosen = ("--python-version", found[1], "--implementation", "cp", "--only-binary=:all:", "--no-deps", "--require-hashes")
+    for machine in MACHINES:
+        platforms = [f"--platform=manylinux_2_{minor}_{machine}" for minor in range(NEWEST_GLIBC + 1)]
+        platforms.append(f"--platform=manylinux2014_{machine}")
+        for lock in (LOCK_OF_BUILD, LOCK):
+            with tempfile.TemporaryDirectory() as folder:
+                wanted = ["--quiet", "--dest", folder, "--requirement", str(lock)]
+                _run([sys.executable, "-m", "pip", "download", *wanted, *chosen, *platforms, *options], dict(os.environ))
+
+
 def build(folder: Path, *, digest: str = "") -> list[Path]:
     """Build all files of a release into a folder that has none of an earlier one; return them."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -160,6 +187,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--digest", default="", help="the digest of the image, sha256:..., that install.yaml names instead of the tag")
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--install-manifest", action="store_true", help="write only install.yaml")
+    only.add_argument("--check-wheels", action="store_true", help="only check that the image can be built for amd64 and arm64")
     only.add_argument("--notes", metavar="TAG", help="print the notes of a release; fails if the tag is not of this version")
     options = parser.parse_args(arguments)
     if options.digest and not DIGEST.fullmatch(options.digest):
@@ -167,11 +195,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.notes:
             print(notes(options.notes), end="")
+        elif options.check_wheels:
+            check_wheels()
+            print(f"all locked packages have wheels for {' and '.join(MACHINES)}")
         elif options.install_manifest:
             options.output.mkdir(parents=True, exist_ok=True)
             (options.output / "install.yaml").write_text(install_manifest(options.digest), "utf-8")
             print(options.output / "install.yaml")
         else:
+            check_wheels()
             for path in build(options.output, digest=options.digest):
                 print(path)
     except (ReleaseError, BuildError, ToolchainError) as error:

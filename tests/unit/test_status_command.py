@@ -4,7 +4,7 @@ import asyncio
 import io
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -25,7 +25,7 @@ def reason(text: str) -> dict[str, Any]:
     return {"conditions": [{"type": "Ready", "status": "False", "reason": text, "message": "m"}]}
 
 
-def watched(cluster: FakeCluster) -> AsyncIterator[list[Line]]:
+def watched(cluster: FakeCluster) -> AsyncGenerator[list[Line]]:
     return screens(cluster, "llama", "default", now=lambda: NOW, width=lambda: 80, redraw_seconds=0.01)
 
 
@@ -37,7 +37,7 @@ async def test_the_screen_follows_the_object() -> None:
     cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
     while "Serving" not in plain(await anext(seen)):
         pass
-    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+    await seen.aclose()
 
 
 async def test_an_outage_keeps_the_last_screen() -> None:
@@ -48,7 +48,7 @@ async def test_an_outage_keeps_the_last_screen() -> None:
     cluster.fail("*", None, Unavailable("no answer"), times=2)
     for _ in range(4):
         assert "Progressing" in plain(await anext(seen))
-    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+    await seen.aclose()
 
 
 async def test_the_table_of_all_is_drawn_again_and_outlasts_an_outage() -> None:
@@ -60,7 +60,7 @@ async def test_the_table_of_all_is_drawn_again_and_outlasts_an_outage() -> None:
     assert "Progressing" in plain(await anext(seen))
     cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"status": reason("Serving")})
     assert "Serving" in plain(await anext(seen))
-    await seen.aclose()  # type: ignore[attr-defined]  # it is a generator
+    await seen.aclose()
 
 
 async def test_an_object_that_does_not_exist_is_an_error_and_events_are_optional() -> None:
@@ -115,7 +115,7 @@ def test_only_a_terminal_gets_colours(stream: io.StringIO, no_colour: str, escap
 
 
 def test_a_pipe_gets_only_screens_that_differ(capsys: pytest.CaptureFixture[str]) -> None:
-    async def three() -> AsyncIterator[list[Line]]:
+    async def three() -> AsyncGenerator[list[Line]]:
         for text in ("a", "a", "b"):
             yield [line(text)]
 
@@ -123,8 +123,33 @@ def test_a_pipe_gets_only_screens_that_differ(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "a\n\nb\n\n"
 
 
+def test_screens_are_closed_before_a_broken_pipe_ends_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else what they hold open, such as a watch, complains when the event loop ends."""
+    closed = []
+
+    async def endless() -> AsyncGenerator[list[Line]]:
+        try:
+            while True:
+                yield [line("a")]
+        finally:
+            await asyncio.sleep(0)
+            closed.append(True)
+
+    async def watch() -> None:
+        with pytest.raises(BrokenPipeError):
+            await terminal.show_each(endless())
+        assert closed
+
+    class Broken(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(sys, "stdout", Broken())
+    asyncio.run(watch())
+
+
 def test_a_terminal_gets_each_screen_in_place_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def two() -> AsyncIterator[list[Line]]:
+    async def two() -> AsyncGenerator[list[Line]]:
         for text in ("first", "second"):
             yield [line(text), line("below")]
 

@@ -37,10 +37,10 @@ def write_page(
 ) -> None:
     """Write the plan with its reasons, or why there is none. `nodes_given`: whether the nodes of a cluster were read."""
     lines = [f"{resource.metadata.namespace}/{resource.metadata.name}: {resource.spec.model.uri}", ""]
+    if not nodes_given:
+        lines += [*wrap(_NO_NODES, ""), ""]
     if outcome.refusal is not None:
         lines += [f"Not planned: {outcome.refusal.reason}", *wrap(outcome.refusal.message, "  ")]
-    if not nodes_given:
-        lines += ["", *wrap(_NO_NODES, "")]
     if outcome.plan is not None:
         lines += plan_lines(outcome.plan, catalog)
         lines += _command(manifests)

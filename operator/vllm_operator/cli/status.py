@@ -5,7 +5,7 @@ Exit status: 0, or 2 if the object does not exist or the cluster cannot be read.
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from datetime import UTC, datetime
 
 from vllm_operator.api.labels import KIND
@@ -70,7 +70,7 @@ async def screens(
     now: Callable[[], datetime],
     width: Callable[[], int],
     redraw_seconds: float = REDRAW_SECONDS,
-) -> AsyncIterator[list[Line]]:
+) -> AsyncGenerator[list[Line]]:
     """Yield a screen for each change of the object, and in between as the time goes on. An outage of the API server only delays it.
 
     Raises:

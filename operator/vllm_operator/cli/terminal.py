@@ -4,7 +4,8 @@ Only this module uses rich, and only on a terminal. Without the package, termina
 """
 
 import sys
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from contextlib import aclosing
 from typing import TYPE_CHECKING
 
 from vllm_operator.cli.screen import Line, plain
@@ -37,8 +38,17 @@ def show(lines: Iterable[Line]) -> None:
         console.print(as_rich_text(lines), soft_wrap=True)
 
 
-async def show_each(screens: AsyncIterator[list[Line]]) -> None:
-    """Show each screen in place of the one before; elsewhere than on a terminal, print each that differs."""
+async def show_each(screens: AsyncGenerator[list[Line]]) -> None:
+    """Show each screen in place of the one before; elsewhere than on a terminal, print each that differs. Then close the screens.
+
+    Raises:
+        BrokenPipeError: The reader of a pipe has ended.
+    """
+    async with aclosing(screens):
+        await _show_each(screens)
+
+
+async def _show_each(screens: AsyncIterator[list[Line]]) -> None:
     console = _console()
     if console is None:
         shown = ""

@@ -18,6 +18,8 @@ _TITLE_LENGTH = 60
 _BAR = 30
 
 _WIDTH, _MARGIN, _LEFT, _ROW, _BAR_HEIGHT = 960, 20, 180, 44, 26
+_BOLD_CHARACTER = 10
+"""Width of a character of a summary, at most."""
 _TICKS = 8
 """Maximum number of steps on the axis."""
 _LEGEND, _LEGEND_LEFT, _COLUMN = 24, 340, 150
@@ -120,7 +122,7 @@ def timeline_svg(starts: Sequence[Start], title: str) -> str:
     stages = _stages(starts)
     longest = max((start.seconds for start in starts), default=0.0) or 1.0
     width = max(_WIDTH, _LEGEND_LEFT + _COLUMN * len(starts))
-    scale = (width - _LEFT - _MARGIN - 8 * max((len(start.summary) for start in starts), default=0)) / longest
+    scale = (width - _LEFT - _MARGIN - _BOLD_CHARACTER * max((len(start.summary) for start in starts), default=0)) / longest
     top = 56
     axis = top + _ROW * len(starts)
     legend = axis + 56

@@ -5,7 +5,7 @@ Exit status: 0, or 2 if the cluster cannot be read.
 
 import argparse
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from datetime import UTC, datetime
 
 from vllm_operator.cli.live import connected, namespace_or_current
@@ -52,7 +52,7 @@ async def screens(
     now: Callable[[], datetime],
     width: Callable[[], int],
     redraw_seconds: float = REDRAW_SECONDS,
-) -> AsyncIterator[list[Line]]:
+) -> AsyncGenerator[list[Line]]:
     """Yield the table again and again. An outage of the API server only delays it.
 
     Raises:
