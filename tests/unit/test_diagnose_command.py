@@ -25,7 +25,7 @@ def diagnosed(tmp_path: Path, capsys: pytest.CaptureFixture[str], log: str | byt
 def test_a_crash_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(diagnosed(tmp_path, capsys, FAILED, "-o", "json"))
 
-    assert set(told) == {"engineVersion", "stage", "progress", "stages", "backends", "cache", "crash", "cutOffAtLine"}
+    assert set(told) == {"engineVersion", "stage", "progress", "stages", "backends", "cache", "memory", "crash", "cutOffAtLine"}
     assert told["engineVersion"] == "0.20.1"
     assert told["stage"] == "WeightLoad"
     assert told["progress"] is None
@@ -54,6 +54,44 @@ def test_stages_backends_and_caches_as_json(tmp_path: Path, capsys: pytest.Captu
     assert all(entry["enteredAt"].endswith("Z") for entry in told["stages"])
     assert sum(entry["seconds"] for entry in told["stages"][:-1]) > 10
     assert told["stages"][-1]["seconds"] is None
+
+
+def test_the_measured_memory_as_json_has_the_names_of_the_prediction(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = (Path(__file__).parents[1] / "corpus" / "h200" / "llama-bf16-warm.log").read_bytes()
+    told = json.loads(diagnosed(tmp_path, capsys, log, "-o", "json"))
+    assert told["memory"] == {"weightsGiB": 2.05, "kvCacheGiB": 13.96, "kvCacheTokens": 665408, "maxConcurrency": 324.91}
+
+
+@pytest.mark.parametrize(
+    ("lines", "measured"),
+    [
+        ([], (None, None, None, None)),
+        (
+            ["kv_cache_planning.py:1147] GPU KV cache size: 640,896 tokens, Maximum concurrency for 163,840 tokens per request: 3.91x"],
+            (None, None, 640896, 3.91),
+        ),
+        # of several processes the fullest counts
+        (
+            [
+                "gpu_model_runner.py:5088] Model loading took 8.5 GiB memory and 5.0 seconds",
+                "gpu_model_runner.py:5088] Model loading took 9.25 GiB memory and 5.0 seconds",
+                "gpu_worker.py:359] Available KV cache memory: 41.72 GiB",
+                "gpu_worker.py:359] Available KV cache memory: 40.5 GiB",
+                "kv_cache_utils.py:1087] GPU KV cache size: 640,896 tokens",
+                "kv_cache_utils.py:1087] GPU KV cache size: 640,000 tokens",
+                "kv_cache_utils.py:1091] Maximum concurrency for 163,840 tokens per request: 3.91x",
+            ],
+            (9.25, 40.5, 640000, 3.91),
+        ),
+        (["kv_cache_utils.py:1087] GPU KV cache size: ,,, tokens"], (None, None, None, None)),
+    ],
+)
+def test_memory_is_measured_from_each_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lines: list[str], measured: tuple[float | None, ...]
+) -> None:
+    written = "".join(f"(EngineCore pid=7) INFO 11-21 09:32:11 [{line}\n" for line in lines)
+    told = json.loads(diagnosed(tmp_path, capsys, HEALTHY_START + written, "-o", "json"))
+    assert tuple(told["memory"].values()) == measured
 
 
 def test_an_excerpt_has_no_stages_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,7 +59,7 @@ def page_of_several(logs: list[tuple[str, StartupParser]], *, colours: bool) -> 
 
 def as_json(state: StartupState) -> dict[str, Any]:
     """Return the diagnosis as JSON. Times are RFC 3339 in UTC. In a log without years, the year of its times is 2000."""
-    progress, crash = state.progress, state.crash
+    progress, crash, memory = state.progress, state.crash, state.memory
     ends = [since for _, since in state.entered[1:]] + [state.last_line_at]
     return {
         "engineVersion": state.engine_version,
@@ -73,6 +73,12 @@ def as_json(state: StartupState) -> dict[str, Any]:
         else [],
         "backends": [{"component": component, "backend": backend} for component, backend in state.observed_backends],
         "cache": {"loaded": state.cache.hits, "built": state.cache.misses, "failedToLoad": state.cache.load_failures},
+        "memory": {
+            "weightsGiB": memory.weights_gib,
+            "kvCacheGiB": memory.kv_cache_gib,
+            "kvCacheTokens": memory.kv_cache_tokens,
+            "maxConcurrency": memory.concurrency,
+        },
         "crash": None
         if crash is None
         else {

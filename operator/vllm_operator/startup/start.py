@@ -27,6 +27,8 @@ _NOTICES = ("No", "Your", "FlashInfer")
 _STAGES = {stage.value: stage for stage in Stage}
 _BAR_HEAD = 12
 """Characters by which two updates of one bar are recognized."""
+_FIGURES = {"weights": "weights_gib", "kvCache": "kv_cache_gib", "kvTokens": "kv_cache_tokens", "concurrency": "concurrency"}
+"""Groups of `stages.yaml` by what they measure."""
 _UTILIZATION = re.compile(r"gpu_memory_utilization'?[:=] ?(\d?\.\d{1,9})")
 _TAG = re.compile(r"\[[\w ./-]{1,60}\] ")
 
@@ -161,10 +163,9 @@ class StartTracker:
             self.timeline.count_cache(meaning.cache, ("why" in named and found["why"]) or "")
         if meaning.component is not None and "backend" in named and (backend := found["backend"]):
             self.timeline.observe(meaning.component, backend)
-        if "weights" in named:
-            self.timeline.measure(weights=found["weights"])
-        if "kvCache" in named:
-            self.timeline.measure(kv_cache=found["kvCache"])
+        for group, figure in _FIGURES.items():
+            if group in named:
+                self.timeline.measure(figure, found[group])
         if meaning.shutdown is not None and not (meaning.shutdown == "server" and self.crashes.failed):
             self.crashes.stopping(number)
         if meaning.progress is not None:

@@ -92,10 +92,15 @@ class CacheEvidence:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredMemory:
-    """Memory of one GPU in GiB as the engine logs it; None if it has not."""
+    """Memory of one GPU in GiB as the engine logs it, the tokens that its KV cache holds, and requests of the maximum length at a time.
+
+    What the engine has not logged is None.
+    """
 
     weights_gib: float | None = None
     kv_cache_gib: float | None = None
+    kv_cache_tokens: int | None = None
+    concurrency: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ in a stage in which it happens, and it logs nothing.
 
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
 from vllm_operator.catalog.startup import StartupKnowledge
 from vllm_operator.startup.progress import Counts
@@ -74,14 +75,15 @@ class Timeline:
         if len(self.backends) < _BACKENDS_KEPT:
             self.backends.setdefault((component, backend[:80]), None)
 
-    def measure(self, *, weights: str | None = None, kv_cache: str | None = None) -> None:
-        """Remember the memory of the fullest GPU in GiB: each process of the engine logs its own."""
-        known = self.memory
-        if weights is not None:
-            self.memory = replace(known, weights_gib=max(known.weights_gib or 0.0, float(weights)))
-        if kv_cache is not None:
-            least = float(kv_cache)
-            self.memory = replace(known, kv_cache_gib=least if known.kv_cache_gib is None else min(known.kv_cache_gib, least))
+    def measure(self, figure: str, logged: str | None) -> None:
+        """Remember a figure of the fullest GPU: each process of the engine logs its own. `figure` is a field of `MeasuredMemory`."""
+        if logged is None:
+            return
+        value = int(logged.replace(",", "")) if figure == "kv_cache_tokens" else float(logged)
+        known = getattr(self.memory, figure)
+        fuller = max if figure == "weights_gib" else min
+        change: dict[str, Any] = {figure: value if known is None else fuller(known, value)}
+        self.memory = replace(self.memory, **change)
 
     @property
     def since(self) -> datetime | None:
