@@ -8,7 +8,7 @@ import pytest
 
 from support.fleet import Fleet
 from support.gpus import real_node
-from support.operators import Bench
+from support.operators import Bench, known_crashes
 from support.plans import known
 from support.plans import made as made_plan
 from vllm_operator.api.adapters import AdapterSpec
@@ -21,6 +21,7 @@ from vllm_operator.planning.memory.adapters import adapter_bytes
 from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.model.facts import AdapterFiles
 from vllm_operator.rendering.adapters import FETCH_CONTAINER, load_program, with_adapters
+from vllm_operator.startup.parser import StartupParser
 
 LLAMA = "hf://unsloth/Meta-Llama-3.1-8B-Instruct"
 BASE = {"base_model_name_or_path": "meta-llama/Meta-Llama-3.1-8B-Instruct"}
@@ -207,3 +208,53 @@ async def test_an_adapter_that_cannot_be_fetched_is_named_in_the_condition(fleet
     assert crashed.reason == "AdapterNotFetched"
     assert "The LoRA adapter sql of hf://acme/sql-lora could not be downloaded (RepositoryNotFoundError" in crashed.message
     assert "spec.adapters" in crashed.message
+
+
+STARTED = (
+    "INFO 11-21 12:00:00 [core.py:97] Initializing a V1 LLM engine (v0.20.1) with config\n",
+    "INFO 11-21 12:00:01 [serving.py:200] Loaded new LoRA adapter: name 'sql', path '/weights/adapters/sql-1'\n",
+    "INFO:     Application startup complete.\n",
+)
+
+
+async def serve_with_log(fleet: Fleet, bench: Bench, *lines: str) -> None:
+    """Two adapters are asked for, and the engine serves with this log."""
+    await fleet.serve(model={"uri": LLAMA}, adapters=[SQL, SUPPORT])
+    pod = fleet.start()
+    parser = StartupParser(known_crashes().reporting.startup)
+    for each in lines:
+        parser.feed(each.encode(), bench.now)
+    bench.logs.told = {(fleet.uid(pod), 0): parser.state}
+    fleet.ready(pod)
+    await fleet.settle()
+
+
+async def test_an_adapter_that_the_log_of_a_serving_engine_does_not_name_is_reported(fleet: Fleet, bench: Bench) -> None:
+    await serve_with_log(fleet, bench, *STARTED)
+    assert "The engine has not loaded support of spec.adapters, so requests for it fail." in bench.message("Planned")
+    bench.logs.told = {}
+    bench.restart()
+    await fleet.settle()
+    assert "has not loaded support" in bench.message("Planned"), "a new operator does not read the log of a Pod that serves"
+    await fleet.change(adapters=[SQL])
+    assert "has not loaded" not in bench.message("Planned")
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (STARTED[0], STARTED[1], STARTED[1].replace("sql", "support"), STARTED[2]),
+        STARTED[:2],
+        STARTED[2:],
+        (),
+    ],
+    ids=["all are loaded", "it is starting", "it logs only warnings", "no log"],
+)
+async def test_nothing_is_said_of_adapters_that_are_loaded_or_of_which_nothing_is_known(
+    fleet: Fleet, bench: Bench, lines: tuple[str, ...]
+) -> None:
+    await serve_with_log(fleet, bench, *lines)
+    assert "has not loaded" not in bench.message("Planned")
+    summary = bench.status().pinned_plan
+    assert summary is not None
+    assert summary.unserved_adapters is None

@@ -335,3 +335,9 @@ class PlanSummary(Model):
         description="Backends that the log of the engine reports and that are not those of the plan.",
         json_schema_extra=list_map("component"),
     )
+    unserved_adapters: list[Annotated[str, Field(max_length=128)]] | None = Field(
+        default=None,
+        max_length=64,
+        description="LoRA adapters of the spec that the engine has not loaded, according to its log.",
+        json_schema_extra=list_atomic(),
+    )

@@ -163,6 +163,8 @@ class StartTracker:
             self.timeline.count_cache(meaning.cache, ("why" in named and found["why"]) or "")
         if meaning.component is not None and "backend" in named and (backend := found["backend"]):
             self.timeline.observe(meaning.component, backend)
+        if "adapter" in named:
+            self.timeline.load_adapter(found["adapter"])
         for group, figure in _FIGURES.items():
             if group in named:
                 self.timeline.measure(figure, found[group])
@@ -245,6 +247,7 @@ class StartTracker:
             lines=lines,
             notices=tuple(self.crashes.notices),
             memory=timeline.memory,
+            adapters=tuple(timeline.adapters),
         )
 
 

@@ -110,8 +110,8 @@ class StartupState:
     `stage_since` and `last_line_at` are times of log lines (UTC). `silent_stage_inferred`: the engine probably does work that it does
     not log (FlashInfer JIT). `observed_backends`: pairs of a component and the backend that the log names. `entered`: stages in the
     order in which they were entered, with their times. `memory`: what the engine measured on its fullest GPU. `notices`: signatures of
-    lines that matter but are no crash. `is_final`: the process has ended and its log was read to the end. `cut_off_at`: line that says
-    that a process failed, if such a log ends before the error.
+    lines that matter but are no crash. `adapters`: LoRA adapters that were loaded. `is_final`: the process has ended and its log was
+    read to the end. `cut_off_at`: line that says that a process failed, if such a log ends before the error.
     """
 
     stage: Stage = Stage.PROCESS_START
@@ -129,6 +129,7 @@ class StartupState:
     lines: int = 0
     notices: tuple[str, ...] = ()
     memory: MeasuredMemory = MeasuredMemory()
+    adapters: tuple[str, ...] = ()
     is_final: bool = False
     cut_off_at: int | None = None
 

@@ -16,6 +16,8 @@ from vllm_operator.text.redaction import present
 STAGES = tuple(Stage)
 _ORDER = {stage: index for index, stage in enumerate(STAGES)}
 _BACKENDS_KEPT = 16
+_ADAPTERS_KEPT = 128
+"""Twice as many as a spec can have."""
 _FAILURE_LENGTH = 200
 
 
@@ -30,6 +32,7 @@ class Timeline:
         self.version: str | None = None
         self.cache = CacheEvidence()
         self.backends: dict[tuple[str, str], None] = {}
+        self.adapters: dict[str, None] = {}
         self.counts = Counts()
         self.memory = MeasuredMemory()
         self._order = _ORDER[Stage.PROCESS_START]
@@ -74,6 +77,11 @@ class Timeline:
         """Remember a backend that the engine uses."""
         if len(self.backends) < _BACKENDS_KEPT:
             self.backends.setdefault((component, backend[:80]), None)
+
+    def load_adapter(self, name: str) -> None:
+        """Remember a LoRA adapter that the engine has loaded."""
+        if len(self.adapters) < _ADAPTERS_KEPT:
+            self.adapters.setdefault(name, None)
 
     def measure(self, figure: str, logged: str | None) -> None:
         """Remember a figure of the fullest GPU: each process of the engine logs its own. `figure` is a field of `MeasuredMemory`."""

@@ -13,6 +13,8 @@ from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.inventory.pools import GPU_RESOURCE
 from vllm_operator.planning.outcome import Verdict
 from vllm_operator.planning.pod_fields import find_kept_labels
+from vllm_operator.pods.view import Phase
+from vllm_operator.startup.state import Stage
 from vllm_operator.text import wording
 
 EXPECTED = " (which vLLM was expected to take by itself)"
@@ -38,10 +40,14 @@ def accepted(observed: ObservedState) -> Verdict:
 def planned(observed: ObservedState, plan: Plan | None) -> Verdict:
     """Whether a GPU and backends were chosen, as planning says, and what the engine chose instead."""
     verdict = _bounded(observed.observation.outcome.planned)
-    differences = mismatches(plan, observed.knowledge.logged_names) if observed.observation.outcome.plan is not None else ()
-    if not differences:
+    has_plan = observed.observation.outcome.plan is not None
+    differences = mismatches(plan, observed.knowledge.logged_names) if has_plan else ()
+    unserved = unserved_adapters(observed) if has_plan else []
+    notes = [observed.messages.say("planned.adapters", adapters=unserved)] if unserved else []
+    notes += [observed.messages.say("planned.mismatch", differences="; ".join(differences))] if differences else []
+    if not notes:
         return verdict
-    note = observed.messages.say("planned.mismatch", differences="; ".join(differences))
+    note = wording.clean(" ".join(notes), wording.MESSAGE_LIMIT)
     room = wording.MESSAGE_LIMIT - len(note) - 1
     text = wording.whole_sentences(wording.sentence(verdict.message), room, at_least=_WORTH_READING) if room >= _WORTH_READING else ""
     return Verdict(verdict.status, verdict.reason, f"{text} {note}".strip())
@@ -109,7 +115,27 @@ def summary(observed: ObservedState, plan: Plan | None) -> PlanSummary | None:
             if choice.observed and not names.agree(choice.component, choice.observed, choice.backend)
         ]
         or None,
+        unserved_adapters=unserved_adapters(observed) or None,
     )
+
+
+def unserved_adapters(observed: ObservedState) -> list[str]:
+    """Return the adapters of the spec that the engine of a current Pod has not loaded, according to its log; else what was known before.
+
+    An engine loads its adapters before it serves, so once it serves, its log is complete. An engine that logs nothing about itself tells
+    nothing about its adapters either.
+    """
+    spec, before = observed.observation.resource.spec, observed.observation.previous.pinned_plan
+    names = sorted(adapter.name for adapter in spec.adapters or ())
+    for view in sorted(observed.pods, key=lambda view: view.name) if names else ():
+        state = observed.state(view)
+        if view.phase is not Phase.READY or state is None or state.stage is not Stage.READY or state.engine_version is None:
+            continue
+        if rollout.is_current(observed, view):
+            return [name for name in names if name not in state.adapters]
+    is_same = before is not None and before.revision == observed.observation.revision
+    known = before.unserved_adapters if before is not None and is_same else None
+    return [name for name in known or () if name in names]
 
 
 def _compared(plan: Plan) -> str | None:
