@@ -11,6 +11,7 @@ from rich.live import Live
 
 from demo.cluster import NAMESPACE, ROOT, Cluster, DemoError
 from demo.history import History
+from demo.record import is_compiling, record
 from demo.situations import SITUATIONS, Situation, failures
 from demo.table import Lines, draw
 from testenv.binaries import BuildError
@@ -30,10 +31,11 @@ KEPT = ROOT / "build" / "demo"
 class Show:
     """Applies the situations and shows what becomes of them."""
 
-    def __init__(self, cluster: Cluster, console: Console, *, speed: float) -> None:
+    def __init__(self, cluster: Cluster, console: Console, *, speed: float, folder: Path | None = None) -> None:
         self._cluster = cluster
         self._console = console
         self._speed = speed
+        self._folder = folder
         self._began = time.monotonic()
         self._lines = Lines(console)
         self._waiting = list(SITUATIONS)
@@ -99,6 +101,9 @@ class Show:
     def _look(self) -> None:
         for resource in self._cluster.resources():
             self.histories[resource["metadata"]["name"]].update(resource, self._now)
+        if self._folder is not None and is_compiling(self.histories):
+            record(self._cluster.client, NAMESPACE, self._folder / "starting.json")
+            self._folder = None
 
     def _check_operator(self) -> None:
         if not self._cluster.is_operator_alive():
@@ -114,6 +119,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave everything running and say how to use it")
     parser.add_argument("--stop", action="store_true", help="end what --keep left running")
+    parser.add_argument("--record", type=Path, metavar="FOLDER", help="write what the pictures of the documentation are drawn from")
     parser.add_argument("--speed", type=float, default=SPEED, help="how much faster than recorded (20)")
     arguments = parser.parse_args()
     console = Console()
@@ -122,7 +128,7 @@ def main() -> int:
         console.print(f"ended: {', '.join(stopped)}" if stopped else "nothing was running")
         return 0
     try:
-        return show(console, keep=arguments.keep, speed=arguments.speed)
+        return show(console, keep=arguments.keep, speed=arguments.speed, folder=arguments.record)
     except (DemoError, ControlPlaneError, BuildError, ToolchainError) as error:
         console.print(f"The demo failed: {error}", style="bold red", markup=False, highlight=False, soft_wrap=True)
         return 1
@@ -130,16 +136,18 @@ def main() -> int:
         return 130
 
 
-def show(console: Console, *, keep: bool, speed: float) -> int:
-    """Run the demo on a new cluster."""
+def show(console: Console, *, keep: bool, speed: float, folder: Path | None = None) -> int:
+    """Run the demo on a new cluster. With a folder, record two moments of it there."""
     began = time.monotonic()
     if keep and ProcessGroup(KEPT).leftovers():
         explain(console, KEPT / "kubeconfig")
         raise DemoError("it runs already, see above")
     with Cluster(KEPT if keep else None, keep=keep, speed=speed) as cluster:
         cluster.prepare(lambda text: console.print(f"{time.monotonic() - began:6.1f} s  {text}", highlight=False, soft_wrap=True))
-        performance = Show(cluster, console, speed=speed)
+        performance = Show(cluster, console, speed=speed, folder=folder)
         performance.run()
+        if folder is not None:
+            record(cluster.client, NAMESPACE, folder / "settled.json")
         report(console, cluster)
         complaints = failures(performance.histories)
         for complaint in complaints:

@@ -36,8 +36,9 @@ ROOT = Path(__file__).parents[2]
 IMAGES = ROOT / "docs" / "images"
 COLD = ROOT / "tests" / "corpus" / "h200" / "dsv3-fp8-cold-full.log"
 WARM = ROOT / "hack" / "demo" / "recordings" / "dsv3-fp8-warm.log"
-MOMENTS = {"starting": datetime(2026, 11, 23, 5, 0, 55, tzinfo=UTC), "settled": datetime(2026, 11, 23, 5, 1, 10, tzinfo=UTC)}
+MOMENTS = ("starting", "settled")
 """While deepseek compiled kernels, and when all four situations of the demo had come to their end."""
+NOW = datetime(2026, 11, 23, 5, 1, 10, tzinfo=UTC)
 STATUS_PAGES = [
     ("starting", "deepseek"),
     ("settled", "deepseek"),
@@ -56,7 +57,7 @@ def status_of(moment: str, name: str, *, width: int = 100) -> list[Line]:
     content = recorded(moment)
     resource = next(each for each in content["objects"] if each["metadata"]["name"] == name)
     events = [event for event in content["events"] if event["involvedObject"]["name"] == name]
-    return status_page(resource, events, MOMENTS[moment], width=width)
+    return status_page(resource, events, datetime.fromisoformat(content["moment"]), width=width)
 
 
 @pytest.mark.parametrize(("moment", "name"), STATUS_PAGES)
@@ -74,7 +75,7 @@ def test_a_status_fits_on_a_screen(moment: str, name: str) -> None:
 def picture(lines: list[Line], title: str, *, width: int) -> str:
     """What a terminal shows, as SVG; without the fonts that rich would have it load from elsewhere."""
     canvas = Console(record=True, width=width, file=io.StringIO(), highlight=False, force_terminal=True)
-    canvas.print(as_rich_text(lines))
+    canvas.print(as_rich_text([*lines, ()]))  # rich cuts the lower edge of the last line
     return re.sub(r"@font-face \{.*?\}\s*", "", canvas.export_svg(title=title), flags=re.DOTALL)
 
 
@@ -119,7 +120,8 @@ def gpus_of(pods: list[dict[str, Any]] | None, *nodes: dict[str, Any], slices: S
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_all_deployments_of_the_demo(moment: str, golden: Golden) -> None:
-    lines = top_page(recorded(moment)["objects"], MOMENTS[moment], width=100)
+    content = recorded(moment)
+    lines = top_page(content["objects"], datetime.fromisoformat(content["moment"]), width=100)
     golden(FOLDER / f"top-{moment}.txt", plain(lines) + "\n")
     if moment == "starting":
         golden(IMAGES / "top.svg", picture(lines, "kubectl vllm top", width=110))
@@ -150,7 +152,7 @@ def test_without_permission_for_pods_it_is_unknown_what_is_free() -> None:
 
 
 def test_a_cluster_without_deployments_says_so() -> None:
-    assert plain(top_page([], MOMENTS["starting"], width=80)) == "There are no VLLMDeployments."
+    assert plain(top_page([], NOW, width=80)) == "There are no VLLMDeployments."
 
 
 JSON = st.recursive(
@@ -162,6 +164,4 @@ JSON = st.recursive(
 
 @given(JSON, JSON, JSON)
 def test_any_object_has_a_page(status: Any, spec: Any, event: Any) -> None:
-    assert status_page(
-        {"metadata": {"name": "a"}, "spec": spec, "status": status}, [{"message": event, "count": spec}], MOMENTS["settled"], width=80
-    )
+    assert status_page({"metadata": {"name": "a"}, "spec": spec, "status": status}, [{"message": event, "count": spec}], NOW, width=80)

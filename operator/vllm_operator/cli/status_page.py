@@ -185,7 +185,8 @@ def _caches(resource: Manifest, width: int) -> list[Line]:
         for kind in ("cold", "warm")
         if (seconds := reading.integer(cache, f"{kind}StartSeconds")) is not None
     ]
-    facts = ", ".join(filter(None, (state, f"PVC {claim}" if claim else "", *starts)))
+    # the status has no state while the caches are cold, and none without a PVC
+    facts = ", ".join(filter(None, (state or ("Cold" if claim else ""), f"PVC {claim}" if claim else "", *starts)))
     return _paragraph("Caches", f"{facts}. {_message(resource, CACHE_WARM)}", width)
 
 

@@ -121,8 +121,8 @@ def of_inference_service(manifest: Manifest, others: Sequence[Manifest] = ()) ->
     maximum = integer(predictor, "maxReplicas")
     advice = [f"Requests went through the gateway {_EXPOSING}"]
     if maximum is not None and maximum > (integer(predictor, "minReplicas") or 1):
-        dropped.append(f"maxReplicas {maximum}: the operator does not scale by itself.")
-        advice.append(f"To scale up to {maximum} replicas, point a HorizontalPodAutoscaler or KEDA at the VLLMDeployment.")
+        dropped.append(f"maxReplicas {maximum}: autoscaling needs metrics of the engines, which may be missing here.")
+        advice.append(f"To scale up to {maximum} replicas, set spec.autoscaling.maxReplicas. See the page about autoscaling.")
     return Engine(
         source=f"InferenceService {text(manifest, 'metadata', 'name')} of KServe",
         name=text(manifest, "metadata", "name"),
