@@ -240,6 +240,7 @@ class Users:
                     # no Pod may use what is to go
                     await self.apply(name, {"replicas": 0})
                     self._journal.note(f"scale {name} to 0: {kind} {child['metadata']['name']} is being deleted")
+                    await self._delete_pods_of_orphaned_jobs(child["metadata"]["name"])
                     await self._wait_until_replaced(child, kind)
                 elif child is not None and not ours <= child["metadata"].get("labels", {}).items():
                     await self._remove(kind, child["metadata"]["name"])
@@ -257,6 +258,15 @@ class Users:
         users = [pod["metadata"] for pod in await self._client.list_all("Pod") if _uses(pod, name)]
         waiting = [f"{pod['name']} ({'being deleted' if 'deletionTimestamp' in pod else 'runs'})" for pod in users]
         self._journal.violate(f"{kind} {name} is not gone after {SETTLE_SECONDS:.0f} s without replicas; Pods that use it: {waiting}")
+
+    async def _delete_pods_of_orphaned_jobs(self, claim_name: str) -> None:
+        """What the condition CacheWarm tells a user to do: nobody else deletes them, and they keep a claim."""
+        jobs = {job["metadata"]["uid"] for job in await self._client.list_all("Job") if not job["metadata"].get("ownerReferences")}
+        for pod in await self._client.list_all("Pod"):
+            owners = {owner["uid"] for owner in pod["metadata"].get("ownerReferences") or ()}
+            if _uses(pod, claim_name) and owners & jobs:
+                await self._remove("Pod", pod["metadata"]["name"])
+                self._journal.note(f"delete Pod {pod['metadata']['name']} of an orphaned Job")
 
     async def _remove(self, kind: str, name: str) -> None:
         try:

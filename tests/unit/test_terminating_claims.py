@@ -97,14 +97,16 @@ async def test_the_pods_of_others_are_never_deleted(bench: Bench, fleet: Fleet) 
     assert "backup" in fleet.pods()
 
 
-async def test_a_job_of_another_owner_that_looks_like_a_cleaning_job_stays(bench: Bench, fleet: Fleet) -> None:
+async def test_an_orphaned_job_stays_and_the_status_says_how_to_delete_its_pod(bench: Bench, fleet: Fleet) -> None:
     await full(fleet)
-    finish(fleet, REMOVED_NOTHING)
+    pod = finish(fleet, REMOVED_NOTHING)
     [job] = jobs(bench)
     bench.cluster.edit(JOB, "default", job["metadata"]["name"], {"metadata": {"ownerReferences": None}})
     delete_claim(fleet)
     await fleet.settle()
     assert len(jobs(bench)) == 1
+    assert f"`kubectl delete pod -n default {pod}`" in said(bench)
+    assert "The operator deletes" not in said(bench)
 
 
 async def test_a_job_that_may_not_be_deleted_stops_nothing(bench: Bench, fleet: Fleet) -> None:

@@ -2,10 +2,11 @@
 
 Kubernetes keeps such a PVC while a Pod with a node refers to it, even a finished Pod (controller `pvc-protection`). A Job keeps its
 finished Pod until its TTL has passed, and an evicted Pod of a Deployment stays until it is deleted. Only the operator knows that neither
-is needed, so it deletes both.
+is needed, so it deletes both. A Job that was left behind when its VLLMDeployment was deleted (`--cascade=orphan`) is the user's, and so are
+its Pods.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ class ClaimHolder:
 
     Attributes:
         pod: Its name.
-        instance: The VLLMDeployment that it belongs to; None if it belongs to none.
+        instance: The VLLMDeployment that it belongs to; None if it belongs to none, or to a Job that belongs to none.
         is_removable: Whether the operator deletes it: it belongs to a VLLMDeployment and has finished, or it cleans the PVC.
     """
 
@@ -38,14 +39,26 @@ def is_terminating(claim: Mapping[str, Any] | None) -> bool:
     return bool(reading.text(claim, "metadata", "deletionTimestamp"))
 
 
-def find_holders(claim: str, pods: Iterable[Mapping[str, Any]]) -> tuple[ClaimHolder, ...]:
-    """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace."""
-    holders = (
-        ClaimHolder(reading.text(pod, "metadata", "name"), instance_of(pod), _is_removable(pod))
-        for pod in pods
-        if claim in claims_of(pod.get("spec")) and reading.text(pod, "spec", "nodeName")
-    )
+def find_holders(claim: str, pods: Iterable[Mapping[str, Any]], orphaned: Collection[str] = ()) -> tuple[ClaimHolder, ...]:
+    """Return the Pods that keep a PVC, sorted by name. `pods` are all Pods of its namespace, `orphaned` uids of Jobs without an owner."""
+    holders = (_holder(pod, orphaned) for pod in _users(claim, pods))
     return tuple(sorted(holders, key=lambda holder: holder.pod))
+
+
+def find_jobs(claim: str, pods: Iterable[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the names of the Jobs whose Pods keep a PVC and look like those of a VLLMDeployment."""
+    owners = (controller_of(pod) for pod in _users(claim, pods) if instance_of(pod) is not None)
+    return frozenset(reading.text(owner, "name") for owner in owners if owner.get("kind") == "Job")
+
+
+def _users(claim: str, pods: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    return (pod for pod in pods if claim in claims_of(pod.get("spec")) and reading.text(pod, "spec", "nodeName"))
+
+
+def _holder(pod: Mapping[str, Any], orphaned: Collection[str]) -> ClaimHolder:
+    is_orphaned = reading.text(controller_of(pod), "uid") in orphaned
+    instance = None if is_orphaned else instance_of(pod)
+    return ClaimHolder(reading.text(pod, "metadata", "name"), instance, not is_orphaned and _is_removable(pod))
 
 
 @dataclass(frozen=True, slots=True)

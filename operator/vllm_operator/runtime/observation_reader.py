@@ -10,12 +10,13 @@ from vllm_operator.api.labels import CONTAINER
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.caches.activity import CacheActivity
-from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, is_terminating
+from vllm_operator.caches.claim_holders import ClaimHolder, find_holders, find_jobs, is_terminating
 from vllm_operator.caches.context import is_primer, is_replica
 from vllm_operator.cluster.apply import Applied, Refusal
 from vllm_operator.cluster.client import (
     CLAIM,
     DEPLOYMENT,
+    JOB,
     POD,
     POD_METRICS,
     SERVICE,
@@ -139,7 +140,16 @@ class ObservationReader:
         """The Pods that keep claims which are being deleted, by the name of the claim."""
         names = [str(claim["metadata"]["name"]) for claim in claims if claim is not None and is_terminating(claim)]
         pods = await self._client.find(POD, namespace) if names else ()
-        return {name: find_holders(name, pods) for name in names}
+        orphaned = [await self._uid_of_orphaned(job, namespace) for name in names for job in sorted(find_jobs(name, pods))]
+        return {name: find_holders(name, pods, frozenset(filter(None, orphaned))) for name in names}
+
+    async def _uid_of_orphaned(self, job: str, namespace: str) -> str | None:
+        """The uid of a Job that belongs to nobody; None if it is gone or has an owner."""
+        try:
+            found = await self._client.get(JOB, job, namespace)
+        except (NotFound, Forbidden):
+            return None
+        return None if found["metadata"].get("ownerReferences") else str(found["metadata"]["uid"])
 
     async def _taints(self, plan: Plan | None, pods: Sequence[Manifest]) -> Mapping[str, tuple[Taint, ...]]:
         """The taints of the nodes with the planned GPUs, if a Pod waits for a node."""
