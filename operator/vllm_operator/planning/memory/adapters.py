@@ -17,7 +17,7 @@ def adapter_bytes(shape: ModelShape, parallel: ParallelShape, slots: int, rank: 
 
     It is an upper bound: it takes each linear layer for one that vLLM can adapt, and each to have the hidden size on one side.
     """
-    if not shape.hidden:
+    if not slots or not shape.hidden:
         return 0.0
     elements = 0.0
     for module in shape.modules:
