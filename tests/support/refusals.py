@@ -200,6 +200,9 @@ REFUSALS = (
         before={"cache": {"volume": {"size": "40Gi"}}},
     ),
     Refusal("a claim below the default it was made with", {"cache": {"volume": {"size": "10Gi"}}}, ("default size 20Gi",), before={}),
+    Refusal("an adapter in an object store", {"adapters": [{"name": "a", "uri": "s3://bucket/a"}]}, ("pvc://claim/path for an adapter",)),
+    Refusal("a revision of a model in an object store", {"model": {"uri": "s3://a/b", "revision": "main"}}, ("only what is on the hub",)),
+    Refusal("an object store without a path", {"model": {"uri": "s3://bucket"}}, ("s3://bucket/path",)),
     Refusal("weights fetched to directories of nodes", {"weights": {"prefetch": "BeforeStart", "hostPath": "/mnt"}}, ("remove prefetch",)),
     Refusal(
         "weights fetched to claims of Pods", {"weights": {"prefetch": "BeforeStart", "storage": "ClaimPerReplica"}}, ("remove prefetch",)

@@ -5,7 +5,7 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from vllm_operator.api import rules
-from vllm_operator.api.base import Model, ModelURI, Name, checked_by, form
+from vllm_operator.api.base import AdapterURI, Model, Name, checked_by, form
 
 AdapterName = Annotated[
     str,
@@ -30,7 +30,7 @@ class AdapterSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
     name: AdapterName = Field(description="Model name in client requests.")
-    uri: ModelURI = Field(
+    uri: AdapterURI = Field(
         description="Location of the adapter: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
         "PersistentVolumeClaim in the same namespace.",
     )

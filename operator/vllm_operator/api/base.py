@@ -91,13 +91,25 @@ Text = Annotated[str, Field(max_length=1024)]
 """A sentence or a short paragraph."""
 Name = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
 """The name of a Kubernetes object."""
+_HUB_OR_CLAIM = r"hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?"
 ModelURI = Annotated[
     str,
     Field(
         max_length=1024,
-        pattern=r"^(hf://[^/\s]+/[^/\s]+|pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?(/[^\s]*)?)$",
+        pattern=rf"^({_HUB_OR_CLAIM}|(s3|gs|az)://[^/\s]+/[^\s]+)$",
         json_schema_extra=form(
-            "write hf://organisation/name for a model on the hub, or pvc://claim/path for a model on a PersistentVolumeClaim"
+            "write hf://organisation/name for a model on the hub, pvc://claim/path for a model on a PersistentVolumeClaim, or "
+            "s3://bucket/path, gs://bucket/path or az://container/path for a model in an object store"
+        ),
+    ),
+]
+AdapterURI = Annotated[
+    str,
+    Field(
+        max_length=1024,
+        pattern=rf"^({_HUB_OR_CLAIM})$",
+        json_schema_extra=form(
+            "write hf://organisation/name for an adapter on the hub, or pvc://claim/path for an adapter on a PersistentVolumeClaim"
         ),
     ),
 ]

@@ -95,8 +95,8 @@ class ModelSpec(Model):
 
     model_config = ConfigDict(json_schema_extra=checked_by(rules.REVISION_ON_HUB))
     uri: ModelURI = Field(
-        description="Location of the model: `hf://organisation/name` on the model hub, or `pvc://claim/path` on a "
-        "PersistentVolumeClaim in the same namespace.",
+        description="Location of the model: `hf://organisation/name` on the model hub, `pvc://claim/path` on a PersistentVolumeClaim in "
+        "the same namespace, or `s3://bucket/path`, `gs://bucket/path` or `az://container/path` in an object store.",
     )
     revision: str | None = Field(default=None, min_length=1, max_length=256, description="Branch, tag or commit on the hub.")
     served_name: str | None = Field(

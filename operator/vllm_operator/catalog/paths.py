@@ -26,9 +26,11 @@ ARTIFACT_SECRET_ROOT = "/etc/vllm-operator/artifact"
 
 
 def model_argument(uri: str) -> str:
-    """Return the model as the engine takes it: a name on the hub, or a path in the mounted PersistentVolumeClaim."""
+    """Return the model as the engine takes it: a name on the hub, a path in the mounted PersistentVolumeClaim, or a URI of an object."""
     scheme, _, rest = uri.partition("://")
     if scheme == "hf":
         return rest
+    if scheme != "pvc":
+        return uri
     path = rest.partition("/")[2].strip("/")
     return f"{MODEL_ROOT}/{path}" if path else MODEL_ROOT

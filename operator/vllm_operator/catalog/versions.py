@@ -233,6 +233,19 @@ def guarded_paths(version: str | None) -> tuple[str, ...]:
     return held[-1] if held else entries[0].paths
 
 
+class ObjectStores(Entry):
+    """The content of `object_stores.yaml`: since which version vLLM reads weights from an object store, by scheme."""
+
+    source: str
+    since: Mapping[str, Annotated[str, AfterValidator(_check_version)]]
+
+
+@cache
+def load_object_stores() -> Mapping[str, str]:
+    """Read since which version vLLM reads weights from an object store, by scheme."""
+    return load_file(ObjectStores, "object_stores.yaml").since
+
+
 class Draining(Entry):
     """The content of `draining.yaml`: since which version the HTTP server accepts requests while the engine drains."""
 

@@ -33,7 +33,7 @@ from vllm_operator.planning.engine.host import plan_requests
 from vllm_operator.planning.engine.overrides import Overrides, check_names, drop_overridden, engine_of, keep_first, read_overrides
 from vllm_operator.planning.engine.rule_input import describe_rule_input
 from vllm_operator.planning.engine.shape import Shape, resolve_shape
-from vllm_operator.planning.engine.version import ResolvedVersion, resolve_version
+from vllm_operator.planning.engine.version import ResolvedVersion, check_source, resolve_version
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.provisioned import read_instance_pools
 from vllm_operator.planning.memory.flags import RESIZING_FLAGS, read_offload
@@ -182,7 +182,7 @@ class _FreshPlan:
             return Verdict(ConditionStatus.FALSE, Reason.INVALID_SPEC, f"{error}.")
         overrides = read_overrides(spec)
         engine = engine_of(spec.engine, overrides)
-        version = resolve_version(engine, self.catalog.versions)
+        version = check_source(spec.model, resolve_version(engine, self.catalog.versions))
         if isinstance(version, Verdict):
             return version
         shape = resolve_shape(spec)

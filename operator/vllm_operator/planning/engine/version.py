@@ -6,13 +6,13 @@ version. Then the user must give it.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vllm_operator.api.conditions import Reason
-from vllm_operator.api.spec import Distribution, EngineSpec
+from vllm_operator.api.spec import Distribution, EngineSpec, ModelSpec
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.catalog.rules import Severity
-from vllm_operator.catalog.versions import Versions, VersionTable, parse_release
+from vllm_operator.catalog.versions import Versions, VersionTable, load_object_stores, parse_release
 from vllm_operator.planning.notes import Note
 from vllm_operator.planning.outcome import Verdict
 
@@ -82,6 +82,26 @@ def resolve_version(engine: EngineSpec | None, versions: Versions) -> ResolvedVe
         text = f"spec.engine.version is {version}, but the image tag is {tagged}. The operator plans for {version}. Correct one of the two."
         notes.append(Note(Severity.RISK, text))
     return ResolvedVersion(version, resolution.table, image, distribution, tuple(notes))
+
+
+def check_source(model: ModelSpec, version: ResolvedVersion | Verdict) -> ResolvedVersion | Verdict:
+    """Return the version, with a note about an image that may be unable to read the model; or a verdict if the version is."""
+    scheme = model.uri.partition("://")[0]
+    since = load_object_stores().get(scheme)
+    if since is None or isinstance(version, Verdict):
+        return version
+    release, least = parse_release(version.version), parse_release(since)
+    if release is not None and least is not None and release < least:
+        return Verdict(
+            ConditionStatus.FALSE,
+            Reason.INVALID_SPEC,
+            f"vLLM {version.version} cannot read a model from {scheme}://; known versions from {since} on can. Set spec.engine.version, or "
+            "copy the model to a PersistentVolumeClaim and use pvc://.",
+        )
+    if split_image(version.image)[0] == DEFAULT_REPOSITORY:
+        return version
+    text = f"The engine streams the weights from {scheme}:// with runai-model-streamer. Unlike those of vLLM, this image may lack it."
+    return replace(version, notes=(*version.notes, Note(Severity.INFO, text)))
 
 
 def _normalize(text: str) -> str:
