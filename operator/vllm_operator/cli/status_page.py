@@ -160,9 +160,10 @@ def _gpu(resource: Manifest, width: int) -> list[Line]:
     gpu, *parts = _PARTS.split(message)
     lines = _paragraph("GPU", gpu, width)
     plan = reading.mapping(resource, "status", "pinnedPlan")
-    for candidate in reading.sequence(plan.get("candidates"))[:3]:
-        lines += _paragraph("", clean(str(candidate)), width, DIM)
-    for part in (*parts, reading.text(plan, "memory")):
+    # the screen of a crash is about the crash, and has no room for other GPUs
+    is_crashed = reading.named(resource, CRASHED, "status", "conditions").get("status") == "True"
+    compared = [] if is_crashed else reading.text(plan, "compared").split(" | ")
+    for part in (*filter(None, compared), *parts, reading.text(plan, "memory")):
         lines += _paragraph("", part, width, DIM)
     return lines + _paragraph("Image", reading.text(plan, "image"), width)
 
