@@ -1,4 +1,4 @@
-"""Write what the chart has from elsewhere: its copy of the CRD, the version, the settings, the table in its README. `make generate`."""
+"""Write what the chart has from elsewhere: its copies of the CRDs, the version, the settings, the table in its README. `make generate`."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from vllm_operator import __version__
 from vllm_operator.settings import MAY_BE_ZERO
 
 CHART = Path(__file__).parent.parent / "charts" / "vllm-operator"
-DEFINITION = CHART / "files" / "vllmdeployments.yaml"
+DEFINITIONS = CHART / "files"
 METADATA = CHART / "Chart.yaml"
 SCHEMA = CHART / "values.schema.json"
 README = CHART / "README.md"
@@ -31,9 +31,12 @@ KEEP = """\
 """
 
 
-def definition() -> str:
-    """Return the CRD as the chart installs it: as it is, but kept when the chart goes."""
-    return re.sub(r"(?m)^(metadata:\n  name: .*\n)", lambda found: found[1] + KEEP, generate_crds.render(), count=1)
+def definitions() -> dict[str, str]:
+    """Return the CRDs as the chart installs them, by the name of the file: as they are, but kept when the chart goes."""
+    rendered = generate_crds.render()
+    return {
+        name: re.sub(r"(?m)^(metadata:\n  name: .*\n)", lambda found: found[1] + KEEP, text, count=1) for name, text in rendered.items()
+    }
 
 
 def metadata(current: str) -> str:
@@ -93,7 +96,8 @@ def _shown(default: Any) -> str:
 def main() -> int:
     SCHEMA.write_text(schema(SCHEMA.read_text("utf-8")), "utf-8")
     README.write_text(readme(README.read_text("utf-8")), "utf-8")
-    DEFINITION.write_text(definition(), "utf-8")
+    for name, text in definitions().items():
+        (DEFINITIONS / name).write_text(text, "utf-8")
     METADATA.write_text(metadata(METADATA.read_text("utf-8")), "utf-8")
     return 0
 

@@ -14,6 +14,7 @@ from vllm_operator import settings
 from vllm_operator.api import conditions
 from vllm_operator.api.crd import custom_resource_definition, schema_of
 from vllm_operator.api.plan import Plan
+from vllm_operator.api.preset import PresetSpec
 from vllm_operator.catalog.entry import Entry
 from vllm_operator.catalog.resources import camel_case
 from vllm_operator.catalog.rule_matching import Condition
@@ -29,7 +30,7 @@ Schema = dict[str, Any]
 
 
 def api_reference() -> str:
-    """Every field of a VLLMDeployment: type, bounds, meaning."""
+    """Every field of a VLLMDeployment and of a preset: type, bounds, meaning."""
     crd = custom_resource_definition()
     version = crd["spec"]["versions"][0]
     root = version["schema"]["openAPIV3Schema"]
@@ -42,6 +43,11 @@ def api_reference() -> str:
     ]
     for part in ("spec", "status"):
         lines += [f"## {part}\n", *_object(root["properties"][part], part)]
+    lines += [
+        "## VLLMPreset and ClusterVLLMPreset\n",
+        "The `spec` of both kinds of [presets](presets.md).\n",
+        *_object(schema_of(PresetSpec), "preset"),
+    ]
     lines += [
         "## Plan\n",
         "The data of a ControllerRevision: what the operator decided for one generation of the spec, each decision with its reason. "

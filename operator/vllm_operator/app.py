@@ -51,6 +51,7 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.permissions import REQUIRED, SHARD
+from vllm_operator.runtime.presets import Presets
 from vllm_operator.runtime.queue import WorkQueue
 from vllm_operator.runtime.reconciler import Reconciler
 from vllm_operator.runtime.supervisor import Parts, Supervisor
@@ -168,6 +169,7 @@ class Operator:
             count=self.metrics.wrote,
             primer_patience_seconds=settings.priming_patience_seconds,
         )
+        self.presets = Presets(client, namespaces=settings.namespaces, seconds=settings.resync_seconds, changed=self.queue.add)
         reconciler = Reconciler(
             mirror,
             known,
@@ -178,6 +180,7 @@ class Operator:
             metrics=self.metrics,
             configs=self.configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
+            presets=self.presets,
             integrations=settings.integrations,
             busy=self.queue.has_urgent,
         )
@@ -298,6 +301,7 @@ class Operator:
             yield "leadership", self.leadership.run()
         yield "workers", self._lead(self.workers.run)
         yield "supervisor", self._lead(self.supervisor.run)
+        yield "presets", self._lead(self.presets.run)
         for data in self.user_data:
             if data.is_wanted:
                 yield "user data", self._lead(data.run)

@@ -17,6 +17,7 @@ from support.operator_process import OperatorProcess, condition, has
 from support.operator_process import llama as any_llama
 from support.own_knowledge import ATTENTION_RULE, config_map
 from support.stories import LOADING, RUNNING
+from vllm_operator.api import labels
 from vllm_operator.api.labels import REPLAN_ANNOTATION
 from vllm_operator.rendering.revision import OLD_REVISIONS
 
@@ -60,6 +61,7 @@ async def test_every_permission_is_used_and_none_is_missing(
     await pin_a_device(served)
     await replace_what_an_earlier_object_left(served)
     await take_a_rule_of_the_owner(served, operator)
+    await use_presets(served)
     await fill_the_history(served)
     # watches of before this test's own requests
     await operator.stop()
@@ -285,6 +287,24 @@ async def pin_a_device(cluster: Cluster) -> None:
     [ours] = [it["metadata"]["name"] for it in await cluster.list_all("ResourceClaimTemplate")]
     await cluster.patch("VLLMDeployment", "pinned", {"spec": {"accelerator": {"allocation": "DevicePlugin", "mig": {"uuids": None}}}})
     await cluster.wait_until_gone("ResourceClaimTemplate", ours)
+
+
+async def use_presets(cluster: Cluster) -> None:
+    """One of the namespace and one of the cluster."""
+    name = cluster.namespace
+    spec = {"rollout": {"drainSeconds": 5}}
+    for kind, metadata in (("VLLMPreset", {"name": name, "namespace": name}), ("ClusterVLLMPreset", {"name": name})):
+        await cluster.create({"apiVersion": labels.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec})
+        asking = kind.lower()
+        await cluster.create(llama(name, asking, replicas=0, preset={"kind": kind, "name": name}))
+        await cluster.wait_for("VLLMDeployment", asking, uses_preset(f"{kind} {name}"))
+        await cluster.delete("VLLMDeployment", asking)
+        await cluster.delete(kind, name)
+
+
+def uses_preset(name: str) -> Callable[[Manifest], bool]:
+    """Whether the plan was made with this preset."""
+    return lambda it: f"with {name}" in condition(it, "Planned").get("message", "")
 
 
 async def take_a_rule_of_the_owner(cluster: Cluster, operator: OperatorProcess) -> None:

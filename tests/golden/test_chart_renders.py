@@ -25,7 +25,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import LEASE
 from vllm_operator.runtime.metrics import Metrics
-from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, REQUIRED, SHARD
+from vllm_operator.runtime.permissions import ALL_NAMESPACES, GATEWAY, KEDA, OPTIONAL, PRESETS, REQUIRED, SHARD
 from vllm_operator.settings import Settings
 
 GOLDEN = Path(__file__).parent / "chart"
@@ -182,10 +182,13 @@ def test_two_releases_in_a_namespace_with_a_long_name_share_nothing() -> None:
 
 
 @needs_helm
-def test_the_crd_is_installed_and_kept() -> None:
-    [installed] = [it for it in helm.template({}) if it["kind"] == "CustomResourceDefinition"]
-    assert installed["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
-    assert installed == yaml.safe_load(generate_crds.TARGET.read_text("utf-8"))
+def test_the_crds_are_installed_and_kept() -> None:
+    installed = [it for it in helm.template({}) if it["kind"] == "CustomResourceDefinition"]
+    assert [it["metadata"].pop("annotations") for it in installed] == [{"helm.sh/resource-policy": "keep"}] * 3
+    committed = {yaml.safe_load(path.read_text("utf-8"))["metadata"]["name"]: path for path in generate_crds.FOLDER.iterdir()}
+    assert {it["metadata"]["name"]: it for it in installed} == {
+        name: yaml.safe_load(path.read_text("utf-8")) for name, path in committed.items()
+    }
     assert not [it for it in helm.template({"crds": {"install": False}}) if it["kind"] == "CustomResourceDefinition"]
 
 
@@ -193,9 +196,9 @@ def test_the_crd_is_installed_and_kept() -> None:
 def test_the_roles_grant_what_the_operator_asks_for() -> None:
     asked = {
         (permission.kind.group, permission.kind.plural + (f"/{permission.subresource}" if permission.subresource else ""), permission.verb)
-        for permission in (*REQUIRED, *OPTIONAL)
+        for permission in (*REQUIRED, *OPTIONAL, *PRESETS)
     }
-    of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL) if not p.kind.namespaced}
+    of_the_cluster = {(p.kind.group, p.kind.plural, p.verb) for p in (*REQUIRED, *OPTIONAL, *PRESETS) if not p.kind.namespaced}
     of_all = {(permission.kind.group, permission.kind.plural, permission.verb) for permission in ALL_NAMESPACES}
     assert helm.rules(helm.template({}), "ClusterRole") == asked | of_all
     of_the_lease = {(LEASE.group, LEASE.plural, verb) for verb in ("get", "watch", "patch", "create")}
@@ -242,7 +245,8 @@ def test_the_table_in_the_docs_is_what_the_roles_grant() -> None:
 
 
 def test_what_is_generated_is_up_to_date() -> None:
-    assert generate_chart.DEFINITION.read_text("utf-8") == generate_chart.definition(), "run `make generate`"
+    for name, text in generate_chart.definitions().items():
+        assert (generate_chart.DEFINITIONS / name).read_text("utf-8") == text, "run `make generate`"
     current = generate_chart.METADATA.read_text("utf-8")
     assert current == generate_chart.metadata(current), "run `make generate`"
     current = generate_chart.SCHEMA.read_text("utf-8")

@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from vllm_operator.api.spec import BackendsSpec, VLLMDeploymentSpec
+from vllm_operator.api.backends import BackendsSpec
+from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.catalog.models import Models, load_models
 from vllm_operator.catalog.rule_matching import RuleInput
 from vllm_operator.catalog.rules import Rules, load_rules

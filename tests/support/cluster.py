@@ -53,6 +53,8 @@ _KINDS: dict[str, tuple[str, str, bool]] = {
     "RoleBinding": ("rbac.authorization.k8s.io/v1", "rolebindings", True),
     "ClusterRole": ("rbac.authorization.k8s.io/v1", "clusterroles", False),
     "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", "clusterrolebindings", False),
+    "ClusterVLLMPreset": ("vllm-operator.dev/v1alpha1", "clustervllmpresets", False),
+    "VLLMPreset": ("vllm-operator.dev/v1alpha1", "vllmpresets", True),
     "VLLMDeployment": ("vllm-operator.dev/v1alpha1", "vllmdeployments", True),
 }
 _MERGE = "application/merge-patch+json"

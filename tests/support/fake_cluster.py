@@ -48,6 +48,20 @@ class _Fault:
     times: int
 
 
+@dataclass(slots=True, eq=False)
+class _Watch:
+    """A watch on one object, or on all of a kind."""
+
+    kind: Kind
+    namespace: str | None
+    name: str | None
+    happened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def sees(self, identity: Identity) -> bool:
+        kind, namespace, name = identity
+        return kind == self.kind.kind and self.name in (None, name) and (self.name is None or self.namespace == namespace)
+
+
 @dataclass(slots=True)
 class FakeCluster:
     """The cluster. `writes` are those that changed something, `calls` counts all, by verb."""
@@ -65,7 +79,7 @@ class FakeCluster:
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
     _logs: dict[tuple[str, str, bool], list[Sequence[LogStep]]] = field(default_factory=dict)
-    _watches: list[tuple[Identity, asyncio.Event]] = field(default_factory=list)
+    _watches: list["_Watch"] = field(default_factory=list)
 
     # what a test does
 
@@ -238,18 +252,21 @@ class FakeCluster:
         )
 
     @asynccontextmanager
-    async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:
-        """Watch one object."""
+    async def watch(
+        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
+    ) -> AsyncIterator[AsyncIterator[None]]:
+        """Watch one object, or all."""
         await self._enter("watch", kind)
-        identity = (kind.kind, namespace if kind.namespaced else None, name)
-        happened = asyncio.Event()
-        if identity in self._objects:
-            happened.set()
-        self._watches.append((identity, happened))
+        if kind in self.absent:
+            raise NotFound("the server could not find the requested resource")
+        watch = _Watch(kind, namespace if kind.namespaced else None, name)
+        if any(map(watch.sees, self._objects)):
+            watch.happened.set()
+        self._watches.append(watch)
         try:
-            yield _watch_lines(happened, seconds)
+            yield _watch_lines(watch.happened, seconds)
         finally:
-            self._watches.remove((identity, happened))
+            self._watches.remove(watch)
 
     async def close(self) -> None:
         """Nothing to close."""
@@ -314,9 +331,9 @@ class FakeCluster:
         return _copied(new)
 
     def _tell(self, identity: Identity) -> None:
-        for watched, happened in self._watches:
-            if watched == identity:
-                happened.set()
+        for watch in self._watches:
+            if watch.sees(identity):
+                watch.happened.set()
 
     def _written(self, verb: str, kind: Kind, before: Manifest | None, after: Manifest) -> Manifest:
         if before is None or before["metadata"]["resourceVersion"] != after["metadata"]["resourceVersion"]:

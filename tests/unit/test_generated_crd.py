@@ -1,7 +1,7 @@
 """The committed CRD is what the types say, and keeps to the Kubernetes API conventions."""
 
+import copy
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +9,10 @@ import yaml
 
 import generate_crds
 
-CRD = yaml.safe_load(generate_crds.TARGET.read_text("utf-8"))
+CRD, *PRESETS = (
+    yaml.safe_load((generate_crds.FOLDER / f"{name}.yaml").read_text("utf-8"))
+    for name in ("vllmdeployments", "vllmpresets", "clustervllmpresets")
+)
 VERSION = CRD["spec"]["versions"][0]
 ROOT = VERSION["schema"]["openAPIV3Schema"]
 UNCHECKED = "x-kubernetes-preserve-unknown-fields"
@@ -27,15 +30,31 @@ def nodes(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, An
 
 
 NODES = [*nodes(ROOT["properties"]["spec"], "spec"), *nodes(ROOT["properties"]["status"], "status")]
+PRESET_NODES = list(nodes(PRESETS[0]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"], "spec"))
 FIELDS = [(path, schema) for path, schema in NODES if not path.endswith(("[]", "{}"))]
 
 
 def of_type(name: str) -> list[Any]:
-    return [pytest.param(path, schema, id=path) for path, schema in NODES if schema.get("type") == name]
+    known = [(f"preset {path}", schema) for path, schema in PRESET_NODES]
+    return [pytest.param(path, schema, id=path) for path, schema in [*NODES, *known] if schema.get("type") == name]
 
 
-def test_the_committed_crd_is_what_the_types_say() -> None:
-    assert generate_crds.TARGET.read_text("utf-8") == generate_crds.render(), "the API types changed: run `make generate` and commit crds/"
+def test_the_committed_crds_are_what_the_types_say() -> None:
+    committed = {path.name: path.read_text("utf-8") for path in generate_crds.FOLDER.iterdir()}
+    assert committed == generate_crds.render(), "the API types changed: run `make generate` and commit crds/"
+
+
+def test_both_kinds_of_presets_have_one_spec_and_no_status() -> None:
+    scopes = {crd["spec"]["names"]["kind"]: crd["spec"].pop("scope") for crd in map(copy.deepcopy, PRESETS)}
+    assert scopes == {"VLLMPreset": "Namespaced", "ClusterVLLMPreset": "Cluster"}
+    schemas = [crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"] for crd in PRESETS]
+    assert schemas[0] == schemas[1]
+    assert sorted(schemas[0]) == ["apiVersion", "kind", "metadata", "spec"]
+
+
+def test_a_preset_has_only_fields_that_a_vllmdeployment_has() -> None:
+    own = {path for path, _ in NODES}
+    assert {path for path, _ in PRESET_NODES} - own == set()
 
 
 def test_no_field_is_a_fraction_or_a_boolean() -> None:
@@ -146,7 +165,3 @@ def test_every_column_shows_a_field_that_exists(column: dict[str, Any]) -> None:
     for name in path.strip(".").split("."):
         schema = schema["properties"][name]
     assert column["type"] in (schema["type"], "date")
-
-
-def test_the_crds_folder_holds_nothing_else() -> None:
-    assert [path.name for path in sorted(Path(generate_crds.TARGET).parent.iterdir())] == ["vllmdeployments.yaml"]

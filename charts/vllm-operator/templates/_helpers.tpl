@@ -55,6 +55,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   resources: [vllmdeployments]
   verbs: [get, list, watch]
 - apiGroups: [vllm-operator.dev]
+  resources: [vllmpresets]
+  verbs: [list, watch]
+- apiGroups: [vllm-operator.dev]
   resources: [vllmdeployments/status]
   verbs: [patch]
 - apiGroups: [vllm-operator.dev]
@@ -136,7 +139,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- end }}
 {{- end }}
 
-{{- /* What it may read of the cluster, to know the GPUs. */}}
+{{- /* What it may read of the cluster, to know the GPUs and the presets for all namespaces. */}}
 {{- define "vllm-operator.nodeRules" -}}
 - apiGroups: [""]
   resources: [nodes]
@@ -147,6 +150,9 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 - apiGroups: [karpenter.sh]
   resources: [nodepools]
   verbs: [list]
+- apiGroups: [vllm-operator.dev]
+  resources: [clustervllmpresets]
+  verbs: [list, watch]
 {{- if not .Values.namespaces }}
 # which devices are free; with a list of namespaces it does not ask
 - apiGroups: [resource.k8s.io]

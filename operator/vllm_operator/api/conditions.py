@@ -58,7 +58,7 @@ class Reason:
     RESOLVED = "Resolved"
     """The operator chose a GPU and backends."""
     RESOLVED_DIFFERENTLY = "ResolvedDifferently"
-    """The pinned plan is in force. The current catalog or nodes would result in a different plan."""
+    """The pinned plan is in force. The current catalog, nodes or preset would result in a different plan."""
     NO_MATCHING_GPU = "NoMatchingGPU"
     """No node has a matching GPU. The message lists the GPUs of the cluster."""
     DOES_NOT_FIT = "DoesNotFit"
@@ -71,6 +71,10 @@ class Reason:
     """The ControllerRevision that contains the pinned plan is missing, is not controlled by this object, or has another content."""
     REVISION_REFUSED = "RevisionRefused"
     """The ControllerRevision of a new plan cannot be created. The message says why."""
+    PRESET_MISSING = "PresetMissing"
+    """The preset that `spec.preset` names does not exist. The message says which do."""
+    PRESET_INVALID = "PresetInvalid"
+    """The preset contains an invalid value, or contradicts the object. The message says where."""
     # CacheWarm
     HIT = "Hit"
     """The engine loaded compiled artifacts from the cache."""
@@ -162,7 +166,7 @@ class Reason:
     # Exposed
     KIND_NOT_INSTALLED = "KindNotInstalled"
     """The cluster lacks the CustomResourceDefinition of an object that the spec asks for. The message says how to install it. Also a
-    reason of Autoscaled."""
+    reason of Autoscaled, and of Planned for the CustomResourceDefinition of a preset."""
     INTEGRATION_DISABLED = "IntegrationDisabled"
     """The operator may not create an object that the spec asks for. The message names the value of the chart. Also a reason of
     Autoscaled."""

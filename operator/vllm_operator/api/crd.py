@@ -1,4 +1,4 @@
-"""The CustomResourceDefinition, generated from the types in `spec` and `status`.
+"""The CustomResourceDefinitions, generated from the types in `spec`, `status` and `preset`.
 
 Pydantic describes a type as JSON schema with references, and with `anyOf` for optional fields. The API server accepts only
 a structural schema: one type per node, no references. `structural` converts one to the other and keeps the keywords that
@@ -12,6 +12,8 @@ from pydantic import BaseModel
 
 from vllm_operator.api import labels, rules
 from vllm_operator.api.base import FORM
+from vllm_operator.api.operation import PresetKind
+from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -110,6 +112,41 @@ def custom_resource_definition() -> dict[str, Any]:
             },
             "scope": "Namespaced",
             "versions": [_version()],
+        },
+    }
+
+
+def preset_definition(kind: PresetKind) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of a kind of presets."""
+    plural, is_namespaced = PRESET_PLURALS[kind], kind is PresetKind.VLLM_PRESET
+    where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
+    version = {
+        "name": labels.VERSION,
+        "served": True,
+        "storage": True,
+        "schema": {
+            "openAPIV3Schema": {
+                "description": f"Defaults for {where} that name it in spec.preset.",
+                "type": "object",
+                "required": ["spec"],
+                "properties": {
+                    "apiVersion": {"description": "Version of the API.", "type": "string"},
+                    "kind": {"description": "Kind of the object.", "type": "string"},
+                    "metadata": {"type": "object"},
+                    "spec": schema_of(PresetSpec),
+                },
+            }
+        },
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{labels.GROUP}"},
+        "spec": {
+            "group": labels.GROUP,
+            "names": {"kind": kind.value, "listKind": f"{kind.value}List", "plural": plural, "singular": plural[:-1], "categories": ["ai"]},
+            "scope": "Namespaced" if is_namespaced else "Cluster",
+            "versions": [version],
         },
     }
 

@@ -1,4 +1,4 @@
-"""Parts of `spec`: storage of caches and weights, rollout, Service, start, remediation.
+"""Parts of `spec`: storage of caches and weights, rollout, Service, start, remediation, preset.
 
 Model, engine and GPUs are in `vllm_operator.api.spec`.
 """
@@ -314,3 +314,23 @@ class RemediationSpec(Model):
         description="What to do when no replica is ready and a Pod crashed five times with a known cause that a restart cannot fix. "
         "KeepRestarting: nothing. ScaleToZero: free the GPUs until the spec changes. Default: KeepRestarting.",
     )
+
+
+class PresetKind(StrEnum):
+    """Kinds of presets: one for the VLLMDeployments of its namespace, one for those of all namespaces."""
+
+    VLLM_PRESET = "VLLMPreset"
+    CLUSTER_VLLM_PRESET = "ClusterVLLMPreset"
+
+
+class PresetReference(Model):
+    """A preset with defaults for this object."""
+
+    kind: PresetKind = Field(
+        default=PresetKind.VLLM_PRESET,
+        description="VLLMPreset: in the same namespace. ClusterVLLMPreset: for all namespaces. Default: VLLMPreset.",
+    )
+    name: Name = Field(description="Name of the preset.")
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.name}"

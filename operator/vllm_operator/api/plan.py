@@ -5,11 +5,12 @@ replace running Pods.
 """
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from vllm_operator.api.base import Model, Text, list_atomic, list_map
+from vllm_operator.api.base import Model, Text, list_atomic, list_map, open_map
+from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.spec import AcceleratorPolicy, Distribution, SizingSpec
 
 
@@ -180,6 +181,23 @@ class PlannedArtifact(Model):
     )
 
 
+class PlannedPreset(Model):
+    """The preset that a plan was made with. Its content is pinned: an edit of the preset changes nothing that runs."""
+
+    kind: PresetKind = Field(description="VLLMPreset or ClusterVLLMPreset.")
+    name: str = Field(max_length=253, description="Name of the preset.")
+    spec: dict[str, Any] = Field(description="Spec of the preset when the plan was made.", json_schema_extra=open_map())
+    fields: list[Annotated[str, Field(max_length=512)]] = Field(
+        default_factory=list,
+        max_length=256,
+        description="Fields of the spec that come from the preset.",
+        json_schema_extra=list_atomic(),
+    )
+
+    def __str__(self) -> str:
+        return f"{self.kind.value} {self.name}"
+
+
 class Plan(Model):
     """GPU, image, backends, flags and variables for one generation of the spec, each with its reason. Pinned until the spec changes."""
 
@@ -187,6 +205,7 @@ class Plan(Model):
     spec_digest: str | None = Field(default=None, max_length=64, description="Digest of that spec without replicas.")
     catalog_version: str = Field(max_length=64, description="Version of the catalog that the plan was made with.")
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
+    preset: PlannedPreset | None = Field(default=None, description="Preset of the plan. Absent without `spec.preset`.")
     model: str = Field(max_length=1024, description="Model argument of the engine.")
     image: str = Field(max_length=1024, description="Container image.")
     engine_version: str | None = Field(default=None, max_length=64, description="vLLM version. Absent if unknown.")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from vllm_operator.api.base import Model
 from vllm_operator.api.labels import API_VERSION, COMPONENT_LABEL, INSTANCE_LABEL, KIND, MANAGED_BY, MANAGED_BY_LABEL, NAME, NAME_LABEL
-from vllm_operator.api.plan import Plan
+from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.api.status import VLLMDeploymentStatus
 
@@ -27,13 +27,16 @@ class Metadata(Model):
 class VLLMDeployment(Model):
     """A VLLMDeployment as read from the API server or from a file.
 
-    `pinned` is the plan in force. It is not a part of the object: it comes from the ControllerRevision that the status names.
+    `pinned` is the plan in force. It is not a part of the object: it comes from the ControllerRevision that the status names. `preset` is
+    what was merged into `spec`, and `preset_change` says how the preset differs today (`planning/presets.py`).
     """
 
     metadata: Metadata
     spec: VLLMDeploymentSpec
     status: VLLMDeploymentStatus = Field(default_factory=VLLMDeploymentStatus)
     pinned: Plan | None = Field(default=None, exclude=True)
+    preset: PlannedPreset | None = Field(default=None, exclude=True)
+    preset_change: str = Field(default="", exclude=True)
 
     @classmethod
     def parse(cls, manifest: Mapping[str, Any]) -> "VLLMDeployment":

@@ -11,9 +11,9 @@ from pydantic import BeforeValidator, ConfigDict, Field
 
 from vllm_operator.api import rules
 from vllm_operator.api.adapters import AdapterSpec, SecretKeyReference
+from vllm_operator.api.backends import BackendsSpec
 from vllm_operator.api.base import (
     Architecture,
-    Backend,
     CommandLineWord,
     EngineVersion,
     FlagName,
@@ -35,7 +35,16 @@ from vllm_operator.api.base import (
     open_objects,
 )
 from vllm_operator.api.exposure import GatewaySpec, NetworkPolicySpec
-from vllm_operator.api.operation import AuthSpec, CacheSpec, RemediationSpec, RolloutSpec, ServiceSpec, StartupSpec, WeightsSpec
+from vllm_operator.api.operation import (
+    AuthSpec,
+    CacheSpec,
+    PresetReference,
+    RemediationSpec,
+    RolloutSpec,
+    ServiceSpec,
+    StartupSpec,
+    WeightsSpec,
+)
 from vllm_operator.api.scaling import AutoscalingSpec
 
 
@@ -322,41 +331,13 @@ class SizingSpec(Model):
     )
 
 
-class OptimizeFor(StrEnum):
-    """Optimization goal, for kernels that are faster either with few or with many concurrent requests."""
-
-    THROUGHPUT = "Throughput"
-    LATENCY = "Latency"
-
-
-class BackendsSpec(Model):
-    """Kernel backends. If a field is Auto or absent, the operator chooses the backend."""
-
-    optimize_for: OptimizeFor | None = Field(
-        default=None, description="Throughput (many concurrent requests) or Latency (few). Default: Throughput."
-    )
-    attention: Backend | None = Field(
-        default=None, description="Auto, or an attention backend of vLLM, for example FLASHINFER_MLA. Default: Auto."
-    )
-    mla_prefill: Backend | None = Field(
-        default=None, description="Auto, or a prefill backend for MLA models, for example TRTLLM_RAGGED. Default: Auto."
-    )
-    gemm: Backend | None = Field(
-        default=None, description="Auto, or a backend for quantized dense layers, for example DEEPGEMM. Default: Auto."
-    )
-    moe: Backend | None = Field(
-        default=None, description="Auto, or a backend for expert layers, for example FLASHINFER_CUTLASS or MARLIN. Default: Auto."
-    )
-    all_to_all: Backend | None = Field(
-        default=None, description="Auto, or a communication backend for expert parallelism, for example deepep_low_latency. Default: Auto."
-    )
-    sampler: Backend | None = Field(default=None, description="Auto, FLASHINFER or NATIVE. Default: Auto.")
-
-
 class VLLMDeploymentSpec(Model):
     """Desired state: model, GPUs, and how to serve."""
 
     model_config = ConfigDict(json_schema_extra=checked_by(*rules.SPEC))
+    preset: PresetReference | None = Field(
+        default=None, description="Preset with defaults for the fields below, merged when a plan is made. Default: none."
+    )
     model: ModelSpec = Field(description="The model to serve.")
     adapters: list[AdapterSpec] | None = Field(
         default=None,

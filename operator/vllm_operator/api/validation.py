@@ -1,4 +1,4 @@
-"""Validation of a VLLMDeployment as the API server does it, for files that are read without one.
+"""Validation of a VLLMDeployment or a preset as the API server does it, for files that are read without one.
 
 The schema is that of the CRD, and the messages name fields as the API server does. An unknown field is an error, as in `kubectl apply`, and
 the message suggests a similar name. Each rule of `vllm_operator.api.rules` that looks at one object has a function here that evaluates it.
@@ -12,8 +12,9 @@ from functools import cache
 from typing import Any
 
 from vllm_operator.api import rules
-from vllm_operator.api.crd import custom_resource_definition
+from vllm_operator.api.crd import custom_resource_definition, preset_definition
 from vllm_operator.api.labels import API_VERSION, KIND
+from vllm_operator.api.operation import PresetKind
 
 TYPES: Mapping[str, tuple[type, ...]] = {
     "object": (Mapping,),
@@ -28,13 +29,14 @@ KEPT_BY_KUBERNETES = ("apiVersion", "kind", "metadata", "status")
 
 def violations(manifest: Mapping[str, Any]) -> list[str]:
     """Return what the API server would refuse, one line per problem, in the order of the fields."""
-    if manifest.get("kind") != KIND or manifest.get("apiVersion") != API_VERSION:
+    kind = str(manifest.get("kind"))
+    if kind not in (KIND, *PresetKind) or manifest.get("apiVersion") != API_VERSION:
         given = f"{manifest.get('apiVersion')} {manifest.get('kind')}"
         return [f"apiVersion and kind must be {API_VERSION} and {KIND}, not {given}"]
     metadata = manifest.get("metadata")
     if not isinstance(metadata, Mapping) or not isinstance(metadata.get("name"), str):
         return ["metadata.name: Required value"]
-    schema = _schema()
+    schema = _schema(kind)
     found = list(_check_fields(manifest, {**schema["properties"], **{name: {} for name in KEPT_BY_KUBERNETES}}, ""))
     if "spec" not in manifest:
         found.append("spec: Required value")
@@ -44,8 +46,9 @@ def violations(manifest: Mapping[str, Any]) -> list[str]:
 
 
 @cache
-def _schema() -> Mapping[str, Any]:
-    schema: Mapping[str, Any] = custom_resource_definition()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+def _schema(kind: str) -> Mapping[str, Any]:
+    definition = custom_resource_definition() if kind == KIND else preset_definition(PresetKind(kind))
+    schema: Mapping[str, Any] = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     return schema
 
 

@@ -125,7 +125,8 @@ def _changes(before: Plan | None, revision: Revision, *, is_first: bool) -> Iter
 
 def _in_short(plan: Plan) -> str:
     gpu = f"{plan.product or 'unknown GPU'} ({plan.architecture})" if plan.architecture else plan.product or "unknown GPU"
-    return f"{plan.count}x {gpu}, image {plan.image}."
+    preset = f" From {plan.preset}: {', '.join(plan.preset.fields) or 'nothing'}." if plan.preset is not None else ""
+    return f"{plan.count}x {gpu}, image {plan.image}.{preset}"
 
 
 def _in_words(difference: Difference) -> str:

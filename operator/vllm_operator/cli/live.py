@@ -10,11 +10,13 @@ from typing import Any
 from vllm_operator.api.labels import KIND
 from vllm_operator.cli.errors import InputError
 from vllm_operator.cluster.client import (
+    CLUSTER_PRESET,
     CONFIG_MAP,
     DEPLOYMENT,
     NODE,
     NODE_POOL,
     POD,
+    PRESET,
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     REVISION,
@@ -79,6 +81,7 @@ async def _read_cluster(namespace: str, name: str) -> LiveCluster:
         nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
         objects = [*revisions, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
         objects += await _if_there(client, RESOURCE_CLAIM)
+        objects += await _presets(client, resource)
         return LiveCluster(resource, objects, await _pods(client), await _config_maps(client))
 
 
@@ -119,6 +122,19 @@ async def namespace_or_current(given: str | None) -> str:
 async def resource_slices(client: KubeClient) -> Objects:
     """The ResourceSlices; none without dynamic resource allocation, or without permission."""
     return await _if_there(client, RESOURCE_SLICE)
+
+
+async def _presets(client: KubeClient, resource: dict[str, Any]) -> Objects:
+    """The presets of the kind that a VLLMDeployment names; none if it names none, or without the CRD."""
+    reference = mapping(resource, "spec", "preset")
+    if not reference:
+        return []
+    kind = CLUSTER_PRESET if reference.get("kind") == CLUSTER_PRESET.kind else PRESET
+    try:
+        found = await client.find(kind, resource["metadata"]["namespace"] if kind.namespaced else None)
+    except NotFound:
+        return []
+    return [{**entry, "kind": kind.kind} for entry in found]
 
 
 async def _if_there(client: KubeClient, kind: Kind) -> Objects:

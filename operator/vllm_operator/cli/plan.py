@@ -18,10 +18,10 @@ import yaml
 
 from vllm_operator.api.conditions import ACCEPTED, PLANNED
 from vllm_operator.api.labels import KIND
+from vllm_operator.api.operation import PresetKind
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
-from vllm_operator.catalog.loader import Catalog
 from vllm_operator.cli.checkpoints import read_model_files
 from vllm_operator.cli.documents import (
     RULES_HELP,
@@ -36,12 +36,13 @@ from vllm_operator.cli.documents import (
 from vllm_operator.cli.errors import InputError
 from vllm_operator.cli.history import in_force, read_history
 from vllm_operator.cli.plan_pages import differences_as_json, differences_of, plan_lines, write_difference_page, write_page
+from vllm_operator.cli.presets import merge_preset_of
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.planning.inventory.nodes import read_inventory
-from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.model.facts import ModelFiles
-from vllm_operator.planning.outcome import Outcome
+from vllm_operator.planning.outcome import ACCEPTED as VALID
+from vllm_operator.planning.outcome import Outcome, Verdict
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
 
@@ -54,7 +55,13 @@ SAME_STATUS, DIFFERENT_STATUS = 0, 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("-f", "--filename", metavar="FILE", help="file with the VLLMDeployment (- is standard input)")
+    parser.add_argument(
+        "-f",
+        "--filename",
+        metavar="FILE",
+        action="append",
+        help="file with the VLLMDeployment (- is standard input). Repeat it for a file with its preset",
+    )
     parser.add_argument(
         "--nodes",
         metavar="FILE",
@@ -103,6 +110,9 @@ def run(arguments: argparse.Namespace) -> int:
     catalog = catalog_with_texts(texts)
     files = read_model_files(arguments.model_config) if arguments.model_config else ModelFiles()
     resource = parse_deployment(manifest)
+    merged = merge_preset_of(resource, nodes)
+    if isinstance(merged, VLLMDeployment):
+        resource = merged
     if arguments.diff:
         resource = with_pinned_plan(resource, nodes)
         if resource.pinned is None:
@@ -114,9 +124,13 @@ def run(arguments: argparse.Namespace) -> int:
         held = read_held(pods or (), claims)
         used = held.without((resource.metadata.namespace, resource.metadata.name)) if pods is not None else None
         inventory = replace(inventory, used=used, allocated=held.claimed_by_others())
+    if isinstance(merged, Verdict):
+        outcome = Outcome(VALID, merged, None)
+    else:
+        generation = (resource.status.cache.generation or 0) if resource.pinned and resource.status.cache else 0
+        outcome = plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
     if resource.pinned is not None:
-        return _diff(resource, resource.pinned, inventory, catalog, files, arguments.output)
-    outcome = plan(resource, inventory, catalog, files=files)
+        return _diff(resource, resource.pinned, outcome.today or outcome, catalog.version, arguments.output)
     manifests = render(resource, outcome.plan) if outcome.plan else []
     if arguments.output:
         _print_for_programs(
@@ -131,7 +145,10 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     """Print the plan of a revision."""
     if arguments.name is None:
         raise InputError("--revision needs the name of a VLLMDeployment: plan NAME --revision N")
-    resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=arguments.filename)
+    if len(arguments.filename or ()) > 1:
+        raise InputError("--revision reads one file")
+    path = arguments.filename[0] if arguments.filename else None
+    resource, revisions = read_history(arguments.name, namespace=arguments.namespace, path=path)
     revision = next((entry for entry in revisions if entry.number == arguments.revision), None)
     if revision is None:
         known = ", ".join(str(entry.number) for entry in revisions) or "none"
@@ -150,15 +167,12 @@ def _show_revision(arguments: argparse.Namespace) -> int:
     return PLANNED_STATUS
 
 
-def _diff(resource: VLLMDeployment, pinned: Plan, inventory: Inventory, catalog: Catalog, files: ModelFiles, form: str | None) -> int:
-    """Print the differences between the plan in force and a new plan."""
-    generation = (resource.status.cache.generation or 0) if resource.status.cache else 0
-    outcome = plan(resource, inventory, catalog, pinned=pinned, cache_generation=generation, files=files)
-    fresh = outcome.today or outcome
+def _diff(resource: VLLMDeployment, pinned: Plan, fresh: Outcome, today: str, form: str | None) -> int:
+    """Print the differences between the plan in force and a new plan. `today` is the current version of the catalog."""
     if form:
-        _print_for_programs(differences_as_json(pinned, fresh, catalog.version), form)
+        _print_for_programs(differences_as_json(pinned, fresh, today), form)
     else:
-        write_difference_page(sys.stdout, resource, pinned, fresh, catalog.version)
+        write_difference_page(sys.stdout, resource, pinned, fresh, today)
     return SAME_STATUS if fresh.plan and not differences_of(pinned, fresh) else DIFFERENT_STATUS
 
 
@@ -173,14 +187,16 @@ def _read_live(namespace: str, name: str | None) -> "LiveCluster":
 def _read_files(arguments: argparse.Namespace, name: str | None) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     if arguments.filename is None:
         raise InputError("no VLLMDeployment was given. Read it from a file (-f FILE) or from the cluster (--live NAME)")
-    objects = read_objects(arguments.filename)
-    manifest = _one_deployment(objects, arguments.filename, name)
-    revisions = _of_kind(objects, "ControllerRevision")
-    if arguments.nodes == STANDARD_INPUT == arguments.filename:
+    paths: list[str] = arguments.filename
+    if [*paths, arguments.nodes].count(STANDARD_INPUT) > 1:
         raise InputError("only one of -f and --nodes can be standard input")
+    objects, path = [entry for each in paths for entry in read_objects(each)], ", ".join(paths)
+    manifest = _one_deployment(objects, path, name)
     nodes = read_objects(arguments.nodes) if arguments.nodes else []
-    _check(manifest, arguments.filename)
-    return manifest, [*nodes, *revisions]
+    presets = [entry for kind in PresetKind for entry in _of_kind(objects, kind)]
+    for each in (manifest, *presets):
+        _check(each, path)
+    return manifest, [*nodes, *_of_kind(objects, "ControllerRevision"), *presets]
 
 
 def _one_deployment(given: Sequence[dict[str, Any]], path: str, name: str | None) -> dict[str, Any]:
@@ -202,7 +218,7 @@ def _check(manifest: Mapping[str, Any], path: str) -> None:
     problems = violations(manifest)
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems)
-        raise InputError(f"{path}: the VLLMDeployment {name_of(manifest)} is invalid:\n{listed}")
+        raise InputError(f"{path}: the {manifest['kind']} {name_of(manifest)} is invalid:\n{listed}")
 
 
 def _of_kind(objects: Sequence[dict[str, Any]], kind: str) -> list[dict[str, Any]]:

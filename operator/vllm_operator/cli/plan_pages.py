@@ -60,6 +60,8 @@ def plan_lines(made: Plan, catalog: Catalog) -> list[str]:
         ("Catalog", made.catalog_version),
     ]
     lines = [line for name, value in rows for line in _labelled(name, value)]
+    if made.preset is not None:
+        lines += _section(f"From {made.preset}", made.preset.fields or ["nothing: the VLLMDeployment sets all of it itself"])
     lines += _section("GPUs compared", [f"{each.gpu}: {each.verdict}" for each in made.candidates or ()])
     lines += _section("Notes", made.notes)
     lines += [""]

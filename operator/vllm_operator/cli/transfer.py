@@ -32,6 +32,7 @@ from vllm_operator.cli.live import connected, namespace_or_current
 from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient, Conflict, Manifest, children_of
 from vllm_operator.cluster.observe import find_pods
+from vllm_operator.planning.presets import with_pinned_preset
 from vllm_operator.pods import reading
 from vllm_operator.pods.view import Phase, read_pod
 from vllm_operator.text import wording
@@ -118,7 +119,7 @@ async def read_context(client: ClusterClient, namespace: str, name: str) -> Cach
     manifest = await client.get(VLLM_DEPLOYMENT, name, namespace)
     revisions = [{**it, "kind": REVISION.kind} for it in await client.find(REVISION, namespace, labels=children_of(REVISION, name))]
     try:
-        resource = with_pinned_plan(VLLMDeployment.parse(manifest), revisions)
+        resource = with_pinned_preset(with_pinned_plan(VLLMDeployment.parse(manifest), revisions))
     except ValidationError as error:
         raise InputError(f"the spec of {name} is not valid; see its condition Ready") from error
     if resource.pinned is None:

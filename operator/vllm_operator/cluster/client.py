@@ -78,6 +78,8 @@ RESOURCE_CLAIM = Kind("resource.k8s.io/v1", "ResourceClaim", "resourceclaims")
 RESOURCE_SLICE = Kind("resource.k8s.io/v1", "ResourceSlice", "resourceslices", namespaced=False)
 NODE_POOL = Kind("karpenter.sh/v1", "NodePool", "nodepools", namespaced=False)
 DEFINITION = Kind("apiextensions.k8s.io/v1", "CustomResourceDefinition", "customresourcedefinitions", namespaced=False)
+PRESET = Kind(labels.API_VERSION, "VLLMPreset", "vllmpresets")
+CLUSTER_PRESET = Kind(labels.API_VERSION, "ClusterVLLMPreset", "clustervllmpresets", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 ACCESS_REVIEW = Kind("authorization.k8s.io/v1", "SelfSubjectAccessReview", "selfsubjectaccessreviews", namespaced=False)
 
@@ -106,6 +108,8 @@ KINDS = (
     RESOURCE_SLICE,
     NODE_POOL,
     DEFINITION,
+    PRESET,
+    CLUSTER_PRESET,
     LEASE,
     ACCESS_REVIEW,
 )
@@ -268,11 +272,11 @@ class ClusterClient(Protocol):
         """
 
     def watch(
-        self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float
+        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Watch one object, which need not exist, for at most `seconds`; yield once for each event.
+        """Watch one object, which need not exist, or all (None), for at most `seconds`; yield once for each event.
 
-        All events after this was opened are delivered, and one if the object exists. Read the object for what happened before. The
+        All events after this was opened are delivered, and one for each object that exists. Read the object for what happened before. The
         watch may end early: then open it again, and read the object again.
         """
 

@@ -206,9 +206,13 @@ class KubeClient:
             yield chunks
 
     @asynccontextmanager
-    async def watch(self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float) -> AsyncIterator[AsyncIterator[None]]:
-        """Watch one object. Because of the selector by name, a Role can allow this object alone (`resourceNames`)."""
-        query = {"watch": "true", "fieldSelector": f"metadata.name={name}", "timeoutSeconds": max(1, int(seconds))}
+    async def watch(
+        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
+    ) -> AsyncIterator[AsyncIterator[None]]:
+        """Watch one object, or all. Because of the selector by name, a Role can allow one object alone (`resourceNames`)."""
+        query: dict[str, Any] = {"watch": "true", "timeoutSeconds": max(1, int(seconds))}
+        if name is not None:
+            query["fieldSelector"] = f"metadata.name={name}"
         # the server ends the watch; the timeout ends a dead connection
         timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
         async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as chunks:

@@ -237,9 +237,9 @@ class Mirror:
         return self._client.stream_log(request)
 
     def watch(
-        self, kind: Kind, name: str, namespace: str | None = None, *, seconds: float
+        self, kind: Kind, name: str | None, namespace: str | None = None, *, seconds: float
     ) -> AbstractAsyncContextManager[AsyncIterator[None]]:
-        """Watch one object."""
+        """Watch one object, or all."""
         return self._client.watch(kind, name, namespace, seconds=seconds)
 
     async def close(self) -> None:

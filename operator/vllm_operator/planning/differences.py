@@ -1,17 +1,20 @@
 """Differences between the plan in force and a plan made today, with both reasons.
 
-Compared are the GPU and the resource, the image, backends, variables and flags. Another wording of a reason is no difference.
+Compared are the preset, the GPU and the resource, the image, backends, variables and flags. Another wording of a reason is no difference.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
-from vllm_operator.api.plan import BackendChoice, Plan, PlannedArgument, PlannedVariable
+from vllm_operator.api.plan import BackendChoice, Plan, PlannedArgument, PlannedPreset, PlannedVariable
 from vllm_operator.planning.outcome import Outcome
 
 Setting = tuple[str | None, str | None]
 """A value and the reason for it."""
 NOTHING: Setting = (None, None)
+FIELDS_SHOWN = 8
+"""Fields of a preset that are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +39,8 @@ class Difference:
 
 def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
     """Return the differences between the plan in force and a new plan."""
-    differences = [
+    differences = _presets(pinned.preset, fresh.preset)
+    differences += [
         Difference(subject, before or "unknown", after or "unknown")
         for subject, before, after in (
             ("The GPU", _gpu(pinned), _gpu(fresh)),
@@ -54,6 +58,27 @@ def compare(pinned: Plan, fresh: Plan) -> list[Difference]:
 def refusal_of(fresh: Outcome) -> str:
     """Why there is no new plan; empty if there is one."""
     return f"No new plan is possible: {fresh.refusal.message}" if fresh.refusal else ""
+
+
+def differing_fields(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """The fields that differ, two levels deep, as a list in words; empty if none do."""
+    fields: list[str] = []
+    for name in sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name)):
+        old, new = before.get(name), after.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            fields += [f"{name}.{part}" for part in sorted(old.keys() | new.keys()) if old.get(part) != new.get(part)]
+        else:
+            fields.append(name)
+    more = len(fields) - FIELDS_SHOWN
+    return ", ".join(fields[:FIELDS_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _presets(old: PlannedPreset | None, new: PlannedPreset | None) -> list[Difference]:
+    before, after = (str(preset) if preset is not None else None for preset in (old, new))
+    if before != after:
+        return [Difference("The preset", before, after)]
+    fields = differing_fields(old.spec, new.spec) if old is not None and new is not None else ""
+    return [Difference("The preset", before, f"{after}, changed in {fields}")] if fields else []
 
 
 def _gpu(plan: Plan) -> str:

@@ -56,7 +56,8 @@ def summarize_gpu(made: Plan, gpus: GPUs) -> str:
     engine = f"{made.distribution.value} {made.engine_version}" if made.engine_version else made.distribution.value
     where = f" on a node that {made.provisioner} would add" if made.provisioner else ""
     shared = f" shared by {made.time_slices} Pods" if made.time_slices else ""
-    return f"Planned for {gpus.title(made.product, made.architecture)}{where}, {devices}{shared} per replica, {engine}."
+    preset = f", with {made.preset}" if made.preset is not None else ""
+    return f"Planned for {gpus.title(made.product, made.architecture)}{where}, {devices}{shared} per replica, {engine}{preset}."
 
 
 def summarize(made: Plan, gpus: GPUs, *, with_notes: bool = True) -> str:

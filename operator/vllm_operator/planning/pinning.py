@@ -96,13 +96,14 @@ def max_age_seconds(resource: VLLMDeployment, pods: Iterable[Mapping[str, Any]])
     return PENDING_SECONDS if tried else NEW_PLAN_SECONDS
 
 
-def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
+def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs, preset_change: str = "") -> Outcome:
     """Return the pinned plan, with the differences to a plan made today.
 
     Args:
         pinned: The plan in force.
         fresh: The result of planning today.
         gpus: The GPUs of the catalog.
+        preset_change: How the preset of the plan differs today, as a sentence; empty if it does not.
     """
     if fresh.refusal is not None:
         message = f"{summarize_gpu(pinned, gpus)} This plan stays in force. Today, no plan is possible: {fresh.refusal.message}"
@@ -110,7 +111,8 @@ def keep_plan(pinned: Plan, fresh: Outcome, gpus: GPUs) -> Outcome:
             ConditionStatus.TRUE, Reason.RESOLVED_DIFFERENTLY, whole_sentences(message, MESSAGE_LIMIT, at_least=_WORTH_READING)
         )
         return Outcome(ACCEPTED, verdict, pinned, (refusal_of(fresh),), fresh)
-    drift = [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
+    drift = [preset_change] if preset_change else []
+    drift += [difference.text for difference in compare(pinned, fresh.plan)] if fresh.plan else []
     shown = pinned.model_copy(update={"provisioner": fresh.plan.provisioner}) if fresh.plan else pinned  # there may be nodes by now
     if not drift:
         reason = Reason.RESOLVED if pinned.architecture else Reason.GPU_UNKNOWN

@@ -104,11 +104,10 @@ def plan(
     digest = digest_of(resource.spec)
     resource, translated = translate(resource)
     inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-    steps = _FreshPlan(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files)
-    fresh = steps.outcome()
+    fresh = _FreshPlan(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
     if pinned is None or not in_force:
         return fresh
-    return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus)
+    return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus, resource.preset_change)
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,6 +351,7 @@ class _FreshPlan:
             spec_digest=self.digest,
             catalog_version=self.catalog.version,
             replan_token=resource.metadata.annotations.get(REPLAN_ANNOTATION),
+            preset=resource.preset,
             model=model_argument(resource.spec.model.uri),
             image=target.fit.option.image,
             engine_version=version.version,

@@ -7,6 +7,7 @@ from vllm_operator.cluster.client import (
     AUTOSCALER,
     CLAIM,
     CLAIM_TEMPLATE,
+    CLUSTER_PRESET,
     DEPLOYMENT,
     DISRUPTION_BUDGET,
     EVENT,
@@ -19,6 +20,7 @@ from vllm_operator.cluster.client import (
     NODE_POOL,
     POD,
     POD_METRICS,
+    PRESET,
     RESOURCE_CLAIM,
     RESOURCE_SLICE,
     REVISION,
@@ -110,6 +112,10 @@ GATEWAY: tuple[Permission, ...] = (
     *_all(INFERENCE_POOL, "get create patch delete", _NO_GATEWAY),
 )
 """Needed only for the integration `gateway`, and not asked for at the start: the kinds may be missing."""
+
+_NO_PRESET = "VLLMDeployments with spec.preset get no plan"
+PRESETS: tuple[Permission, ...] = (*_all(PRESET, "list watch", _NO_PRESET), *_all(CLUSTER_PRESET, "list watch", _NO_PRESET))
+"""Needed once an object names a preset, and not asked for at the start: the CRDs may be missing."""
 
 KEDA: tuple[Permission, ...] = _all(SCALED_OBJECT, "get create patch delete", "spec.autoscaling.keda has no effect")
 """Needed only for the integration `keda`, as above."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vllm_operator.api.labels import ALLOW_KNOWN_BAD_ANNOTATION, REPLAN_ANNOTATION
-from vllm_operator.api.plan import Plan
+from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.catalog.loader import Catalog
 from vllm_operator.planning.inventory.pools import Inventory
@@ -21,9 +21,10 @@ MAX_SHARED = 8
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """An outcome, and what it was planned from. The generation stands for the spec."""
+    """An outcome, and what it was planned from. The generation stands for the spec of the object, without what a preset adds."""
 
     generation: int | None
+    preset: tuple[PlannedPreset | None, str]
     annotations: Mapping[str, str]
     cache_generation: int
     pinned: Plan | None
@@ -37,7 +38,8 @@ class _Entry:
         same = self.inventory is inventory and self.catalog is catalog and self.files == files
         metadata = resource.metadata
         of_one = (self.generation, self.cache_generation) == (metadata.generation, _cache_generation(resource))
-        return same and of_one and self.annotations == metadata.annotations and self.pinned == resource.pinned
+        of_preset = self.preset == (resource.preset, resource.preset_change)
+        return same and of_one and of_preset and self.annotations == metadata.annotations and self.pinned == resource.pinned
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,10 @@ class PlanCache:
                 self._shared.append(_Shared(resource, inventory, catalog, files, outcome))
         if uid:
             outcome, metadata = _without_today(outcome), resource.metadata
-            entry = _Entry(metadata.generation, metadata.annotations, generation, resource.pinned, inventory, catalog, files, outcome)
+            preset = (resource.preset, resource.preset_change)
+            entry = _Entry(
+                metadata.generation, preset, metadata.annotations, generation, resource.pinned, inventory, catalog, files, outcome
+            )
             self._entries[uid] = entry
             self._entries.move_to_end(uid)
             if len(self._entries) > MAX_OUTCOMES:
@@ -113,7 +118,14 @@ def _read_by_plans(resource: VLLMDeployment) -> tuple[object, ...]:
     """What planning reads of an object beside its spec and the pinned plan."""
     metadata, summary = resource.metadata, resource.status.pinned_plan
     annotations = [metadata.annotations.get(name) for name in (REPLAN_ANNOTATION, ALLOW_KNOWN_BAD_ANNOTATION)]
-    return (metadata.generation, *annotations, _cache_generation(resource), summary.measured if summary is not None else None)
+    return (
+        metadata.generation,
+        resource.preset,
+        resource.preset_change,
+        *annotations,
+        _cache_generation(resource),
+        summary.measured if summary is not None else None,
+    )
 
 
 def _cache_generation(resource: VLLMDeployment) -> int:

@@ -61,6 +61,7 @@ from vllm_operator.runtime.observation_reader import LogStates, ObservationReade
 from vllm_operator.runtime.optional_objects import OptionalObjects
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
+from vllm_operator.runtime.presets import Presets
 from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
 from vllm_operator.runtime.status_writer import StatusWriter
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
@@ -121,6 +122,7 @@ class Reconciler:
         metrics: Metrics,
         configs: ModelConfigs | None = None,
         trust: ArtifactTrust | None = None,
+        presets: Presets | None = None,
         integrations: Collection[str] = (),
         busy: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -137,6 +139,7 @@ class Reconciler:
             metrics: The operator's metrics.
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
+            presets: The presets of the cluster; None to read them with `client`.
             integrations: APIs of others that the operator may use; see `OptionalObjects`.
             busy: Whether urgent keys wait for a worker.
             now: The clock.
@@ -152,6 +155,7 @@ class Reconciler:
         self._metrics = metrics
         self._configs = configs
         self._trust = trust or ArtifactTrust()
+        self._presets = presets or Presets(client)
         self._busy = busy
         self._now = now
         self._plans = PlanCache()
@@ -180,6 +184,8 @@ class Reconciler:
             await self._status.write_failure(snapshot.resource, Reason.INVALID_SPEC, describe_invalid_spec(error))
             return Result("refused")
         pinned = await self._revisions.read(resource, snapshot)
+        if not isinstance(pinned, Verdict):
+            pinned = await self._presets.merge(pinned)
         if isinstance(pinned, Verdict):
             outcome, replan = _without_plan(pinned)
         else:
@@ -259,6 +265,7 @@ class Reconciler:
         snapshot = await observe(self._client, *key)
         if snapshot is None:
             self._logs.forget(key)
+            self._presets.forget(key)
             self._metrics.forget(*key)
         return snapshot
 

@@ -1,0 +1,285 @@
+"""Presets of VLLMDeployments on a cluster in memory: merged before planning, pinned with the plan, followed once one is named."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from support.fake_cluster import FakeCluster
+from support.operators import KEY, Bench, llama
+from vllm_operator.api.labels import API_VERSION, REPLAN_ANNOTATION
+from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import CLUSTER_PRESET, DEPLOYMENT, PRESET, VLLM_DEPLOYMENT, Forbidden, Key, Manifest, Unavailable
+from vllm_operator.planning.outcome import Verdict
+from vllm_operator.runtime.presets import Presets
+
+TOLERATION = {"key": "team", "operator": "Exists"}
+DEFAULTS: dict[str, Any] = {
+    "engine": {"args": [{"name": "seed", "value": "7"}]},
+    "podTemplate": {"spec": {"tolerations": [TOLERATION]}},
+}
+
+
+def preset(name: str = "gpu-defaults", kind: str = "VLLMPreset", **spec: Any) -> Manifest:
+    metadata = {"name": name} | ({"namespace": "default"} if kind == "VLLMPreset" else {})
+    return {"apiVersion": API_VERSION, "kind": kind, "metadata": metadata, "spec": spec or DEFAULTS}
+
+
+def with_preset(name: str = "gpu-defaults", **spec: Any) -> Manifest:
+    return llama(preset={"name": name}, **spec)
+
+
+def seeds(bench: Bench) -> list[str]:
+    """The values of `--seed` in the Deployment."""
+    arguments = bench.container()["args"]
+    return [arguments[index + 1] for index, word in enumerate(arguments) if word == "--seed"]
+
+
+def template(bench: Bench) -> Manifest:
+    return dict(bench.deployment()["spec"]["template"])
+
+
+async def served(bench: Bench) -> None:
+    """An object with a preset whose plan is pinned; `bench` has nothing left to write."""
+    bench.cluster.put(preset())
+    bench.cluster.put(with_preset())
+    await bench.settle()
+
+
+def read_again(bench: Bench) -> None:
+    """What a watch would cause: the presets are read anew. All else is kept."""
+    bench.reconciler._presets = Presets(bench.cluster)
+
+
+async def test_a_preset_is_merged_before_planning_and_pinned_with_its_origin(bench: Bench) -> None:
+    await served(bench)
+    assert seeds(bench) == ["7"]
+    assert TOLERATION in template(bench)["spec"]["tolerations"]
+    assert "with VLLMPreset gpu-defaults" in bench.message("Planned")
+    pinned = bench.plan().preset
+    assert pinned is not None
+    assert (str(pinned), pinned.spec) == ("VLLMPreset gpu-defaults", DEFAULTS)
+    assert pinned.fields == ["engine.args.seed", "podTemplate.spec.tolerations"]
+
+
+async def test_a_preset_for_all_namespaces(bench: Bench) -> None:
+    bench.cluster.put(preset(kind="ClusterVLLMPreset"))
+    bench.cluster.put(llama(preset={"kind": "ClusterVLLMPreset", "name": "gpu-defaults"}))
+    await bench.settle()
+    assert seeds(bench) == ["7"]
+    assert "with ClusterVLLMPreset gpu-defaults" in bench.message("Planned")
+
+
+async def test_an_edit_of_the_preset_rolls_nothing_until_a_new_plan_is_requested(bench: Bench) -> None:
+    await served(bench)
+    before, revision = template(bench), bench.status().pinned_plan
+    bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
+    read_again(bench)
+    await bench.settle()
+    assert template(bench) == before
+    assert bench.status().pinned_plan == revision
+    assert bench.condition("Planned").reason == "ResolvedDifferently"
+    assert "VLLMPreset gpu-defaults has changed in engine.args, podTemplate." in bench.message("Planned")
+    assert REPLAN_ANNOTATION in bench.message("Planned")
+    bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
+    await bench.settle()
+    assert seeds(bench) == ["8"]
+    assert TOLERATION not in template(bench)["spec"].get("tolerations", [])
+    assert bench.condition("Planned").reason == "Resolved"
+
+
+async def test_an_edit_that_makes_no_difference_to_the_object_is_not_mentioned(bench: Bench) -> None:
+    bench.cluster.put(preset())
+    bench.cluster.put(with_preset(engine={"version": "0.20.1", "args": [{"name": "seed", "value": "1"}]}))
+    await bench.settle()
+    writes = list(bench.cluster.writes)
+    bench.cluster.put(preset(**{**DEFAULTS, "engine": {"args": [{"name": "seed", "value": "9"}]}}))
+    read_again(bench)
+    await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.writes == writes
+
+
+async def test_a_change_of_the_object_takes_the_preset_as_it_is_now(bench: Bench) -> None:
+    await served(bench)
+    bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
+    read_again(bench)
+    bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"rollout": {"drainSeconds": 5}}})
+    await bench.settle()
+    assert seeds(bench) == ["8"]
+
+
+async def test_scaling_keeps_the_preset_of_the_plan(bench: Bench) -> None:
+    await served(bench)
+    before, revision = template(bench), bench.status().pinned_plan
+    bench.cluster.put(preset(engine={"args": [{"name": "seed", "value": "8"}]}))
+    read_again(bench)
+    bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"spec": {"replicas": 0}})
+    await bench.settle()
+    assert bench.deployment()["spec"]["replicas"] == 0
+    assert (template(bench), bench.status().pinned_plan) == (before, revision)
+
+
+async def test_a_restart_writes_nothing(bench: Bench) -> None:
+    await served(bench)
+    writes = list(bench.cluster.writes)
+    bench.restart()
+    await bench.reconciler.reconcile(KEY)
+    assert bench.cluster.writes == writes
+
+
+async def test_a_deleted_preset_keeps_serving(bench: Bench) -> None:
+    await served(bench)
+    before = template(bench)
+    bench.cluster.remove(PRESET, "default", "gpu-defaults")
+    read_again(bench)
+    await bench.settle()
+    assert template(bench) == before
+    assert "VLLMPreset gpu-defaults no longer exists." in bench.message("Planned")
+    bench.cluster.edit(VLLM_DEPLOYMENT, *KEY, {"metadata": {"annotations": {REPLAN_ANNOTATION: "1"}}})
+    await bench.settle()
+    assert bench.condition("Planned").reason == "PresetMissing"
+    assert template(bench) == before
+
+
+async def test_a_missing_preset_is_named_with_those_that_exist(bench: Bench) -> None:
+    bench.cluster.put(preset("small"))
+    bench.cluster.put(preset("large"))
+    bench.cluster.put(preset("for-all", kind="ClusterVLLMPreset"))
+    bench.cluster.put(with_preset("gpu-default"))
+    await bench.settle()
+    assert (bench.condition("Planned").status, bench.condition("Planned").reason) == ("False", "PresetMissing")
+    assert bench.message("Planned").startswith(
+        "VLLMPreset gpu-default does not exist in the namespace default. Existing presets of this kind: large, small."
+    )
+    assert bench.cluster.all(DEPLOYMENT) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "own", "says"),
+    [
+        ({"rollout": {"drainSeconds": "soon"}}, {}, "spec.rollout.drainSeconds"),
+        ({"podTemplate": {"spec": {"containers": [{"image": "nameless"}]}}}, {}, "podTemplate.spec.containers[0] needs a name"),
+        (
+            {"cache": {"volume": {"accessMode": "ReadWriteOncePod"}}},
+            {"replicas": 2},
+            "only one replica can use a PersistentVolumeClaim with access mode ReadWriteOncePod",
+        ),
+    ],
+)
+async def test_a_preset_that_cannot_be_used_is_refused(bench: Bench, content: Manifest, own: Manifest, says: str) -> None:
+    bench.cluster.put(preset(**content))
+    bench.cluster.put(with_preset(**own))
+    await bench.settle()
+    assert bench.condition("Planned").reason == "PresetInvalid"
+    assert says in bench.message("Planned")
+    assert bench.cluster.all(DEPLOYMENT) == []
+
+
+async def test_without_the_crd_the_condition_says_how_to_install_it_and_others_are_served(bench: Bench) -> None:
+    bench.cluster.absent.update((PRESET, CLUSTER_PRESET))
+    bench.cluster.put(with_preset())
+    bench.cluster.put(llama("other"))
+    await bench.settle()
+    await bench.settle(("default", "other"))
+    assert bench.condition("Planned").reason == "KindNotInstalled"
+    assert "The CRD vllmpresets.vllm-operator.dev" in bench.message("Planned")
+    assert "kubectl apply -f crds/" in bench.message("Planned")
+    assert bench.condition("Planned", "other").reason == "Resolved"
+
+
+async def test_without_permission_the_plan_in_force_keeps_serving(bench: Bench) -> None:
+    await served(bench)
+    before, writes = template(bench), list(bench.cluster.writes)
+    bench.restart()
+    bench.cluster.fail("find", PRESET, Forbidden("no", verb="list", resource="vllmpresets"))
+    await bench.settle()
+    assert template(bench) == before
+    assert bench.cluster.writes == writes
+
+
+async def test_objects_without_a_preset_ask_for_none(bench: Bench) -> None:
+    bench.cluster.fail("find", PRESET, Unavailable("down"), times=99)
+    bench.cluster.put(llama())
+    await bench.settle()
+    assert bench.condition("Planned").reason == "Resolved"
+
+
+# what follows presets
+
+
+class Followed:
+    """Presets that are followed, and the keys of the objects that were told to be reconciled."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster = cluster
+        self.keys: list[Key] = []
+        self.presets = Presets(cluster, changed=self.keys.append, missing_seconds=0.05)
+
+    async def merge(self, name: str) -> VLLMDeployment | Verdict:
+        return await self.presets.merge(VLLMDeployment.parse({**llama(name, preset={"name": "gpu-defaults"})}))
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not holds():  # noqa: ASYNC110 - what is waited for has no event
+                await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+async def followed() -> AsyncIterator[Followed]:
+    world = Followed(FakeCluster())
+    task = asyncio.create_task(world.presets.run())
+    yield world
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+async def test_nothing_is_read_or_watched_while_no_object_names_a_preset(followed: Followed) -> None:
+    await followed.presets.merge(VLLMDeployment.parse(llama()))
+    await asyncio.sleep(0.05)
+    assert dict(followed.cluster.calls) == {}
+
+
+async def test_an_edit_queues_the_objects_that_name_the_preset(followed: Followed) -> None:
+    followed.cluster.put(preset())
+    followed.cluster.put(preset("other"))
+    await followed.merge("a")
+    await followed.presets.merge(VLLMDeployment.parse(llama("b", preset={"name": "other"})))
+    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
+    followed.cluster.put(preset(rollout={"drainSeconds": 1}))
+    await followed.until(lambda: bool(followed.keys))
+    assert set(followed.keys) == {("default", "a")}
+    merged = await followed.merge("a")
+    assert isinstance(merged, VLLMDeployment)
+    assert merged.preset is not None
+    assert merged.preset.spec == {"rollout": {"drainSeconds": 1}}
+
+
+async def test_a_preset_that_is_created_later_queues_the_object_that_waits(followed: Followed) -> None:
+    assert isinstance(await followed.merge("a"), Verdict)
+    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
+    followed.cluster.put(preset())
+    await followed.until(lambda: ("default", "a") in followed.keys)
+    assert isinstance(await followed.merge("a"), VLLMDeployment)
+
+
+async def test_a_crd_that_is_installed_later_queues_the_object_that_waits(followed: Followed) -> None:
+    followed.cluster.absent.add(PRESET)
+    assert isinstance(await followed.merge("a"), Verdict)
+    followed.cluster.put(preset())
+    followed.cluster.absent.clear()
+    await followed.until(lambda: ("default", "a") in followed.keys)
+    assert isinstance(await followed.merge("a"), VLLMDeployment)
+
+
+async def test_an_object_that_is_gone_is_not_queued(followed: Followed) -> None:
+    followed.cluster.put(preset())
+    await followed.merge("a")
+    await followed.merge("b")
+    followed.presets.forget(("default", "a"))
+    await followed.until(lambda: followed.cluster.calls["watch"] > 0)
+    followed.cluster.remove(PRESET, "default", "gpu-defaults")
+    await followed.until(lambda: ("default", "b") in followed.keys)
+    assert ("default", "a") not in followed.keys
