@@ -19,6 +19,7 @@ from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.validation import violations
 from vllm_operator.cli.plan import conditions_of
+from vllm_operator.cli.presets import merge_preset_of
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import read_held
 from vllm_operator.planning.model.facts import NO_FILES
@@ -48,8 +49,12 @@ def read_slices(folder: Path) -> tuple[dict[str, Any], ...]:
 
 def read_resource(folder: Path) -> VLLMDeployment:
     manifest = yaml.safe_load((folder / "resource.yaml").read_text("utf-8"))
-    assert violations(manifest) == []
-    return VLLMDeployment.parse(manifest)
+    path = folder / "preset.yaml"
+    presets = list(yaml.safe_load_all(path.read_text("utf-8"))) if path.exists() else []
+    assert [problem for each in (manifest, *presets) for problem in violations(each)] == []
+    merged = merge_preset_of(VLLMDeployment.parse(manifest), presets)
+    assert isinstance(merged, VLLMDeployment)
+    return merged
 
 
 def read_inventory(folder: Path) -> Inventory:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import API_VERSION, GROUP, KIND
 from vllm_operator.api.operation import PresetKind, PresetReference
-from vllm_operator.api.plan import PlannedPreset
+from vllm_operator.api.plan import Plan, PlannedPreset
 from vllm_operator.api.preset import PRESET_PLURALS, PresetSpec
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.spec import VLLMDeploymentSpec
@@ -37,10 +37,10 @@ def with_preset(resource: VLLMDeployment, found: Mapping[str, Any] | Verdict) ->
     reference, pinned = resource.spec.preset, resource.pinned
     if reference is None:
         return resource
-    if pinned is not None and pinned.preset is not None and _names(reference, pinned.preset):
-        kept = _merged(resource, reference, pinned.preset.spec)
-        if isinstance(kept, VLLMDeployment) and is_in_force(pinned, kept):
-            return kept.model_copy(update={"preset_change": _change(resource, reference, kept, found)})
+    if pinned is not None:
+        kept = _as_planned(resource, reference, pinned)
+        if is_in_force(pinned, kept if isinstance(kept, VLLMDeployment) else resource):
+            return kept if isinstance(kept, Verdict) else kept.model_copy(update={"preset_change": _change(resource, kept, found)})
     if isinstance(found, Verdict):
         return found
     return with_current_preset(resource, reference, found)
@@ -60,8 +60,8 @@ def with_pinned_preset(resource: VLLMDeployment) -> VLLMDeployment:
     reference, pinned = resource.spec.preset, resource.pinned
     if reference is None or pinned is None or pinned.preset is None:
         return resource
-    merged = _merged(resource, reference, pinned.preset.spec)
-    return merged if isinstance(merged, VLLMDeployment) else resource
+    kept = _as_planned(resource, reference, pinned)
+    return kept if isinstance(kept, VLLMDeployment) else resource
 
 
 def missing_preset(reference: PresetReference, namespace: str, existing: Iterable[str]) -> Verdict:
@@ -86,8 +86,11 @@ def missing_definition(reference: PresetReference) -> Verdict:
     return Verdict(ConditionStatus.FALSE, Reason.KIND_NOT_INSTALLED, message)
 
 
-def _names(reference: PresetReference, planned: PlannedPreset) -> bool:
-    return (reference.kind, reference.name) == (planned.kind, planned.name)
+def _as_planned(resource: VLLMDeployment, reference: PresetReference, pinned: Plan) -> VLLMDeployment | Verdict:
+    """The object with what its plan has pinned. An operator that did not know presets has made its plans without."""
+    if pinned.preset is None:
+        return resource.model_copy(update={"spec": resource.spec.model_copy(update={"preset": None})})
+    return _merged(resource, reference, pinned.preset.spec)
 
 
 def _merged(resource: VLLMDeployment, reference: PresetReference, content: Mapping[str, Any]) -> VLLMDeployment | Verdict:
@@ -121,10 +124,15 @@ def _manifest(resource: VLLMDeployment) -> dict[str, Any]:
     return {"apiVersion": API_VERSION, "kind": KIND, "metadata": {"name": resource.metadata.name}, "spec": resource.spec.to_json()}
 
 
-def _change(resource: VLLMDeployment, reference: PresetReference, kept: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> str:
+def _change(resource: VLLMDeployment, kept: VLLMDeployment, found: Mapping[str, Any] | Verdict) -> str:
     """How the preset differs from what the plan has pinned, as a sentence; empty if the object would be the same."""
+    reference = resource.spec.preset
+    if reference is None:
+        return ""
     if isinstance(found, Verdict):
         return f"{reference} no longer exists." if found.reason in (Reason.PRESET_MISSING, Reason.KIND_NOT_INSTALLED) else ""
+    if kept.preset is None:
+        return f"{reference} would be merged."
     fresh = _merged(resource, reference, found)
     if isinstance(fresh, Verdict):
         return fresh.message

@@ -84,7 +84,14 @@ class Presets:
         if reference is None:
             self.forget(key)
             return resource
-        return with_preset(resource, await self._find(reference, key))
+        try:
+            found = await self._find(reference, key)
+        except ClusterError as error:
+            merged = with_preset(resource, _unreadable(reference, error))
+            if isinstance(merged, VLLMDeployment):
+                return merged  # the plan in force needs nothing
+            raise
+        return with_preset(resource, found)
 
     def forget(self, key: Key) -> None:
         """An object is gone, or names no preset."""
@@ -119,7 +126,7 @@ class Presets:
                 message = f"The operator may not {error.verb} {error.resource}, so {reference} is unknown. Allow it in its ClusterRole."
                 return Verdict(ConditionStatus.UNKNOWN, Reason.PERMISSION_MISSING, message)
             case error:
-                return Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")
+                return _unreadable(reference, error)
 
     async def _read(self, scope: _Scope) -> None:
         """List the presets, and queue the objects whose preset has changed. Raises ClusterError other than NotFound and Forbidden."""
@@ -181,6 +188,10 @@ class Presets:
             await asyncio.sleep(SETTLE_SECONDS)
             happened.clear()
             await self._read(scope)
+
+
+def _unreadable(reference: PresetReference, error: ClusterError | None) -> Verdict:
+    return Verdict(ConditionStatus.UNKNOWN, Reason.PRESET_INVALID, f"{reference} cannot be read: {error}")
 
 
 def _name_of(manifest: Mapping[str, Any]) -> Name:
