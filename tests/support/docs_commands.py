@@ -106,6 +106,7 @@ WALK = (
     "docs/autoscaling.md",
     "docs/troubleshooting.md",
     "docs/plans.md",
+    "docs/presets.md",
     "docs/reading-the-status.md",
     "docs/remedies.md",
     "docs/caches.md",

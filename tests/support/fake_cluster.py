@@ -6,7 +6,6 @@ controllers: nothing turns a Deployment into Pods.
 """
 
 import asyncio
-import contextlib
 import json
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from support import fake_fields
+from support.fake_watch import FakeWatch, Identity
 from vllm_operator.cluster.client import (
     POD,
     ClusterError,
@@ -27,7 +27,6 @@ from vllm_operator.cluster.client import (
     kind_of,
 )
 
-Identity = tuple[str, str | None, str]
 Content = TypeVar("Content")
 LogStep = bytes | float | ClusterError
 """Text that comes, a pause in seconds, or the way in which the stream breaks."""
@@ -48,20 +47,6 @@ class _Fault:
     times: int
 
 
-@dataclass(slots=True, eq=False)
-class _Watch:
-    """A watch on one object, or on all of a kind."""
-
-    kind: Kind
-    namespace: str | None
-    name: str | None
-    happened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def sees(self, identity: Identity) -> bool:
-        kind, namespace, name = identity
-        return kind == self.kind.kind and self.name in (None, name) and (self.name is None or self.namespace == namespace)
-
-
 @dataclass(slots=True)
 class FakeCluster:
     """The cluster. `writes` are those that changed something, `calls` counts all, by verb."""
@@ -79,7 +64,7 @@ class FakeCluster:
     _version: int = 0
     _faults: dict[tuple[str, str], _Fault] = field(default_factory=dict)
     _logs: dict[tuple[str, str, bool], list[Sequence[LogStep]]] = field(default_factory=dict)
-    _watches: list["_Watch"] = field(default_factory=list)
+    _watches: list[FakeWatch] = field(default_factory=list)
 
     # what a test does
 
@@ -259,12 +244,12 @@ class FakeCluster:
         await self._enter("watch", kind)
         if kind in self.absent:
             raise NotFound("the server could not find the requested resource")
-        watch = _Watch(kind, namespace if kind.namespaced else None, name)
+        watch = FakeWatch(kind, namespace if kind.namespaced else None, name)
         if any(map(watch.sees, self._objects)):
             watch.happened.set()
         self._watches.append(watch)
         try:
-            yield _watch_lines(watch.happened, seconds)
+            yield watch.events(seconds)
         finally:
             self._watches.remove(watch)
 
@@ -345,16 +330,6 @@ def _copied(value: Content) -> Content:
     """A copy, made as the wire makes it: what is not JSON is refused here as well."""
     copy: Content = json.loads(json.dumps(value))
     return copy
-
-
-async def _watch_lines(happened: asyncio.Event, seconds: float) -> AsyncIterator[None]:
-    until = asyncio.get_running_loop().time() + seconds
-    with contextlib.suppress(TimeoutError):
-        while True:
-            async with asyncio.timeout_at(until):
-                await happened.wait()
-            happened.clear()
-            yield
 
 
 async def _play(steps: Sequence[LogStep]) -> AsyncIterator[bytes]:
