@@ -99,9 +99,8 @@ class Presets:
 
     async def run(self) -> None:
         """Follow the presets of each kind that an object has asked for, until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            for scope in self._scopes:
-                group.create_task(self._follow(scope))
+        # not a TaskGroup, which goes on without a task that was cancelled
+        await asyncio.gather(*(asyncio.create_task(self._follow(scope), name="preset watch") for scope in self._scopes))
 
     async def _find(self, reference: PresetReference, key: Key) -> Content | Verdict:
         """The spec of a preset, or why there is none. Raises Unavailable."""
