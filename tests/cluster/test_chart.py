@@ -26,6 +26,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted", "pod-security.
 MONITORING_KINDS = Path(__file__).parent / "data" / "monitoring.yaml"
 EXAMPLES = sorted((helm.ROOT / "examples").glob("*.yaml"))
 CRD = "vllmdeployments.vllm-operator.dev"
+CRDS = (CRD, "vllmpresets.vllm-operator.dev", "clustervllmpresets.vllm-operator.dev")
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,11 @@ class Release:
 async def release(cluster: Cluster, tmp_path: Path) -> AsyncIterator[Release]:
     await cluster.patch("Namespace", cluster.namespace, {"metadata": {"labels": RESTRICTED}})
     yield Release(cluster, tmp_path)
-    # it belongs to this release, and outlives it
-    with contextlib.suppress(RefusedError):
-        await cluster.delete("CustomResourceDefinition", CRD)
-        await cluster.wait_until_gone("CustomResourceDefinition", CRD)
+    # they belong to this release, and outlive it
+    for name in CRDS:
+        with contextlib.suppress(RefusedError):
+            await cluster.delete("CustomResourceDefinition", name)
+            await cluster.wait_until_gone("CustomResourceDefinition", name)
 
 
 async def test_the_chart_has_no_faults_that_helm_finds(release: Release) -> None:
