@@ -134,9 +134,9 @@ def _added(preset: Fields, own: Fields, rules: MergeRules, path: str) -> Iterato
     replaced = _HANDLERS if _HANDLERS & own.keys() else frozenset()
     for name, value in preset.items():
         below, mine = f"{path}{name}", own.get(name)
-        if (name in own and not isinstance(mine, Mapping | list)) or name in replaced:
+        if (name in own and not isinstance(mine, Mapping | list)) or name in replaced or value in ({}, []):
             continue
-        if isinstance(value, Mapping) and value:
+        if isinstance(value, Mapping):
             yield from _added(value, mapping(mine), rules.objects.get(name, PLAIN), f"{below}.")
         elif isinstance(value, list) and name in rules.lists:
             yield from _added_entries(value, sequence(mine), rules.lists[name], rules.entries.get(name), below)
