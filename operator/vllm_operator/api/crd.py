@@ -5,7 +5,7 @@ a structural schema: one type per node, no references. `structural` converts one
 the API server supports. Titles and Python defaults are dropped: an absent field means that the operator decides.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -96,71 +96,13 @@ def schema_of(model: type[BaseModel]) -> Schema:
 
 def custom_resource_definition() -> dict[str, Any]:
     """Return the CustomResourceDefinition of VLLMDeployment."""
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{labels.PLURAL}.{labels.GROUP}"},
-        "spec": {
-            "group": labels.GROUP,
-            "names": {
-                "kind": labels.KIND,
-                "listKind": f"{labels.KIND}List",
-                "plural": labels.PLURAL,
-                "singular": labels.SINGULAR,
-                "shortNames": [labels.SHORT_NAME],
-                "categories": ["ai"],
-            },
-            "scope": "Namespaced",
-            "versions": [_version()],
-        },
-    }
-
-
-def preset_definition(kind: PresetKind) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind of presets."""
-    plural, is_namespaced = PRESET_PLURALS[kind], kind is PresetKind.VLLM_PRESET
-    where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
-    version = {
-        "name": labels.VERSION,
-        "served": True,
-        "storage": True,
-        "schema": {
-            "openAPIV3Schema": {
-                "description": f"Defaults for {where} that name it in spec.preset.",
-                "type": "object",
-                "required": ["spec"],
-                "properties": {
-                    "apiVersion": {"description": "Version of the API.", "type": "string"},
-                    "kind": {"description": "Kind of the object.", "type": "string"},
-                    "metadata": {"type": "object"},
-                    "spec": schema_of(PresetSpec),
-                },
-            }
-        },
-    }
-    return {
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": f"{plural}.{labels.GROUP}"},
-        "spec": {
-            "group": labels.GROUP,
-            "names": {"kind": kind.value, "listKind": f"{kind.value}List", "plural": plural, "singular": plural[:-1], "categories": ["ai"]},
-            "scope": "Namespaced" if is_namespaced else "Cluster",
-            "versions": [version],
-        },
-    }
-
-
-def _version() -> dict[str, Any]:
     spec = schema_of(VLLMDeploymentSpec)
     # Autoscalers read spec.replicas and need a number.
     spec["properties"]["replicas"]["default"] = VLLMDeploymentSpec.model_fields["replicas"].default
     # kstatus takes an object without a status for one that is up to date.
     status = schema_of(VLLMDeploymentStatus) | {"default": {"observedGeneration": -1}}
-    return {
-        "name": labels.VERSION,
-        "served": True,
-        "storage": True,
+    description = "A vLLM server with kernels that match its GPU and caches that persist between starts."
+    version = {
         "subresources": {
             "status": {},
             "scale": {
@@ -172,18 +114,51 @@ def _version() -> dict[str, Any]:
         "additionalPrinterColumns": _columns(),
         "schema": {
             "openAPIV3Schema": {
-                "description": "A vLLM server with kernels that match its GPU and caches that persist between starts.",
-                "type": "object",
-                "required": ["spec"],
-                "properties": {
-                    "apiVersion": {"description": "Version of the API.", "type": "string"},
-                    "kind": {"description": "Kind of the object.", "type": "string"},
-                    "metadata": {"type": "object"},
-                    "spec": spec,
-                    "status": status,
-                },
+                **_object_schema(description, spec=spec, status=status),
                 "x-kubernetes-validations": [dict(rules.NAME)],
             }
+        },
+    }
+    return _definition(labels.KIND, labels.PLURAL, version, short_names=(labels.SHORT_NAME,))
+
+
+def preset_definition(kind: PresetKind) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of a kind of presets."""
+    is_namespaced = kind is PresetKind.VLLM_PRESET
+    where = "the VLLMDeployments of its namespace" if is_namespaced else "the VLLMDeployments of all namespaces"
+    schema = _object_schema(f"Defaults for {where} that name it in spec.preset.", spec=schema_of(PresetSpec))
+    version = {"schema": {"openAPIV3Schema": schema}}
+    return _definition(kind.value, PRESET_PLURALS[kind], version, scope="Namespaced" if is_namespaced else "Cluster")
+
+
+def _definition(
+    kind: str, plural: str, version: Mapping[str, Any], *, short_names: Sequence[str] = (), scope: str = "Namespaced"
+) -> dict[str, Any]:
+    names = {"kind": kind, "listKind": f"{kind}List", "plural": plural, "singular": plural.removesuffix("s")}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{labels.GROUP}"},
+        "spec": {
+            "group": labels.GROUP,
+            "names": {**names, **({"shortNames": list(short_names)} if short_names else {}), "categories": ["ai"]},
+            "scope": scope,
+            "versions": [{"name": labels.VERSION, "served": True, "storage": True, **version}],
+        },
+    }
+
+
+def _object_schema(description: str, **parts: Schema) -> Schema:
+    """The schema of an object of the API with its parts, such as spec and status."""
+    return {
+        "description": description,
+        "type": "object",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"description": "Version of the API.", "type": "string"},
+            "kind": {"description": "Kind of the object.", "type": "string"},
+            "metadata": {"type": "object"},
+            **parts,
         },
     }
 

@@ -5,7 +5,6 @@ VERSION = "v1alpha1"
 API_VERSION = f"{GROUP}/{VERSION}"
 KIND = "VLLMDeployment"
 PLURAL = "vllmdeployments"
-SINGULAR = "vllmdeployment"
 SHORT_NAME = "vllm"
 
 FIELD_MANAGER = "vllm-operator"
