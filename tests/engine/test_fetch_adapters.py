@@ -4,84 +4,21 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from support.model_hub import Hub, serve
 from vllm_operator.rendering.adapters import load_program
 
-COMMIT = "8f3f9f1f1c0d5f4a0f6f0c7b5d7b1d2f0a4b8e6d"
 CONFIG = {"r": 16}
-
-
-class Hub:
-    """A hub with repositories; `tokens` are required by some of them."""
-
-    def __init__(self) -> None:
-        self.repositories: dict[str, dict[str, bytes]] = {}
-        self.tokens: dict[str, str] = {}
-        self.downloads: list[str] = []
-        self.url = ""
-
-    def add(self, name: str, **files: bytes) -> None:
-        self.repositories[name] = {key.replace("__", "."): data for key, data in files.items()}
-
-
-class Handler(BaseHTTPRequestHandler):
-    """The parts of the hub's API that a download uses."""
-
-    hub: Hub
-
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_GET(self) -> None:
-        self._answer(body=True)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Print nothing."""
-
-    def _answer(self, *, body: bool) -> None:
-        words = self.path.split("?")[0].strip("/").split("/")
-        name = "/".join(words[2:4] if words[:2] == ["api", "models"] else words[:2])
-        files, token = self.hub.repositories.get(name), self.hub.tokens.get(name)
-        refused = token is not None and self.headers.get("Authorization") != f"Bearer {token}"
-        if files is None or refused:
-            self._send(401 if refused else 404, b"", {"X-Error-Code": "RepoNotFound"}, body=body)
-        elif words[0] == "api":
-            tree = [{"type": "file", "path": file, "size": len(data), "oid": file} for file, data in files.items()]
-            listed = tree if "tree" in words else {"id": name, "sha": COMMIT, "siblings": [{"rfilename": file} for file in files]}
-            self._send(200, json.dumps(listed).encode(), {"Content-Type": "application/json"}, body=body)
-        else:
-            file = "/".join(words[4:])
-            if body:
-                self.hub.downloads.append(file)
-            self._send(200, files[file], {"ETag": f'"{len(files[file])}-{file}"', "X-Repo-Commit": COMMIT}, body=body)
-
-    def _send(self, status: int, data: bytes, headers: dict[str, str], *, body: bool) -> None:
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(data))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
 
 
 @pytest.fixture
 def hub() -> Iterator[Hub]:
-    made = Hub()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"hub": made}))
-    made.url = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    yield made
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with serve(Hub()) as made:
+        yield made
 
 
 def run(folder: Path, url: str, *adapters: dict[str, str]) -> subprocess.CompletedProcess[str]:

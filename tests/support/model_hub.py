@@ -30,6 +30,10 @@ class Hub:
     """Each download of a file, with the range that was asked for."""
     url: str = ""
 
+    def add(self, name: str, **files: bytes) -> None:
+        """Add a repository; in names of files, `__` stands for a dot."""
+        self.repositories[name] = {file.replace("__", "."): data for file, data in files.items()}
+
 
 class _Handler(BaseHTTPRequestHandler):
     hub: Hub
