@@ -28,9 +28,25 @@ class Request:
     answered: float
 
 
-def parse_request(line: bytes) -> Request:
-    """Read one line of an audit log of the level Metadata."""
-    event: dict[str, Any] = json.loads(line)
+def parse_requests(lines: Iterable[bytes], started: set[str]) -> list[Request]:
+    """Read lines of an audit log of the level Metadata.
+
+    A request that may run long, such as one for a log, has two lines: one when the response begins, and one at its end. Only the first
+    counts. `started` has the IDs of those that have begun, and is changed.
+    """
+    requests = []
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        if event.get("stage") == "ResponseStarted":
+            started.add(event["auditID"])
+        elif event.get("auditID") in started:
+            started.remove(event["auditID"])
+            continue
+        requests.append(_request(event))
+    return requests
+
+
+def _request(event: Mapping[str, Any]) -> Request:
     reference = event.get("objectRef") or {}
     target = "/".join(part for part in (reference.get("resource"), reference.get("subresource")) if part)
     return Request(

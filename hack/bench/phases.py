@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
-from bench.figures import Figure, Request, delays, foreign_share, of, parse_request, quantile, reads_each, writes_each, writes_of
+from bench.figures import Figure, Request, delays, foreign_share, of, parse_requests, quantile, reads_each, writes_each, writes_of
 from bench.load import AGENT, GROUP, NAMESPACE, Api, model
 from testenv import Environment
 
@@ -49,6 +49,7 @@ class Turn:
         self._position = 0
         self._reconciled = 0.0
         self._requests: list[Request] = []
+        self._started: set[str] = set()
 
     # ---- phases
 
@@ -198,7 +199,7 @@ class Turn:
         agents = (self._contender.agent.encode(), AGENT.encode())
         lines = [line for line in data[0].splitlines() if any(agent in line for agent in agents)]
         self._position += len(data[0]) + len(data[1])
-        self._requests += map(parse_request, lines)
+        self._requests += parse_requests(lines, self._started)
 
     async def _until(self, done: Callable[[], bool | Awaitable[bool]], what: str, *, pause: float = 0.5) -> None:
         deadline = time.monotonic() + LIMIT_SECONDS

@@ -79,19 +79,21 @@ def test_weights_in_formats_that_vllm_would_not_read_are_not_downloaded() -> Non
     assert "pytorch_model.bin" in choose({name: size for name, size in sizes.items() if "safetensors" not in name})
 
 
-def partial_files(folder: Path) -> list[Path]:
-    return sorted((folder / "home" / "hub" / "models--acme--llama" / "blobs").glob("*.incomplete"))
+def partial_files(folder: Path, of: str = "") -> list[Path]:
+    return sorted((folder / "home" / "hub" / "models--acme--llama" / "blobs").glob(f"{of}*.incomplete"))
 
 
 def start_until_half(hub: Hub, folder: Path) -> subprocess.Popen[str]:
-    """Start a download, and wait until the small files are there and the weights are there in part."""
-    hub.repositories[MODEL]["model.safetensors"] = os.urandom(PIECES << 20)
+    """Start a download, and wait until the small files are there and the weights are there in part.
+
+    The client creates the partial file before it asks for the content, and the entry of a snapshot after the blob.
+    """
+    weights = hub.repositories[MODEL]["model.safetensors"] = os.urandom(PIECES << 20)
     hub.pause_seconds = 0.2
     process = start(folder, hub.url)
     assert process.stdout is not None
-    blobs = folder / "home" / "hub" / "models--acme--llama" / "blobs"
-    small = [blobs / blob(FILES[name]) for name in ("config.json", "tokenizer.json")]
-    while not (partial_files(folder) and all(path.exists() for path in small)):
+    small = [snapshot(folder) / name for name in ("config.json", "tokenizer.json")]
+    while not (any(path.stat().st_size for path in partial_files(folder, of=blob(weights))) and all(path.exists() for path in small)):
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.02)
     return process

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bench.compare import PHASES, parse_options
-from bench.figures import Figure, Request, delays, foreign_share, of, parse_request, quantile, summarize, table, writes_each
+from bench.figures import Figure, Request, delays, foreign_share, of, parse_requests, quantile, reads_each, summarize, table, writes_each
 
 OPERATOR = "vllm-operator/"
 LOAD = "bench-load"
@@ -31,7 +31,7 @@ def audit_line(reference: Mapping[str, Any], **fields: Any) -> bytes:
 
 
 def test_a_line_of_the_audit_log_says_who_wrote_what_and_how_long_it_took() -> None:
-    request = parse_request(audit_line({"resource": "vllmdeployments", "subresource": "status", "name": "llama"}))
+    [request] = parse_requests([audit_line({"resource": "vllmdeployments", "subresource": "status", "name": "llama"})], set())
     assert (request.verb, request.target, request.name, request.code) == ("patch", "vllmdeployments/status", "llama", 200)
     assert request.agent.startswith(OPERATOR)
     assert request.answered - request.received == 0.5
@@ -39,7 +39,19 @@ def test_a_line_of_the_audit_log_says_who_wrote_what_and_how_long_it_took() -> N
 
 @pytest.mark.parametrize("fields", [{"responseStatus": None}, {"objectRef": None}, {"userAgent": None}])
 def test_a_request_that_is_about_no_object_can_be_read_too(fields: Mapping[str, Any]) -> None:
-    assert parse_request(audit_line({"resource": "pods"}, **fields)).verb == "patch"
+    [request] = parse_requests([audit_line({"resource": "pods"}, **fields)], set())
+    assert request.verb == "patch"
+
+
+def test_a_request_for_a_log_counts_once_though_its_begin_and_its_end_are_logged() -> None:
+    def log(name: str, stage: str) -> bytes:
+        reference = {"resource": "pods", "subresource": "log", "name": name}
+        return audit_line(reference, verb="get", auditID=f"{name}-1", stage=stage, responseStatus={"code": 400})
+
+    started: set[str] = set()
+    first = parse_requests([log("a", "ResponseStarted"), log("b", "ResponseStarted"), log("a", "ResponseComplete")], started)
+    second = parse_requests([log("b", "ResponseComplete"), log("a", "ResponseStarted")], started)
+    assert reads_each([*first, *second], OPERATOR, 1) == {"pods/log": 3.0}
 
 
 def test_writes_are_counted_for_each_object_and_not_what_the_operator_writes_for_itself() -> None:
