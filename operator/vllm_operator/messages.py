@@ -83,6 +83,7 @@ def prepare_messages(texts: MessageTexts) -> Messages:
     """
     # Plain text needs no escaping. In the sandbox, a template cannot call anything.
     environment = ImmutableSandboxedEnvironment(undefined=jinja2.StrictUndefined, autoescape=False, trim_blocks=True, lstrip_blocks=True)
+    environment.globals.clear()  # no template uses these functions, and each message would get a copy of the list of them
     environment.filters |= {
         "duration": wording.duration,
         "clock": wording.clock,

@@ -20,7 +20,7 @@ the API server.
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from vllm_operator.api import labels as names
 from vllm_operator.cluster.client import (
@@ -45,13 +45,11 @@ from vllm_operator.cluster.kept import (
     Kept,
     ObjectName,
     compress,
-    is_news,
+    digest_of,
     is_selected,
     key_of,
     name_of,
     serialize,
-    user_fields,
-    user_fields_of,
     version_of,
 )
 
@@ -153,11 +151,10 @@ class Mirror:
         former = known.key if known is not None else None
         if (kept_key := key or former) is None:
             return set()
-        if deleted or key is None:
-            self._keep(kind, manifest, Kept(version, kept_key, None))
-        else:
-            self._keep(kind, manifest, self._packed(kind, manifest, kept_key))
-        if known is not None and key == former and known.noticed and not deleted and not is_news(kind, known, manifest):
+        now = Kept(version, kept_key, None) if deleted or key is None else self._packed(kind, manifest, kept_key)
+        self._keep(kind, manifest, now)
+        is_seen = known is not None and known.noticed and key == former and now.packed is not None
+        if is_seen and kind == DEPLOYMENT and known is not None and now.digest == known.digest:
             return set()
         affected = {it for it in (key, former) if it is not None}
         write = self._writing.get((kind, name_of(manifest)))
@@ -325,7 +322,7 @@ class Mirror:
         """Whether what is kept of an object now is the result of a write, and of nothing else that matters."""
         if now is None or now.version != written:
             return False
-        return kind != VLLM_DEPLOYMENT or (before is not None and user_fields_of(before) == user_fields_of(now))
+        return kind != VLLM_DEPLOYMENT or (before is not None and before.digest == now.digest)
 
     def _drop(self, kind: Kind) -> None:
         del self._kept[kind]
@@ -348,18 +345,17 @@ class Mirror:
             write.version = version_of(manifest)
         known = self._kept[kind].get(name_of(manifest))
         if known is None or known.version < version_of(manifest):
-            noticed = kind in _AWAITED_BY_NOBODY or (
-                kind == VLLM_DEPLOYMENT and known is not None and known.noticed and user_fields_of(known) == user_fields(manifest)
-            )
-            self._keep(kind, manifest, self._packed(kind, manifest, key, noticed))
+            now = self._packed(kind, manifest, key)
+            is_noticed = kind == VLLM_DEPLOYMENT and known is not None and known.noticed and known.digest == now.digest
+            self._keep(kind, manifest, replace(now, noticed=is_noticed or kind in _AWAITED_BY_NOBODY))
         return manifest
 
-    def _packed(self, kind: Kind, manifest: Manifest, key: Key, noticed: bool = True) -> Kept:
+    def _packed(self, kind: Kind, manifest: Manifest, key: Key) -> Kept:
         serialized = serialize(kind, manifest)
         dictionary = self._dictionaries.get(kind, b"")
         if 2 * len(dictionary) < len(serialized) <= DICTIONARY_LIMIT:  # the first of a kind may have no status yet
             dictionary = self._dictionaries[kind] = serialized
-        return Kept(version_of(manifest), key, compress(serialized, dictionary), dictionary, noticed)
+        return Kept(version_of(manifest), key, compress(serialized, dictionary), dictionary, digest_of(kind, manifest))
 
     def _keep(self, kind: Kind, manifest: Manifest, kept: Kept) -> None:
         place = name_of(manifest)

@@ -30,34 +30,38 @@ _LONGEST_LIST = 1000
 
 def text(value: Any, *path: str) -> str:
     """Follow a path of keys to a string; empty if there is none."""
-    if path:
-        value = mapping(value, *path[:-1]).get(path[-1])
-    return value[:_LONGEST_TEXT] if isinstance(value, str) else ""
+    found = _follow(value, path)
+    return found[:_LONGEST_TEXT] if isinstance(found, str) else ""
 
 
 def integer(value: Any, *path: str) -> int | None:
     """Follow a path of keys to a 64-bit integer; None if there is none."""
-    if path:
-        value = mapping(value, *path[:-1]).get(path[-1])
-    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63 else None
+    found = _follow(value, path)
+    return found if isinstance(found, int) and not isinstance(found, bool) and abs(found) < 2**63 else None
 
 
 def flag(value: Any, *path: str) -> bool:
     """Follow a path of keys to a boolean; False if there is none."""
-    return mapping(value, *path[:-1]).get(path[-1]) is True
+    return _follow(value, path) is True
 
 
 def objects(value: Any, *path: str) -> Iterator[Mapping[str, Any]]:
     """Follow a path of keys to a list and yield the objects in it."""
-    if path:
-        value = mapping(value, *path[:-1]).get(path[-1])
-    if isinstance(value, list | tuple):
-        yield from (item for item in value[:_LONGEST_LIST] if isinstance(item, Mapping))
+    found = _follow(value, path)
+    if isinstance(found, list | tuple):
+        for item in found[:_LONGEST_LIST]:
+            if isinstance(item, dict):
+                yield item
 
 
 def named(value: Any, name: str, *path: str, key: str = "type") -> Mapping[str, Any]:
     """Follow a path of keys to a list of objects; the first whose `key` is `name`, or an empty object."""
-    return next((item for item in objects(value, *path) if item.get(key) == name), {})
+    found = _follow(value, path)
+    if isinstance(found, list | tuple):
+        for item in found[:_LONGEST_LIST]:
+            if isinstance(item, dict) and item.get(key) == name:
+                return item
+    return _EMPTY
 
 
 def access_modes(claim: Any) -> tuple[str, ...]:
@@ -119,9 +123,17 @@ def read_version(value: Any) -> Version | None:
 
 def mapping(value: Any, *path: str) -> Mapping[str, Any]:
     """Follow a path of keys to an object; empty if there is none."""
+    found = _follow(value, path)
+    return found if isinstance(found, dict) else _EMPTY
+
+
+def _follow(value: Any, path: tuple[str, ...]) -> Any:
+    """Follow a path of keys; None where it ends early. Everything that is read of an object goes through here, so it must be fast."""
     for key in path:
-        value = value.get(key) if isinstance(value, dict) else None
-    return value if isinstance(value, dict) else _EMPTY
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
 
 
 def sequence(value: Any) -> list[Any]:

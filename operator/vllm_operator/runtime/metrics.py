@@ -8,6 +8,7 @@ from operator import itemgetter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
@@ -134,10 +135,7 @@ class _Deployments:
         self.forget(key)
         self._samples[key] = samples
         for name, of_family in groupby(sorted(samples), key=itemgetter(0)):
-            family = _make_family(name)
-            for _, labels, value in of_family:
-                family.add_metric((*key, *labels), value)
-            self._text[name][key] = _render(family)[1]
+            self._text[name][key] = b"".join(_line(key, sample) for sample in of_family)
 
     def forget(self, key: Key) -> None:
         """Remove the samples of an object."""
@@ -147,7 +145,7 @@ class _Deployments:
 
     def render(self) -> bytes:
         """Return all metric families, including those without samples."""
-        return b"".join(part for name, texts in self._text.items() for part in (_render(_make_family(name))[0], *texts.values()))
+        return b"".join(part for name, texts in self._text.items() for part in (_header(name), *texts.values()))
 
 
 _MetricFamily = CounterMetricFamily | GaugeMetricFamily
@@ -164,16 +162,23 @@ class _Family(Collector):
         yield self.family
 
 
-def _make_family(name: str) -> _MetricFamily:
-    text, labels = _FAMILIES[name]
+def _header(name: str) -> bytes:
+    """The lines before the samples of a metric: its help text and its type."""
     family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return family(f"{PREFIX}_{name}", text, labels=(*_OBJECT, *labels))
+    return generate_latest(_Family(family(f"{PREFIX}_{name}", _FAMILIES[name][0])))
 
 
-def _render(family: _MetricFamily) -> tuple[bytes, bytes]:
-    """Return the two lines of the header, and the lines of the samples."""
-    help_line, type_line, samples = generate_latest(_Family(family)).split(b"\n", 2)
-    return b"%b\n%b\n" % (help_line, type_line), samples
+def _line(key: Key, sample: "_Sample") -> bytes:
+    """A sample as `generate_latest` renders it, in a tenth of the time: labels by name, and their values escaped."""
+    name, labels, value = sample
+    values = sorted(zip((*_OBJECT, *_FAMILIES[name][1]), (*key, *labels), strict=True))
+    text = ",".join(f'{label}="{_escaped(value)}"' for label, value in values)
+    number = floatToGoString(value)  # type: ignore[no-untyped-call]  # prometheus_client declares no types for it
+    return f"{PREFIX}_{name}{{{text}}} {number}\n".encode()
+
+
+def _escaped(value: str) -> str:
+    return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
 _Sample = tuple[str, tuple[str, ...], float]

@@ -265,8 +265,9 @@ def _last_start_verdict(observed: ObservedState, cache: CacheStatus, place: Cach
     }
     say = observed.messages.say
     if start is None:
-        unseen = Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
-        return _remembered(observed, cache, place) or unseen
+        if (before := _remembered(observed, cache, place)) is not None:
+            return before
+        return Verdict(UNKNOWN, Reason.NOT_SEEN_YET, say("cache.not_seen" if place.is_shared else "cache.per_pod", **facts))
     if start.is_warm:
         return Verdict(TRUE, Reason.HIT, say("cache.hit", **facts))
     if not start.is_cold:
