@@ -42,6 +42,7 @@ from vllm_operator.planning.artifact import ArtifactTrust
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.runtime import memory
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
+from vllm_operator.runtime.event_writer import EventWriter
 from vllm_operator.runtime.follower import FollowerSettings
 from vllm_operator.runtime.followers import Followers
 from vllm_operator.runtime.health import HealthServer, Readiness
@@ -64,10 +65,12 @@ log = logging.getLogger(__name__)
 
 STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
-PROGRESS_SECONDS = 1.0
-"""Delay after a watch event that reports only progress. A Pod that starts causes about five of them within seconds."""
-PROGRESS_SECONDS_PER_KEY = 0.01
-"""The same for each key that waits: about how long a reconciliation takes. Under load, more steps are handled together."""
+SOON_SECONDS = 1.0
+"""Delay after a watch event of `Urgency.SOON`."""
+LATER_SECONDS = 3.0
+"""Delay after a watch event of `Urgency.LATER`. A rollout causes about ten of them within seconds, and the status does not show each."""
+SECONDS_PER_KEY = 0.01
+"""Additional delay for each key that waits: about how long a reconciliation takes. Under load, more events are handled together."""
 RELEASE_SECONDS = 1.0
 """Maximum time to release the Lease. Otherwise the next operator waits until it expires."""
 
@@ -150,7 +153,8 @@ class Operator:
             namespaces=settings.namespaces,
             shard=shard,
             seconds=settings.resync_seconds,
-            add_soon=lambda key: self.queue.add_after(key, PROGRESS_SECONDS + len(self.queue) * PROGRESS_SECONDS_PER_KEY),
+            add_soon=lambda key: self._add_after(key, SOON_SECONDS),
+            add_later=lambda key: self._add_after(key, LATER_SECONDS),
             add_unchanged=lambda key: self.queue.add(key, urgent=False),
         )
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
@@ -170,6 +174,7 @@ class Operator:
             primer_patience_seconds=settings.priming_patience_seconds,
         )
         self.presets = Presets(client, namespaces=settings.namespaces, seconds=settings.resync_seconds, changed=self.queue.add)
+        self.events = EventWriter(mirror, count=self.metrics.wrote, busy=self.queue.has_urgent, calm=self.queue.until_calm)
         reconciler = Reconciler(
             mirror,
             known,
@@ -181,6 +186,7 @@ class Operator:
             configs=self.configs,
             trust=ArtifactTrust(settings.artifact_repositories, settings.artifact_naming is ArtifactNaming.DIGEST),
             presets=self.presets,
+            events=self.events,
             integrations=settings.integrations,
             busy=self.queue.has_urgent,
         )
@@ -209,6 +215,9 @@ class Operator:
         )
         client.refused = self.supervisor.recheck_access
         memory.tune()
+
+    def _add_after(self, key: Key, seconds: float) -> None:
+        self.queue.add_after(key, seconds + len(self.queue) * SECONDS_PER_KEY)
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""
@@ -302,6 +311,7 @@ class Operator:
         yield "workers", self._lead(self.workers.run)
         yield "supervisor", self._lead(self.supervisor.run)
         yield "presets", self._lead(self.presets.run)
+        yield "events", self._lead(self.events.run)
         for data in self.user_data:
             if data.is_wanted:
                 yield "user data", self._lead(data.run)

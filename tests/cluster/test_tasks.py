@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
 ]
 
-ENDS = ("leadership", "memory", "preset watch", "presets", "stop", "supervisor", "user data", "worker", "workers")
+ENDS = ("events", "leadership", "memory", "preset watch", "presets", "stop", "supervisor", "user data", "worker", "workers")
 """Their end is the operator's end: it exits with 1 and is started again."""
 RESTARTED = ("log", "mirror", "piece of a log", "watches")
 """They are started again, and that is counted. The log's task owns the one that waits for its next piece."""

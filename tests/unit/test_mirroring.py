@@ -11,7 +11,7 @@ from support.operators import llama
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, SERVICE, VLLM_DEPLOYMENT, Kind, Unavailable
 from vllm_operator.cluster.mirror import Mirror
-from vllm_operator.runtime.mirroring import Mirroring, is_progress
+from vllm_operator.runtime.mirroring import Mirroring, Urgency, urgency_of
 
 KEY = ("default", "llama")
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT)
@@ -121,53 +121,62 @@ def pod(*, ready: bool = False, **state: Any) -> dict[str, Any]:
     return {"metadata": {}, "status": {"conditions": conditions, "containerStatuses": [{"state": state}] if state else []}}
 
 
-def at_generation(generation: int, observed: int) -> dict[str, Any]:
-    return {"metadata": {"generation": generation}, "status": {"observedGeneration": observed}}
+def rollout(generation: int, observed: int | None, *, replicas: int = 1, updated: int = 1) -> dict[str, Any]:
+    status = {"observedGeneration": observed, "replicas": replicas, "updatedReplicas": updated}
+    return {"metadata": {"generation": generation}, "spec": {"replicas": 1}, "status": status}
+
+
+TERMINATING = {"deletionTimestamp": "2026-11-23T05:00:00Z"}
 
 
 @pytest.mark.parametrize(
-    ("kind", "manifest", "is_step"),
+    ("kind", "manifest", "urgency"),
     [
-        (POD, pod(), True),
-        (POD, pod(waiting={"reason": "ContainerCreating"}), True),
-        (POD, pod(running={}), True),
-        (POD, pod(running={}, ready=True), False),
-        (POD, pod(terminated={"exitCode": 1}), False),
-        (POD, pod(terminated={"exitCode": 0}), True),  # an init container
-        (POD, pod(waiting={"reason": "ImagePullBackOff"}), False),
-        (POD, {**pod(ready=True), "metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, True),  # makes room
-        (DEPLOYMENT, at_generation(2, 2), True),
-        (DEPLOYMENT, {"metadata": {"generation": 1}}, True),  # a new one
-        (DEPLOYMENT, at_generation(3, 2), False),  # somebody has changed its spec
-        (CLAIM, {"metadata": {}}, True),
-        (CLAIM, {"metadata": {"deletionTimestamp": "2026-11-23T05:00:00Z"}}, False),
-        (SERVICE, {"metadata": {}}, False),
-        (VLLM_DEPLOYMENT, {"metadata": {}}, False),
-        (POD, {"metadata": {}, "status": "hostile"}, True),
-        (DEPLOYMENT, {"metadata": None, "status": "hostile"}, True),
+        (POD, pod(), Urgency.LATER),
+        (POD, pod(waiting={"reason": "ContainerCreating"}), Urgency.LATER),
+        (POD, pod(running={}), Urgency.SOON),  # there is a log
+        (POD, pod(running={}, ready=True), Urgency.NOW),
+        (POD, pod(terminated={"exitCode": 1}), Urgency.NOW),
+        (POD, pod(terminated={"exitCode": 0}), Urgency.SOON),  # an init container, or a Job that is complete
+        (POD, pod(waiting={"reason": "ImagePullBackOff"}), Urgency.NOW),
+        (POD, {**pod(ready=True), "metadata": TERMINATING}, Urgency.LATER),  # makes room
+        (DEPLOYMENT, rollout(2, 2), Urgency.SOON),  # complete
+        (DEPLOYMENT, rollout(2, 2, updated=0), Urgency.LATER),
+        (DEPLOYMENT, rollout(2, 2, replicas=2), Urgency.LATER),
+        (DEPLOYMENT, {"metadata": {"generation": 1}}, Urgency.LATER),  # a new one
+        (DEPLOYMENT, rollout(3, 2), Urgency.NOW),  # somebody has changed its spec
+        (CLAIM, {"metadata": {}}, Urgency.SOON),
+        (CLAIM, {"metadata": TERMINATING}, Urgency.NOW),
+        (SERVICE, {"metadata": {}}, Urgency.NOW),
+        (VLLM_DEPLOYMENT, {"metadata": {}}, Urgency.NOW),
+        (POD, {"metadata": {}, "status": "hostile"}, Urgency.LATER),
+        (DEPLOYMENT, {"metadata": None, "spec": [], "status": "hostile"}, Urgency.LATER),
     ],
 )
-def test_steps_of_what_is_under_way_can_be_handled_together(kind: Kind, manifest: dict[str, Any], is_step: bool) -> None:
-    assert is_progress(kind, manifest) is is_step
+def test_steps_of_a_rollout_can_be_handled_together(kind: Kind, manifest: dict[str, Any], urgency: Urgency) -> None:
+    assert urgency_of(kind, manifest) is urgency
 
 
 def test_a_pod_that_is_gone_makes_room_and_what_else_is_gone_is_put_right_at_once() -> None:
-    assert is_progress(POD, pod(ready=True), deleted=True)
-    assert not is_progress(DEPLOYMENT, at_generation(2, 2), deleted=True)
+    assert urgency_of(POD, pod(ready=True), deleted=True) is Urgency.LATER
+    assert urgency_of(DEPLOYMENT, rollout(2, 2), deleted=True) is Urgency.NOW
 
 
 async def test_progress_and_unchanged_objects_take_their_time() -> None:
-    cluster, now, soon, unchanged = FakeCluster(), list[Any](), list[Any](), list[Any]()
+    cluster, now, soon, later, unchanged = FakeCluster(), list[Any](), list[Any](), list[Any](), list[Any]()
     cluster.put(llama())
-    mirroring = Mirroring(Mirror(cluster), now.append, add_soon=soon.append, add_unchanged=unchanged.append)
+    mirroring = Mirroring(Mirror(cluster), now.append, add_soon=soon.append, add_later=later.append, add_unchanged=unchanged.append)
     await mirroring.load(KINDS)
-    assert (now, soon, unchanged) == ([KEY], [], [])  # no status is about it
-    made = cluster.put({**deployment(), "status": {"observedGeneration": 1}})
-    made["status"]["observedGeneration"] = made["metadata"]["generation"]
+    assert (now, soon, later, unchanged) == ([KEY], [], [], [])  # no status is about it
+    made = cluster.put(deployment())
     mirroring.notice(DEPLOYMENT, "MODIFIED", made)
-    assert (now, soon) == ([KEY], [KEY])
+    assert (now, soon, later) == ([KEY], [], [KEY])
+    made = cluster.put({**deployment(), "status": {"observedGeneration": made["metadata"]["generation"]}})
+    made = made | {"status": rollout(1, made["metadata"]["generation"])["status"], "spec": {"replicas": 1}}
+    mirroring.notice(DEPLOYMENT, "MODIFIED", made)
+    assert (now, soon, later) == ([KEY], [KEY], [KEY])
     mirroring.notice(DEPLOYMENT, "DELETED", made)
-    assert (now, soon) == ([KEY, KEY], [KEY])
+    assert (now, soon, later) == ([KEY, KEY], [KEY], [KEY])
     generation = cluster.put(llama())["metadata"]["generation"]
     cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {"observedGeneration": generation})
     await mirroring.load(KINDS)

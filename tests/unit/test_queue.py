@@ -361,3 +361,15 @@ async def test_without_urgent_keys_the_order_is_that_of_adding(queue: WorkQueue[
     for key in "abcd":
         queue.add(key, urgent=False)
     assert [await queue.get() for _ in range(4)] == list("abcd")
+
+
+async def test_the_queue_is_calm_while_no_urgent_key_waits(queue: WorkQueue[str]) -> None:
+    await queue.until_calm()
+    queue.add("resync", urgent=False)
+    await queue.until_calm()
+    queue.add("edit")
+    waiting = asyncio.create_task(queue.until_calm())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    assert [await queue.get(), await queue.get()] == ["edit", "resync"]
+    await asyncio.wait_for(waiting, 1)

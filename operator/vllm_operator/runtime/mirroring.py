@@ -5,7 +5,9 @@ A watch that lost its place begins anew, and says nothing about what happened me
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from typing import Any
 
 from vllm_operator.cluster import client
 from vllm_operator.cluster.client import NAMESPACE, ClusterError, Key, Kind, Manifest
@@ -23,6 +25,19 @@ _CREATING = ("", "ContainerCreating", "PodInitializing")
 """Reasons why a container waits that are part of each start; empty if it does not wait."""
 
 
+class Urgency(Enum):
+    """How soon a watch event is to be handled.
+
+    NOW: somebody may wait for it: a spec that was changed, a Pod that is Ready or has failed.
+    SOON: it begins the next part of a start: a container runs, so that there is a log, or a PersistentVolumeClaim is bound.
+    LATER: a step before that, or of a Pod that terminates. Such steps follow each other within seconds, and can be handled together.
+    """
+
+    NOW = "now"
+    SOON = "soon"
+    LATER = "later"
+
+
 class Mirroring:
     """Puts watch events into the mirror, and adds the keys of changed objects to the queue."""
 
@@ -36,15 +51,16 @@ class Mirroring:
         seconds: float = 600.0,
         settle_seconds: float = SETTLE_SECONDS,
         add_soon: Callable[[Key], None] | None = None,
+        add_later: Callable[[Key], None] | None = None,
         add_unchanged: Callable[[Key], None] | None = None,
     ) -> None:
         """Everything is listed again every `seconds`.
 
-        `add` is called with each key to reconcile. `add_soon` is called instead after a watch event that reports only progress, and
-        `add_unchanged` with the keys of objects of a list whose spec has not changed since their last status. `shard` is None for all
-        namespaces.
+        `add` is called with each key to reconcile. `add_soon` and `add_later` are called instead after a watch event of this `Urgency`,
+        and `add_unchanged` with the keys of objects of a list whose spec has not changed since their last status. `shard` is None for
+        all namespaces.
         """
-        self._add_soon = add_soon or add
+        self._add_by_urgency = {Urgency.NOW: add, Urgency.SOON: add_soon or add, Urgency.LATER: add_later or add_soon or add}
         self._add_unchanged = add_unchanged or add
         self._mirror = mirror
         mirror.changed = add
@@ -77,7 +93,7 @@ class Mirroring:
                 self._moved.add(manifest["metadata"]["name"])
                 self._recheck.set()
             return
-        add = self._add_soon if is_progress(kind, manifest, deleted=type == "DELETED") else self._add
+        add = self._add_by_urgency[urgency_of(kind, manifest, deleted=type == "DELETED")]
         for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
             add(key)
 
@@ -126,40 +142,51 @@ class Mirroring:
             await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
 
 
-def is_progress(kind: Kind, manifest: Manifest, *, deleted: bool = False) -> bool:
-    """Whether an object that was created, changed or deleted shows a step of what is under way: several steps can be handled together.
-
-    It does not if somebody may wait for the reaction: a Pod that is Ready or has failed, and a spec that was changed. A Pod that is being
-    deleted usually makes room for another one.
-    """
+def urgency_of(kind: Kind, manifest: Manifest, *, deleted: bool = False) -> Urgency:
+    """How soon to handle that an object was created, changed or deleted."""
     match kind:
         case client.POD:
-            return (
-                deleted
-                or bool(reading.text(manifest, "metadata", "deletionTimestamp"))
-                or not (_is_ready(manifest) or _has_ended(manifest))
-            )
+            return _urgency_of_pod(manifest, deleted=deleted)
         case _ if deleted:
-            return False
+            return Urgency.NOW
         case client.DEPLOYMENT:
-            seen = reading.integer(manifest, "status", "observedGeneration")
-            return seen is None or reading.integer(manifest, "metadata", "generation") == seen
+            return _urgency_of_deployment(manifest)
         case client.CLAIM:
-            return not reading.text(manifest, "metadata", "deletionTimestamp")
+            return Urgency.NOW if reading.text(manifest, "metadata", "deletionTimestamp") else Urgency.SOON
         case _:
-            return False
+            return Urgency.NOW
+
+
+def _urgency_of_pod(pod: Manifest, *, deleted: bool) -> Urgency:
+    if deleted or reading.text(pod, "metadata", "deletionTimestamp"):
+        return Urgency.LATER  # usually it makes room for another one
+    if _is_ready(pod) or _has_failed(pod):
+        return Urgency.NOW
+    has_log = any({"running", "terminated"} & state.keys() for state in _container_states(pod))
+    return Urgency.SOON if has_log else Urgency.LATER
+
+
+def _urgency_of_deployment(deployment: Manifest) -> Urgency:
+    """A Deployment whose spec was changed is repaired now. What it counts of its Pods is read once the rollout is complete."""
+    generation = reading.integer(deployment, "metadata", "generation")
+    wanted = reading.integer(deployment, "spec", "replicas")
+    counts = [reading.integer(deployment, "status", field) or 0 for field in ("replicas", "updatedReplicas")]
+    if (seen := reading.integer(deployment, "status", "observedGeneration")) is not None and seen != generation:
+        return Urgency.NOW
+    return Urgency.SOON if seen is not None and counts == [wanted, wanted] else Urgency.LATER
 
 
 def _is_ready(pod: Manifest) -> bool:
     return any((it.get("type"), it.get("status")) == ("Ready", "True") for it in reading.objects(pod, "status", "conditions"))
 
 
-def _has_ended(pod: Manifest) -> bool:
-    """Whether a container of a Pod has ended, or cannot start."""
-    states = [
-        reading.mapping(container, "state")
-        for field in ("initContainerStatuses", "containerStatuses")
-        for container in reading.objects(pod, "status", field)
-    ]
+def _has_failed(pod: Manifest) -> bool:
+    """Whether a container of a Pod has failed, or cannot start."""
+    states = _container_states(pod)
     failed = any(reading.integer(state, "terminated", "exitCode") for state in states)
     return failed or any(reading.text(state, "waiting", "reason") not in _CREATING for state in states)
+
+
+def _container_states(pod: Manifest) -> list[Mapping[str, Any]]:
+    fields = ("initContainerStatuses", "containerStatuses")
+    return [reading.mapping(container, "state") for field in fields for container in reading.objects(pod, "status", field)]

@@ -69,6 +69,8 @@ class WorkQueue(Generic[Key]):
         self._failures: dict[Key, int] = {}
         self._number = itertools.count()
         self._waiters: deque[asyncio.Future[None]] = deque()
+        self._calm = asyncio.Event()
+        self._calm.set()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_due = 0.0
         self._closed = False
@@ -96,15 +98,19 @@ class WorkQueue(Generic[Key]):
         if urgent:
             self._relaxed.discard(key)
             if key in self._ready:
-                self._urgent[key] = None
+                self._make_urgent(key)
         elif key not in self._dirty and key not in self._due:
             self._relaxed.add(key)
 
     def _make_ready(self, key: Key, since: float) -> None:
         self._ready[key] = since
         if key not in self._relaxed:
-            self._urgent[key] = None
+            self._make_urgent(key)
         self._wake_one()
+
+    def _make_urgent(self, key: Key) -> None:
+        self._urgent[key] = None
+        self._calm.clear()
 
     def add_after(self, key: Key, seconds: float, *, urgent: bool = True) -> None:
         """Add a key later. Of several times for one key, the earliest counts."""
@@ -117,6 +123,10 @@ class WorkQueue(Generic[Key]):
     def has_urgent(self) -> bool:
         """Whether an urgent key waits for a worker."""
         return bool(self._urgent)
+
+    async def until_calm(self) -> None:
+        """Wait until no urgent key waits for a worker."""
+        await self._calm.wait()
 
     def _delay(self, key: Key, due: float) -> None:
         if self._closed or key in self._dirty or self._due.get(key, due + 1) <= due:
@@ -157,6 +167,8 @@ class WorkQueue(Generic[Key]):
                 key = self._take()
                 del self._ready[key], self._dirty[key]
                 self._urgent.pop(key, None)
+                if not self._urgent:
+                    self._calm.set()
                 self._relaxed.discard(key)
                 self._processing[key] = self._handed_out_at = self._clock()
                 return key

@@ -2,13 +2,14 @@
 
 The steps are always the same:
 
-    observe -> plan -> caches -> pin -> apply -> logs -> decide -> status
+    observe -> logs -> plan -> caches -> pin -> apply -> decide -> status
 
-If `apply` fails, the later steps still run: the status is written, then the error is raised. While urgent keys wait, a reconciliation
-that has written a Deployment ends there ("deferred"), and the next one does the rest. So under load, all Deployments come first.
+A log that is read for the first time soon changes the status. Until it has been read, an object whose spec is in the status is left
+alone. If `apply` fails, the later steps still run: the status is written, then the error is raised. While urgent keys wait, a
+reconciliation that has written a Deployment ends there ("deferred"), and the next one does the rest. So under load, all Deployments
+come first.
 
-Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory. Events are written before the
-status of the same report. An operator that is killed between the two makes the same report again, and finds the events that it wrote.
+Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory.
 """
 
 import asyncio
@@ -52,6 +53,7 @@ from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
+from vllm_operator.runtime.event_writer import EventWriter
 from vllm_operator.runtime.exposure_reconciler import reconcile_exposure
 from vllm_operator.runtime.followers import CATCH_UP_SECONDS
 from vllm_operator.runtime.free_devices import FreeDevices
@@ -123,6 +125,7 @@ class Reconciler:
         configs: ModelConfigs | None = None,
         trust: ArtifactTrust | None = None,
         presets: Presets | None = None,
+        events: EventWriter | None = None,
         integrations: Collection[str] = (),
         busy: Callable[[], bool] = lambda: False,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -140,6 +143,7 @@ class Reconciler:
             configs: The reader of model files; None if the operator uses no model hub.
             trust: Which artifacts are allowed; None allows all.
             presets: The presets of the cluster; None to read them with `client`.
+            events: The writer of events; None to write each at once.
             integrations: APIs of others that the operator may use; see `OptionalObjects`.
             busy: Whether urgent keys wait for a worker.
             now: The clock.
@@ -165,7 +169,7 @@ class Reconciler:
         self._applier = Applier(client, count=metrics.wrote)
         self._optional = OptionalObjects(client, integrations=integrations, count=metrics.wrote)
         self._scaling = ScalingReconciler(client, self._optional, now=now)
-        self._status = StatusWriter(client, metrics, now=now)
+        self._status = StatusWriter(client, metrics, events or EventWriter(client, count=metrics.wrote), now=now)
         self._pod_schema = PodSchemas(client)
 
     async def reconcile(self, key: Key) -> Result:
@@ -183,6 +187,9 @@ class Reconciler:
         except ValidationError as error:
             await self._status.write_failure(snapshot.resource, Reason.INVALID_SPEC, describe_invalid_spec(error))
             return Result("refused")
+        self._follow_logs(key, resource, snapshot)
+        if resource.status.observed_generation == resource.metadata.generation and not self._logs.caught_up(key):
+            return Result("waiting", CATCH_UP_SECONDS)  # a follower that has caught up adds the key to the queue
         pinned = await self._revisions.read(resource, snapshot)
         if not isinstance(pinned, Verdict):
             pinned = await self._presets.merge(pinned)
@@ -232,8 +239,8 @@ class Reconciler:
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
         """Run the steps after `apply`, also if that failed."""
-        if not self._follow_logs(key, resource, snapshot):
-            return Result("waiting", CATCH_UP_SECONDS)  # a follower that has caught up adds the key to the queue
+        if not self._logs.caught_up(key):
+            return Result("waiting", CATCH_UP_SECONDS)
         exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
         observation = replace(observation, exposure=exposure, scaling=await self._scaling.reconcile(resource, snapshot.resource))
@@ -317,12 +324,11 @@ class Reconciler:
             applied.children.append(now)
         return applied
 
-    def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> bool:
-        """Follow the logs of Pods that start. Return whether everything that the logs already contain has been read."""
+    def _follow_logs(self, key: Key, resource: VLLMDeployment, snapshot: Snapshot) -> None:
+        """Follow the logs of Pods that start."""
         startup = resource.status.startup
         starting = frozenset(pod.name for pod in startup.pods or ()) if startup is not None else frozenset()
         self._logs.sync(key, snapshot.pods, starting)
-        return self._logs.caught_up(key)
 
     def _decide(self, observation: Observation) -> tuple[Decision, Report]:
         """Decide what to do about the observation, and make the report."""

@@ -10,7 +10,7 @@ from vllm_operator.api import labels
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.cluster.client import ClusterClient, Manifest
-from vllm_operator.cluster.events import EventRecorder, Occurrence
+from vllm_operator.runtime.event_writer import EventWriter
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.status.conditions import status_with_failure
 from vllm_operator.status.report import Report
@@ -22,24 +22,19 @@ log = logging.getLogger(__name__)
 class StatusWriter:
     """Writes what differs from the status that was last written."""
 
-    def __init__(self, client: ClusterClient, metrics: Metrics, *, now: Callable[[], datetime]) -> None:
+    def __init__(self, client: ClusterClient, metrics: Metrics, events: EventWriter, *, now: Callable[[], datetime]) -> None:
         self._client = client
         self._metrics = metrics
         self._now = now
-        self._recorder = EventRecorder(client)
+        self._events = events
 
     async def write(self, resource: VLLMDeployment, manifest: Manifest, reported: Report) -> None:
-        """Write the events of a report that do not exist yet, then the status if it changed.
+        """Write the events of a report, then the status if it changed.
 
         Raises:
             ClusterError: Make the same report again.
         """
-        for event in reported.events:
-            occurrence = Occurrence(event.type, event.reason, event.message, event.key, event.series)
-            verb = await self._recorder.record(manifest, occurrence, now=self._now())
-            if verb:
-                self._metrics.wrote(verb, "Event")
-                log.info("%s: %s", event.reason, event.message, extra={"key": f"{resource.metadata.namespace}/{resource.metadata.name}"})
+        await self._events.write(manifest, reported.events, self._now())
         self._metrics.reported(resource.metadata.namespace, resource.metadata.name, reported.status, reported.start)
         written = resource.status
         if written.pinned_plan is not None and reported.status.plan is None:
