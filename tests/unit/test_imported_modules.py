@@ -33,3 +33,17 @@ def test_a_process_that_has_imported_the_whole_package_keeps_it() -> None:
         "assert kubernetes.client.V1Pod and library.Configuration is kubernetes.aio.client.Configuration"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_no_certificate_authorities_are_loaded_before_a_connection_needs_them() -> None:
+    program = (
+        "import vllm_operator.app, aiohttp.connector as connector, ssl\n"
+        "assert not connector._SSL_CONTEXT_VERIFIED.get_ca_certs()\n"
+        "assert connector._SSL_CONTEXT_VERIFIED.verify_mode is ssl.CERT_REQUIRED\n"
+        "assert ssl.SSLContext.set_default_verify_paths is not None\n"
+        "context = ssl.create_default_context()\n"
+        "import os, sys; print(len(context.get_ca_certs()), os.path.exists(ssl.get_default_verify_paths().cafile or ''))"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    number, has_file = run.stdout.split()
+    assert (int(number) > 0) == (has_file == "True")

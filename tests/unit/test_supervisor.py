@@ -16,7 +16,7 @@ from vllm_operator.runtime.health import Readiness
 from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.mirroring import Mirroring
 from vllm_operator.runtime.permissions import OPTIONAL, REQUIRED, Permission, watched_kinds
-from vllm_operator.runtime.supervisor import Parts, Supervisor
+from vllm_operator.runtime.supervisor import REVIEWS, Parts, Supervisor
 
 RETRY_SECONDS = 0.01
 
@@ -161,6 +161,24 @@ async def test_a_crd_that_is_taken_away_is_waited_for_again(world: World) -> Non
     await world.until(lambda: "CRD" in world.readiness.missing)
     world.cluster.absent.clear()
     await world.until(lambda: len(world.watches) == 2)
+
+
+async def test_few_permissions_are_asked_for_at_the_same_time(world: World) -> None:
+    """Each request that runs beside others opens a connection."""
+    create, now, most = world.cluster.create, 0, 0
+
+    async def count(manifest: dict[str, Any]) -> dict[str, Any]:
+        nonlocal now, most
+        now += 1
+        most = max(most, now)
+        await asyncio.sleep(0)
+        now -= 1
+        return await create(manifest)
+
+    world.cluster.create = count  # type: ignore[method-assign]
+    world.start()
+    await world.until(lambda: world.watches)
+    assert most == REVIEWS
 
 
 def test_every_permission_says_what_does_not_work_without_it() -> None:

@@ -7,7 +7,7 @@ import logging
 import ssl
 import threading
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import kopf
 import pytest
@@ -15,7 +15,7 @@ from aiohttp import web
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
 from vllm_operator.cluster.library import Configuration
-from vllm_operator.runtime.watches import NOTHING, Watches, connection_info
+from vllm_operator.runtime.watches import NOTHING, NoMemories, Watches, connection_info
 
 CORE = {
     "kind": "APIResourceList",
@@ -155,6 +155,12 @@ async def test_where_the_version_of_the_list_is_forgotten_already_the_mirror_lis
     assert (server.watched, seen.outdated) == (["10"], [POD])
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_no_object_is_remembered() -> None:
+    memories = NoMemories()
+    await memories.recall(cast(kopf.RawBody, pod("a", 1)))
+    assert list(memories.iter_all_memories()) == []
 
 
 def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ other hosts that it redirects to, and never appears in a message.
 import asyncio
 import json
 import re
+import ssl
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -169,7 +170,10 @@ class HttpHub:
     def _session(self) -> aiohttp.ClientSession:
         if self._opened is None:
             self._opened = aiohttp.ClientSession(
-                trust_env=True, headers={"User-Agent": f"vllm-operator/{__version__}"}, cookie_jar=aiohttp.DummyCookieJar()
+                connector=aiohttp.TCPConnector(ssl=ssl.create_default_context()),
+                trust_env=True,
+                headers={"User-Agent": f"vllm-operator/{__version__}"},
+                cookie_jar=aiohttp.DummyCookieJar(),
             )
         return self._opened
 

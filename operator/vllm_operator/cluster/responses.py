@@ -5,6 +5,9 @@ import re
 from collections.abc import AsyncIterator
 from typing import Any
 
+# before aiohttp, which would otherwise load certificates that nothing uses
+from vllm_operator.cluster.library import RESTResponse  # isort: split
+
 import aiohttp
 
 from vllm_operator.cluster.client import (
@@ -17,7 +20,6 @@ from vllm_operator.cluster.client import (
     Unauthorized,
     Unavailable,
 )
-from vllm_operator.cluster.library import RESTResponse
 from vllm_operator.pods import reading
 
 CHUNK_BYTES = 64 * 1024

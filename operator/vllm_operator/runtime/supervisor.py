@@ -37,6 +37,8 @@ Answer = TypeVar("Answer")
 PERMISSION = "permission"
 CHECK_SECONDS = 30.0
 """Interval of checks of the CRD while nothing is missing."""
+REVIEWS = 8
+"""Permissions that are asked for at the same time. Each needs a connection, which takes 75 KiB and a TLS handshake."""
 
 
 class RunsWatches(Protocol):
@@ -172,7 +174,7 @@ class Supervisor:
 
     async def _check_permissions(self) -> None:
         asked = (*self._parts.required, *OPTIONAL)
-        answers = await self._reach(asyncio.gather(*(self._may(permission) for permission in asked)))
+        answers = await self._reach(self._review(asked))
         self._recheck_due.clear()
         self._denied = frozenset(permission for permission, allowed in zip(asked, answers, strict=True) if not allowed)
         for permission in self._parts.required:
@@ -204,6 +206,13 @@ class Supervisor:
         readiness.clear_missing("API server")
         readiness.clear_missing("credentials")
         return answer
+
+    async def _review(self, asked: Sequence[Permission]) -> list[bool]:
+        """Whether the operator has each of these permissions. Raises ClusterError."""
+        answers: list[bool] = []
+        for start in range(0, len(asked), REVIEWS):
+            answers += await asyncio.gather(*map(self._may, asked[start : start + REVIEWS]))
+        return answers
 
     async def _may(self, permission: Permission) -> bool:
         """Whether the operator has a permission, cluster-wide or in each of the namespaces that it serves."""

@@ -5,8 +5,8 @@ kopf provides discovery, list and watch, bookmarks, reconnection and the detecti
 * In a thread with an event loop of its own. When kopf ends, it cancels all tasks of its loop, and reconciliations must go on.
 * With `on.event` handlers only, which hand the event over to the operator's loop. kopf's other handlers would write annotations or
   finalizers to objects of users.
-* With storages that store nothing (`NoDifferences`, `NoProgress`). kopf would otherwise copy each object twice for each event, to find
-  out what changed for handlers that do not exist here.
+* With storages that store nothing (`NoDifferences`, `NoProgress`, `NoMemories`). kopf would otherwise copy each object twice for each
+  event, to find out what changed for handlers that do not exist here, and remember each object.
 * With an HTTP session of its own, which adds to each of kopf's lists a selector that matches nothing. The mirror has listed the objects
   already, page by page. kopf would hold all of them in memory at the same time, with a task for each, and does not report those that were
   deleted while a watch was interrupted. The first list is as of the version of the mirror's, so the watch begins there. Later, when a watch
@@ -34,6 +34,7 @@ from vllm_operator.cluster.library import Configuration  # isort: split
 import aiohttp
 import kopf
 import uvloop
+from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory  # the type of a public argument, which has no public name
 
 from vllm_operator.api import labels
 from vllm_operator.cluster.client import Kind, Manifest, selector_of
@@ -118,6 +119,7 @@ class Watches:
         await kopf.operator(
             registry=self._make_registry(loop),
             settings=self._make_settings(),
+            memories=NoMemories(),
             standalone=True,
             clusterwide=not self._namespaces,
             namespaces=self._namespaces,
@@ -264,6 +266,16 @@ class NoProgress(kopf.ProgressStorage):
     def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
         """Return the object's essence as it is."""
         return essence
+
+
+class NoMemories(ResourceMemories):
+    """Remembers no object. kopf would keep 1 KiB for each, for handlers that do not exist here."""
+
+    async def recall(
+        self, raw_body: kopf.RawBody, *, memobase: Any = None, noticed_by_listing: bool = False, ephemeral: bool = False
+    ) -> ResourceMemory:
+        """Return a new memory each time."""
+        return await super().recall(raw_body, memobase=memobase, noticed_by_listing=noticed_by_listing, ephemeral=True)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
