@@ -132,7 +132,7 @@ def test_a_models_own_config_is_read(capsys: pytest.CaptureFixture[str], tmp_pat
         (("Qwen/Qwen3-8B", "--gpu", "Voodoo"), "the catalog has no GPU Voodoo"),
         (("Qwen/Qwen3-8B", "--version", "new"), "new is not a vLLM version"),
         (("Qwen/Qwen3-8B", "--context", "0"), "--context must be a positive number"),
-        (("Qwen/Qwen3-8B", "--quantization", "q4_k_m"), "q4_k_m is not a format of weights; use bf16, fp8"),
+        (("Qwen/Qwen3-8B", "--quantization", "exl2"), "exl2 is not a format of weights; use bf16, fp8"),
         ((), "give a model"),
         (("--cases", "no-such-file"), "no-such-file cannot be read"),
     ],

@@ -103,13 +103,16 @@ class Presence(Entry):
 class GPUs(Entry):
     """Everything that is known about GPUs: the content of `gpus.yaml`.
 
-    Architectures are in the order of preference, for specs without one.
+    Architectures are in the order of preference, for specs without one. `cards` are GPUs that logs and people name. For a cluster only
+    products count.
     """
 
     architectures: Annotated[Mapping[str, Architecture], keyed_by("name")]
     architectures_source: str
     products_by_name: Annotated[Mapping[str, Product], keyed_by("name")] = Field(alias="products")
     products_source: str
+    cards: tuple[Product, ...]
+    cards_source: str
     label_tables: tuple[LabelTable, ...] = Field(alias="labels")
     presence: Presence
 

@@ -15,7 +15,8 @@ from vllm_operator.catalog.entry import Entry, parse_entries
 from vllm_operator.catalog.resources import read_data
 
 VARIANT = re.compile(
-    r"(-(\d{4}|instruct|base|chat|it|thinking|hf|fp8|fp8-dynamic|nvfp4|fp4|mxfp4|awq|gptq|gptq-int[48]|int[48]|w4a16|w8a8|bf16|dynamic|quantized|[48]bit))+",
+    r"(-(\d{4}|instruct|base|chat|it|thinking|hf|fp8|nvfp4|fp4|mxfp4|awq|gptq|int[48]|w4a16|w8a8|bf16|dynamic"
+    r"|quantized(\.w[48]a(8|16))?|[48]bit|bnb|unsloth|autoround|qat|gguf|i?q\d(_[a-z0-9]{1,3}){1,2}))+",
     re.IGNORECASE,
 )
 """What may follow the name of a model without another shape: dates, formats, the kind of training."""
@@ -31,9 +32,10 @@ class LoadedWeights(Entry):
 
 
 class KnownShape(Entry):
-    """One model. `checkpoint_gib` is the size of its repository."""
+    """One model. `aliases` are models with an equal config.json, `checkpoint_gib` is the size of its repository."""
 
     name: str
+    aliases: tuple[str, ...] = Field(default=())
     config: Mapping[str, Any]
     source: str
     verified: StrictBool
@@ -54,7 +56,8 @@ class KnownShapes:
         for entry in self.entries:
             found[entry.name.lower()] = entry
             if not entry.name.startswith("test/"):  # a checkpoint of our own tests, with a common name
-                found.setdefault(entry.name.rpartition("/")[2].lower(), entry)
+                for name in (entry.name.rpartition("/")[2], *entry.aliases):
+                    found.setdefault(name.lower(), entry)
         return found
 
     def find(self, name: str) -> KnownShape | None:

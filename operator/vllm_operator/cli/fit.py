@@ -26,9 +26,9 @@ from vllm_operator.cli.fit_refusals import Refuse, find_refusals
 from vllm_operator.cli.tables import table, wrap
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import Case, as_line, check_length, predict, predict_model, read_case
-from vllm_operator.planning.memory.devices import device_of, find_product
+from vllm_operator.planning.memory.devices import device_of, find_product, stated_mebibytes
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
-from vllm_operator.planning.memory.quantization import name_format
+from vllm_operator.planning.memory.named_formats import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import smallest_sizes
 from vllm_operator.planning.model.facts import ModelFiles
@@ -201,7 +201,8 @@ def _products(names: Sequence[str], gpus: GPUs, facts: MemoryFacts) -> list[Prod
         product = find_product(name, gpus)
         if product is None:
             raise InputError(f"the catalog has no GPU {name}. `vllm-operator catalog gpus` lists them")
-        found.append(product)
+        stated = stated_mebibytes(name, product)  # such as an RTX 4090 with 48 GB
+        found.append(product if stated is None else product.model_copy(update={"title": name, "memory_mebibytes": stated}))
     return found
 
 

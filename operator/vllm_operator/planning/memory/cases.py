@@ -11,10 +11,12 @@ from typing import Any
 from vllm_operator.catalog.gpus import GPUs
 from vllm_operator.catalog.memory import MemoryFacts
 from vllm_operator.catalog.shapes import KnownShapes
-from vllm_operator.catalog.versions import Release, parse_release
+from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
-from vllm_operator.planning.memory.devices import device_of, find_product
+from vllm_operator.planning.memory.case_text import read_cache_type, read_note, read_releases, read_tokens
+from vllm_operator.planning.memory.devices import device_of, find_product, smallest_named, stated_mebibytes
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Prediction, estimate
+from vllm_operator.planning.memory.named_formats import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.sizes import allowed
 from vllm_operator.planning.memory.weights import weigh
@@ -23,12 +25,7 @@ from vllm_operator.pods.reading import mapping, read_integer, text
 GIB = 1 << 30
 MOST_GPUS = 4096
 SIZE_LIMIT = 1 << 40
-OLDEST_TYPICAL, NEWEST = (0, 11, 0), (0, 33, 0)
-"""The versions between which the rules changed. Without a version the smaller KV cache of the two counts."""
 DRAFT_TOKENS = 1
-COMMITS = re.compile(r"(rc[0-9]{1,3})?\.?dev([0-9]{1,6})")
-NEARER_COMMITS = 300
-"""Half of the commits between two minor releases of vLLM, about."""
 PARTITION = re.compile(r"VLLM_PP_LAYER_PARTITION=([0-9]{1,4}(?:,[0-9]{1,4}){1,63})")
 """Layers of each pipeline stage, in the note of a case."""
 HOSTED = ("on the host", "host memory", "offload")
@@ -62,9 +59,9 @@ class Case:
 
 def read_case(line: Mapping[str, Any]) -> Case:
     """Read a case; fields that cannot be read are left at their defaults."""
-    version = text(line, "vllm_version")
     label, spec = text(line, "quantization")[:200], text(line, "spec").lower()[:200]
     note = text(line, "note")[:500]
+    flags = read_note(note)
     sizes = [min(max(read_integer(line.get(key)) or 1, 1), MOST_GPUS) for key in ("tp", "pp", "dp")]
     digits = re.search(r"[0-9]{1,3}", spec.replace("eagle3", "").replace("eagle2", ""))
     block = "dflash" in spec
@@ -73,28 +70,35 @@ def read_case(line: Mapping[str, Any]) -> Case:
     checkpoint = read_integer(line.get("checkpoint_bytes"))
     partition = PARTITION.search(note)
     options = Options(
-        utilization=_number(line.get("gpu_memory_utilization"), 1.0),
-        max_length=0 if length in ("auto", -1) else _size(length),
-        sequences=_size(line.get("max_num_seqs")),
-        batched_tokens=_size(line.get("max_num_batched_tokens")),
-        cache_dtype=text(line, "kv_cache_dtype")[:40] or "auto",
-        eager=line.get("enforce_eager") is True,
+        utilization=_number(line.get("gpu_memory_utilization"), 1.0) or flags.utilization,
+        max_length=0 if length in ("auto", -1, "-1") else _size(length) or read_tokens(length) or flags.max_length,
+        sequences=_size(line.get("max_num_seqs")) or flags.sequences,
+        batched_tokens=_size(line.get("max_num_batched_tokens")) or flags.batched_tokens,
+        cache_dtype=read_cache_type(text(line, "kv_cache_dtype")),
+        eager=line.get("enforce_eager") is True or flags.eager,
         offload_gib=_number(line.get("cpu_offload_gb"), 1 << 20) or 0.0,
         speculative=speculative,
         own_draft_layers="mtp" in spec or "nextn" in spec,
         eagle="eagle" in spec,
         separate_draft_layers=BLOCK_DRAFT_LAYERS if block else 0,
         context_parallel=_size(line.get("dcp")) or 1,
-        block=_size(line.get("block_size")),
+        block=_size(line.get("block_size")) or flags.block,
         checkpoint_bytes=checkpoint or None,
-        fused_reduction=line.get("fuse_allreduce_rms") is not False,
+        fused_reduction=line.get("fuse_allreduce_rms") is not False and flags.fused_reduction,
+        vision=flags.vision,
+        profiled_encoder=flags.profiled_encoder,
+        prefix_caching=flags.prefix_caching,
+        cache_bytes=flags.cache_bytes,
+        adapters=flags.adapters,
+        adapter_rank=flags.adapter_rank,
+        runner_v2=flags.runner_v2,
         partition=tuple(min(int(layers), MOST_GPUS) for layers in partition[1].split(",")) if partition else (),
     )
     return Case(
         name=_name(line.get("id")),
         model=text(line, "model")[:200],
         label=label,
-        releases=_releases(version),
+        releases=read_releases(text(line, "vllm_version")),
         parallel=ParallelShape(sizes[0], sizes[1], sizes[2], line.get("ep") is True),
         device_name=text(line, "gpu")[:200],
         memory_gib=_number(line.get("gpu_memory_gib"), 1 << 20),
@@ -107,6 +111,8 @@ def read_case(line: Mapping[str, Any]) -> Case:
 def predict(case: Case, shapes: KnownShapes, gpus: GPUs, facts: MemoryFacts) -> Estimate:
     """Estimate a case."""
     model = resolve_model(case.model, shapes, config=case.config, checkpoint_bytes=case.options.checkpoint_bytes, label=case.label)
+    if model is not None and model.label and not model.form.quantized and name_format(model.label, model.shape) is None:
+        return Estimate(Prediction.UNKNOWN, f"The format {model.label} is unknown. Give the model's config.json.")
     if model is None:
         return Estimate(Prediction.UNKNOWN, f"The sizes of the model {case.model or '(no name)'} are unknown. Give its config.json.")
     if case.hosted:
@@ -162,13 +168,13 @@ def as_line(name: str, made: Estimate) -> dict[str, Any]:
 
 
 def _device(case: Case, gpus: GPUs, facts: MemoryFacts) -> Device:
-    product = find_product(case.device_name, gpus)
+    product = smallest_named(case.device_name, gpus)
     named = (known for word, known in facts.usable_memory.unified_names.items() if word in case.device_name.lower())
     architecture = product.architecture if product else next(named, None)
     if product is None and architecture is not None:  # a machine, such as DGX Spark, by its GPU
         product = next((each for each in gpus.products_by_name.values() if each.architecture == architecture), None)
     if case.memory_gib is None:
-        return device_of(product, architecture, None, gpus, facts)
+        return device_of(product, architecture, stated_mebibytes(case.device_name, product), gpus, facts)
     family = gpus.architectures.get(architecture or "")
     return Device(case.memory_gib, architecture, case.device_name, unified=family is not None and family.unified_memory)
 
@@ -183,22 +189,6 @@ def _stage_memory(case: Case, gpus: GPUs, facts: MemoryFacts) -> tuple[float, ..
     stated = [each if each is not None else case.memory_gib for each in memory]
     known = [each for each in stated if each is not None]
     return tuple(known) if len(known) == len(names) else ()
-
-
-def _releases(version: str) -> tuple[Release, ...]:
-    """The release whose rules hold.
-
-    `0.19.2rc1.dev134` is the main branch, 134 commits after 0.19.2rc0 was tagged there. It is nearer to the release before, or to the next
-    minor one. `0.20.1.dev0`, without a candidate, is a build of the release before.
-    """
-    release = parse_release(version)
-    if release is None:
-        return OLDEST_TYPICAL, NEWEST
-    major, minor, patch = release
-    found = COMMITS.search(version)
-    if found is None or patch == 0:
-        return (release,)
-    return ((major, minor + 1, 0),) if found[1] and int(found[2]) > NEARER_COMMITS else ((major, minor, patch - 1),)
 
 
 def _name(value: Any) -> str:

@@ -27,7 +27,7 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
     length = arguments.get("--max-model-len")
     automatic = length in ("auto", "-1")
     sizes = {
-        name: _size(arguments[flag])
+        name: read_size(arguments[flag])
         for name, flag in (
             ("sequences", "--max-num-seqs"),
             ("batched_tokens", "--max-num-batched-tokens"),
@@ -38,14 +38,14 @@ def read_flags(arguments: Mapping[str, str | None]) -> Options | None:
         if flag in arguments
     }
     if "--enable-lora" in arguments:
-        sizes["adapters"] = _size(arguments.get("--max-loras", USUAL_ADAPTERS))
-        sizes["adapter_rank"] = _size(arguments.get("--max-lora-rank", USUAL_RANK))
+        sizes["adapters"] = read_size(arguments.get("--max-loras", USUAL_ADAPTERS))
+        sizes["adapter_rank"] = read_size(arguments.get("--max-lora-rank", USUAL_RANK))
     numbers = {
         name: _number(arguments[flag])
         for name, flag in (("utilization", "--gpu-memory-utilization"), ("offload_gib", "--cpu-offload-gb"))
         if flag in arguments
     }
-    given = None if automatic or "--max-model-len" not in arguments else _size(length)
+    given = None if automatic or "--max-model-len" not in arguments else read_size(length)
     speculative = _speculative(arguments.get("--speculative-config")) if "--speculative-config" in arguments else (0, False)
     known = {**sizes, **numbers}
     if speculative is None or None in known.values() or (length is not None and not automatic and given is None):
@@ -99,7 +99,7 @@ def _is_text_only(arguments: Mapping[str, str | None]) -> bool:
     return all(str({**limits, **dotted}.get(kind)) == "0" for kind in MODALITIES)
 
 
-def _size(value: str | None) -> int | None:
+def read_size(value: str | None) -> int | None:
     """A number of tokens as vLLM reads it: 32768, 32k, 32K, 1.5k."""
     found = re.fullmatch(r"([0-9]{1,13}(?:\.[0-9]{1,3})?)([kmgKMG]?)", value or "")
     size = int(float(found[1]) * UNITS[found[2]]) if found else 0

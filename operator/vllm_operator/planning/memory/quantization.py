@@ -27,7 +27,7 @@ MARKS = ("lm_head", "embed_tokens", "vision_tower")
 
 
 @dataclass(frozen=True, slots=True)
-class _Rule:
+class Rule:
     """Modules whose path inside a layer matches; `layers` is None for all layers."""
 
     pattern: str
@@ -66,7 +66,7 @@ class WeightFormat:
 
     name: str
     size: float
-    rules: tuple[_Rule, ...] = ()
+    rules: tuple[Rule, ...] = ()
     experts_only: bool = False
     assumed: bool = False
     blocks: int = 0
@@ -144,11 +144,11 @@ def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     rules = _rules_of(written)
     algorithm = str(written.get("quant_algo") or mapping(written.get("quantization")).get("quant_algo") or "").upper()[:40]
     if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
-        return WeightFormat("MXFP4", BLOCK_BYTES, (*rules, _Rule("mlp.experts", None, MXFP4_BYTES)))
+        return WeightFormat("MXFP4", BLOCK_BYTES, (*rules, Rule("mlp.experts", None, MXFP4_BYTES)))
     if method in ("awq", "gptq", "auto-round", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin"):
         bits, group = _bits(written, 4), read_integer(written.get("group_size")) or 128
         zeros = bits / 8 / group if method.startswith(("awq", "auto_awq")) else 0
-        return WeightFormat(f"INT{bits}", _grouped(bits, group) + zeros, rules, group=max(group, 0))
+        return WeightFormat(f"INT{bits}", grouped_bytes(bits, group) + zeros, rules, group=max(group, 0))
     if method == "compressed-tensors":
         return _compressed(written, rules)
     if method in ("mxfp4", "gpt_oss_mxfp4"):
@@ -168,66 +168,7 @@ def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
     return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), rules, assumed=True)
 
 
-def name_format(label: str, shape: ModelShape) -> WeightFormat | None:
-    """The format that a name means, such as `fp8_block` or `int4 (experts, group 32)`; None if it means none.
-
-    Which modules are quantized follows what is usual for the format and the kind of model. Layers for multi-token prediction are
-    usually left out where weights have 4 bits.
-    """
-    form = _name_format(label, shape)
-    return replace(form, wide_drafts=True) if form is not None and form.name in ("NVFP4", "INT4") else form
-
-
-def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
-    text = label.lower()[:200]
-    words = frozenset(re.findall(r"[a-z0-9]+", text))
-    moe = shape.experts > 0
-    experts = moe and "experts" in words
-    if re.match(r"(none|bf16|fp16|bfloat16|float16|half)\b", text):
-        return WeightFormat("BF16", float(shape.element_bytes))
-    if "fbgemm" in words:
-        ends = frozenset({0, shape.layers - 1})
-        return WeightFormat("FP8", FP8_BYTES, (_Rule("self_attn*", None, None), _Rule("*", ends, None)))
-    if "native" in words and "fp4" in words:
-        return WeightFormat("MXFP4", BLOCK_BYTES, (_Rule("mlp.experts", None, MXFP4_BYTES),))
-    if "nvfp4" in words or "fp4" in words:
-        return _usual_nvfp4(shape, moe, "mixed" in words)
-    if "mxfp4" in words:
-        return WeightFormat("MXFP4", MXFP4_BYTES, experts_only=moe)
-    if "mxfp8" in words:
-        return WeightFormat("MXFP8", MXFP8_BYTES)
-    if "fp8" in words and "block" in text:
-        return WeightFormat("FP8Block", BLOCK_BYTES, blocks=128)
-    if words & {"fp8", "float8"}:
-        return WeightFormat("FP8", FP8_BYTES, experts_only=experts)
-    if words & {"int8", "w8a8", "8bit", "w8a16"}:
-        return WeightFormat("INT8", 1.0, experts_only=experts)
-    if words & {"awq", "gptq", "int4", "w4a16", "4bit"} or "4-bit" in text:
-        stated = re.search(r"group (?:size )?([0-9]{1,4})", text)
-        group = int(stated[1]) if stated and int(stated[1]) > 0 else 128
-        zeros = 0.5 / group if "awq" in words else 0.0
-        plain = bool(words & {"awq", "gptq"}) and not experts
-        return WeightFormat("INT4", _grouped(4, group) + zeros, experts_only=experts, assumed=not plain, group=group)
-    return None
-
-
-def _usual_nvfp4(shape: ModelShape, moe: bool, mixed: bool) -> WeightFormat:
-    """NVIDIA's checkpoints: experts in 4 bits and the rest in 16; with mixed precision, and for dense hybrids, attention in FP8.
-
-    Where attention has FP8, so has the KV cache, as ModelOpt does it by default (hf_ptq.py --kv_cache_qformat).
-    """
-    hybrid = any(module.name.startswith(("linear_attn", "mixer")) for module in shape.modules)
-    if moe and not mixed:
-        return WeightFormat("NVFP4", NVFP4_BYTES, experts_only=True, assumed=True)
-    if mixed or hybrid:
-        rules = [_Rule(f"{name}*", None, FP8_BYTES) for name in ("linear_attn", "mixer.in_proj", "mixer.out_proj", "mixer.shared_experts")]
-        attention = _Rule("self_attn*", None, FP8_BYTES if hybrid and not moe else None)
-        rules = [*rules, attention, _Rule("mixer.latent_proj", None, None)]
-        return WeightFormat("NVFP4", NVFP4_BYTES, tuple(rules), assumed=True, narrow_cache=True)
-    return WeightFormat("NVFP4", NVFP4_BYTES, assumed=True)
-
-
-def _compressed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightFormat:
+def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
     groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)]
     weights = mapping(groups[0].get("weights")) if groups else {}
     bits, group = read_integer(weights.get("num_bits")) or 4, read_integer(weights.get("group_size")) or 0
@@ -242,10 +183,10 @@ def _compressed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightF
         block = weights.get("strategy") == "block"
         kind = "FP8" if weights.get("type") == "float" else "INT8"
         return WeightFormat(f"{kind}Block" if block else kind, BLOCK_BYTES if block else 1.0, rules, blocks=128 if block else 0)
-    return WeightFormat("INT4", _grouped(4, group or 128), rules, group=max(group, 0))
+    return WeightFormat("INT4", grouped_bytes(4, group or 128), rules, group=max(group, 0))
 
 
-def _mixed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightFormat:
+def _mixed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
     """Mixed precision of NVIDIA ModelOpt: each quantized layer is named with its format; what is not named has 16 bits."""
     sizes = {"NVFP4": NVFP4_BYTES, "FP8": FP8_BYTES, "W4A8_AWQ": 0.52, "MXFP8": MXFP8_BYTES}
     layers = mapping(written.get("quantized_layers"))
@@ -257,11 +198,12 @@ def _mixed(written: Mapping[str, Any], rules: tuple[_Rule, ...]) -> WeightFormat
                 named.setdefault(size, []).append(name)
         own = [rule for size, names in named.items() for rule in _read_rules(names, size)]
         return WeightFormat("mixed", 2.0, (*rules, *own))
-    usual = (_Rule("self_attn*", None, FP8_BYTES), _Rule("linear_attn*", None, FP8_BYTES), _Rule("mixer.in_proj", None, FP8_BYTES))
+    usual = (Rule("self_attn*", None, FP8_BYTES), Rule("linear_attn*", None, FP8_BYTES), Rule("mixer.in_proj", None, FP8_BYTES))
     return WeightFormat("mixed", NVFP4_BYTES, (*rules, *usual), assumed=True)
 
 
-def _grouped(bits: int, group: int) -> float:
+def grouped_bytes(bits: int, group: int) -> float:
+    """Return the bytes of a weight whose group has a common scale."""
     return bits / 8 + (SCALE_BYTES / group if group > 0 else 0)
 
 
@@ -270,7 +212,7 @@ def _bits(written: Mapping[str, Any], default: int) -> int:
     return bits if bits is not None and 2 <= bits <= 8 else default
 
 
-def _rules_of(written: Mapping[str, Any]) -> tuple[_Rule, ...]:
+def _rules_of(written: Mapping[str, Any]) -> tuple[Rule, ...]:
     for key in EXCLUDE_KEYS:
         listed = written.get(key) or mapping(written.get("quantization")).get(key)
         if isinstance(listed, list):
@@ -278,7 +220,7 @@ def _rules_of(written: Mapping[str, Any]) -> tuple[_Rule, ...]:
     return ()
 
 
-def _read_rules(names: Iterable[str], size: float | None) -> tuple[_Rule, ...]:
+def _read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
     """Rules for the modules of a list, such as `model.layers.3.self_attn*` or `re:.*shared_experts.*`."""
     layers: dict[str, set[int] | None] = {}
     for name in names:
@@ -290,7 +232,7 @@ def _read_rules(names: Iterable[str], size: float | None) -> tuple[_Rule, ...]:
                 layers[path] = None
             elif (known := layers.setdefault(path, set())) is not None:
                 known.add(own)
-    return tuple(_Rule(path, None if own is None else frozenset(own), size) for path, own in layers.items())
+    return tuple(Rule(path, None if own is None else frozenset(own), size) for path, own in layers.items())
 
 
 def _globs(name: str) -> list[str]:

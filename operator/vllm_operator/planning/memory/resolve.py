@@ -14,7 +14,8 @@ from vllm_operator.catalog.shapes import KnownShape, KnownShapes
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import KEPT_LAYERS
 from vllm_operator.planning.memory.layers import ModelShape
-from vllm_operator.planning.memory.quantization import WeightFormat, name_format, read_format
+from vllm_operator.planning.memory.named_formats import NO_NAME, find_format, name_format
+from vllm_operator.planning.memory.quantization import WeightFormat, read_format
 from vllm_operator.planning.memory.shape import read_shape
 from vllm_operator.planning.memory.tensors import measure_format
 from vllm_operator.planning.model.tensors import TensorSizes
@@ -112,6 +113,9 @@ def _resolve(
         return None
     shape = keep_shape(shape) if shape.layers <= KEPT_LAYERS else shape
     own = read_format(used, shape)
+    label = "" if label.strip().lower() in NO_NAME else label
+    if not label and config is None and known is not None and not own.quantized:
+        label = find_format(name, known.name)
     named = name_format(label, shape) if label else None
     form = named if named is not None else own
     if named is not None and own.quantized and own.name == named.name:

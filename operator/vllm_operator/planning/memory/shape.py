@@ -12,6 +12,7 @@ from typing import Any
 from vllm_operator.planning.memory.compressed import compressed_modules, compressed_rotary, read_compression, read_streams
 from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, ModelShape, Module, Shard
+from vllm_operator.planning.memory.per_layer import dense_modules, first_shared_layer, per_layer_modules
 from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width, scaled_length
 from vllm_operator.pods.reading import mapping, read_integer, sequence
 
@@ -68,6 +69,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
     outside += [Module("embed_positions", positions * hidden, Shard.REPLICATED, linear=False)] if positions else []
     vision = _vision_elements(read)
     outside += [Module("vision_tower", vision, Shard.TENSOR, linear=False)] if vision else []
+    outside += per_layer_modules(read.size, layers, hidden)
     latent = bool(read.size("kv_lora_rank"))
     head_dim = read.size("head_dim", default=hidden // heads)
     compressed = read_compression(read.text, read.size, layers)
@@ -202,11 +204,12 @@ def _attention(
                 modules.append(Module("self_attn.bias", bias, Shard.TENSOR, layers, linear=False))
             form = Cache.FULL if full else Cache.CHUNK if kind == "chunked_attention" else Cache.WINDOW
             reach = 0 if full else read.size("attention_chunk_size" if form is Cache.CHUNK else "sliding_window")
-            cached.append(CachedLayers(form if reach or full else Cache.FULL, len(layers), own_heads, own_dim + value_dim, reach))
+            keeping = sum(layer < first_shared_layer(read.size, len(kinds)) for layer in layers)
+            cached.append(CachedLayers(form if reach or full else Cache.FULL, keeping, own_heads, own_dim + value_dim, reach))
         elif kind not in ("moe", "mlp", "E", "-"):
             known = False
-    shared_layers = read.size("num_kv_shared_layers")
-    return modules, tuple(cached), known and not shared_layers
+    ordered = not read.size("num_kv_shared_layers") or ("gemma4" in architecture and isinstance(read.text.get("layer_types"), list))
+    return modules, tuple(each for each in cached if each.count or each.kind is Cache.STATE), known and ordered
 
 
 def _heads_by_layer(read: _Config, layers: tuple[int, ...], heads: int) -> dict[int, tuple[int, ...]]:
@@ -298,7 +301,7 @@ def _feed_forward(read: _Config, architecture: str, kinds: tuple[str, ...], hidd
     width = read.size("intermediate_size", "n_inner", "ffn_dim")
     matrices = 2 if architecture.startswith(("opt", "gpt2", "gptneox", "falcon", "starcoder2")) else 3
     if not experts:
-        return [Module("mlp.down_proj", matrices * hidden * width, Shard.TENSOR, layers)]
+        return dense_modules(read.size, len(kinds), matrices * hidden * width, doubled=read.flag("use_double_wide_mlp"))
     dense = read.size("first_k_dense_replace", "moe_layer_start_index")
     step = read.size("interleave_moe_layer_step", "decoder_sparse_step", default=1) or 1
     named = frozenset(read_integer(layer) for layer in sequence(read.text.get("mlp_only_layers"))[:MOST_LAYERS])

@@ -26,7 +26,7 @@ from vllm_operator.planning.memory.devices import device_of
 from vllm_operator.planning.memory.estimate import Estimate, Options, Prediction
 from vllm_operator.planning.memory.flags import read_flags
 from vllm_operator.planning.memory.learned import correct, learn
-from vllm_operator.planning.memory.quantization import name_format
+from vllm_operator.planning.memory.named_formats import name_format
 from vllm_operator.planning.memory.resolve import SizedModel, resolve_model
 from vllm_operator.planning.memory.runner import read_runner
 from vllm_operator.planning.memory.sizes import smallest_sizes
