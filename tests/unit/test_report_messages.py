@@ -69,6 +69,7 @@ FACTS |= dict.fromkeys(
 def facts(name: str) -> dict[str, Any]:
     """A value for each fact that a message names."""
     environment = jinja2.Environment()
+    environment.globals.clear()  # `namespace` is a variable of messages
     environment.filters.update(
         dict.fromkeys(("duration", "clock", "time", "minute", "count", "quote", "sentence", "scheduler", "pull", "refusal"), str)
     )
