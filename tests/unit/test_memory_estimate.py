@@ -13,10 +13,10 @@ from vllm_operator.planning.memory.estimate import Device, Estimate, Options, Pr
 from vllm_operator.planning.memory.kv_cache import CacheOptions, lay_out
 from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
 from vllm_operator.planning.memory.named_formats import name_format
-from vllm_operator.planning.memory.quantization import read_format
 from vllm_operator.planning.memory.resolve import resolve_model
 from vllm_operator.planning.memory.shape import read_shape
 from vllm_operator.planning.memory.sizes import allowed
+from vllm_operator.planning.memory.stated_formats import read_format
 from vllm_operator.planning.memory.weights import weigh
 
 GIB = 1 << 30

@@ -9,6 +9,7 @@ from vllm_operator.planning.memory.quantization import (
     FP8_BYTES,
     MXFP4_BYTES,
     MXFP8_BYTES,
+    NF4_BYTES,
     NVFP4_BYTES,
     Rule,
     WeightFormat,
@@ -39,8 +40,6 @@ GGUF_BITS = {
 }
 """Bits of a weight by type, of all tensors with the embedding (ggml-org/llama.cpp tools/quantize/README.md, Llama 3.1 8B)."""
 GGUF_TYPE = re.compile(r"\bi?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?\b")
-BITSANDBYTES_BYTES = 0.5 + 4 / 64
-"""NF4: 4 bits, and 32 bits for each 64 weights, also with double quantization (model_loader/bitsandbytes_loader.py, 0.20.0)."""
 
 IN_NAME = re.compile(
     r"(?<![a-z0-9])(awq|gptq|int[48]|[48]bit|bnb|autoround|gguf|fp8|nvfp4|mxfp4|w4a16|w8a8|i?q[2-8]_[0-9a-z]{1,2}(?:_[sml])?)(?![a-z0-9])"
@@ -96,7 +95,7 @@ def _name_format(label: str, shape: ModelShape) -> WeightFormat | None:
     if words & {"int8", "w8a8", "8bit", "w8a16"} or "8-bit" in text:
         return WeightFormat("INT8", 1.0, experts_only=experts)
     if words & {"bitsandbytes", "bnb", "nf4"}:
-        return WeightFormat("INT4", BITSANDBYTES_BYTES)
+        return WeightFormat("INT4", NF4_BYTES)
     if words & {"awq", "gptq", "int4", "w4a16", "w4a8", "4bit", "autoround"} or "4-bit" in text or "auto-round" in text:
         stated = re.search(r"group (?:size )?([0-9]{1,4})", text)
         group = int(stated[1]) if stated and int(stated[1]) > 0 else 128

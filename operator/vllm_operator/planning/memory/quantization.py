@@ -1,28 +1,29 @@
-"""How many bytes the weights of each module take: from config.json, or from the name of a format.
+"""How many bytes the weights of each module take, by rules for paths of modules.
 
-What a checkpoint leaves in 16 bits is the largest source of error, so the lists of config.json are read
-(`modules_to_not_convert`, `ignore`, `exclude_modules`, `quantized_layers`). Their patterns are untrusted: they are read as
-globs, never run as regular expressions.
+What a checkpoint leaves in 16 bits is the largest source of error, so the lists of config.json are read. Their patterns are untrusted: they
+are read as globs, never run as regular expressions.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from vllm_operator.planning.memory.layers import ModelShape, Module, Shard
+from vllm_operator.planning.memory.layers import Module, Shard
 from vllm_operator.planning.model.tensors import ALIASES, find_family
-from vllm_operator.pods.reading import mapping, read_integer
 
 PATTERN_LIMIT, PATTERN_LENGTH = 20_000, 200
 RULES_LIMIT = 256
 """Paths inside a layer. Lists of thousands of modules have some dozen of them, each for many layers."""
 SCALE_BYTES = 2
 """Bytes of a scale or a zero point of a group of weights."""
-EXCLUDE_KEYS = ("modules_to_not_convert", "ignore", "ignored_layers", "exclude_modules", "unquantized_modules")
 FP8_BYTES, NVFP4_BYTES, MXFP4_BYTES, MXFP8_BYTES = 1.0, 0.5 + 1 / 16, 0.5 + 1 / 32, 1 + 1 / 32
 BLOCK_BYTES = 1 + 4 / (128 * 128)
+NF4_BYTES = 0.5 + 4 / 64
+"""4 bits, and 32 bits for each 64 weights, also with double quantization (model_loader/bitsandbytes_loader.py, 0.20.0)."""
+FEW_EXPERTS = 8
+MOST_EXPRESSIONS, MOST_GROUPS, MOST_CHOICES = 512, 4, 64
+"""Regular expressions of a list, groups of alternatives in one, and globs that come of it: expressions are untrusted."""
 MARKS = ("lm_head", "embed_tokens", "vision_tower")
 
 
@@ -116,134 +117,56 @@ class WeightFormat:
         return total + len(remaining) * module.elements * usual
 
 
-def read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
-    """The format that a config.json states; 16 bits if it states none."""
-    form = _read_format(config, shape)
-    drafts = any("mtp" in rule.pattern for rule in form.rules if rule.size is None)
-    return replace(form, wide_drafts=drafts, narrow_cache=_has_narrow_cache(config))
-
-
-def _has_narrow_cache(config: Mapping[str, Any]) -> bool:
-    written = mapping(config.get("quantization_config")) or mapping(mapping(config.get("text_config")).get("quantization_config"))
-    places = (mapping(written.get("quantization")), written)
-    scheme = next((mapping(place["kv_cache_scheme"]) for place in places if mapping(place.get("kv_cache_scheme"))), {})
-    algorithm = next((place["kv_cache_quant_algo"] for place in places if isinstance(place.get("kv_cache_quant_algo"), str)), "")
-    return (scheme.get("num_bits") == 8 and scheme.get("type") == "float") or algorithm[:8].upper() == "FP8"
-
-
-def _read_format(config: Mapping[str, Any], shape: ModelShape) -> WeightFormat:
-    nested = mapping(config.get("text_config"))
-    written = (
-        mapping(config.get("quantization_config"))
-        or mapping(nested.get("quantization_config"))
-        or mapping(config.get("compression_config"))
-    )
-    if not written:
-        return WeightFormat("BF16", float(shape.element_bytes))
-    method = str(written.get("quant_method", ""))[:40].lower()
-    rules = _rules_of(written)
-    algorithm = str(written.get("quant_algo") or mapping(written.get("quantization")).get("quant_algo") or "").upper()[:40]
-    if (nested.get("expert_dtype") or config.get("expert_dtype")) == "fp4":
-        return WeightFormat("MXFP4", BLOCK_BYTES, (*rules, Rule("mlp.experts", None, MXFP4_BYTES)))
-    if method in ("awq", "gptq", "auto-round", "auto_gptq", "auto_awq", "gptq_marlin", "awq_marlin"):
-        bits, group = _bits(written, 4), read_integer(written.get("group_size")) or 128
-        zeros = bits / 8 / group if method.startswith(("awq", "auto_awq")) else 0
-        return WeightFormat(f"INT{bits}", grouped_bytes(bits, group) + zeros, rules, group=max(group, 0))
-    if method == "compressed-tensors":
-        return _compressed(written, rules)
-    if method in ("mxfp4", "gpt_oss_mxfp4"):
-        return WeightFormat("MXFP4", MXFP4_BYTES, rules, experts_only=True)
-    if method in ("bitsandbytes", "bnb"):
-        return WeightFormat("INT4", 0.5 + 4 / 64, rules) if written.get("load_in_4bit") else WeightFormat("INT8", 1.0, rules)
-    if "quantized_layers" in written or algorithm == "MIXED_PRECISION":
-        return _mixed(written, rules)
-    if method == "fp8" or "FP8" in algorithm or method in ("fbgemm_fp8", "ptpc_fp8"):
-        block = written.get("weight_block_size")
-        blocks = read_integer(block[0]) if isinstance(block, list) and block else None
-        if "MXFP8" in algorithm or method == "mxfp8":
-            return WeightFormat("MXFP8", MXFP8_BYTES, rules)
-        return WeightFormat("FP8Block" if blocks else "FP8", BLOCK_BYTES if blocks else FP8_BYTES, rules, blocks=blocks or 0)
-    if "NVFP4" in algorithm or "FP4" in algorithm:
-        return WeightFormat("NVFP4", NVFP4_BYTES, rules)
-    return WeightFormat(method.upper() or "unknown", float(shape.element_bytes), rules, assumed=True)
-
-
-def _compressed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
-    groups = [group for group in mapping(written.get("config_groups")).values() if isinstance(group, Mapping)]
-    weights = mapping(groups[0].get("weights")) if groups else {}
-    bits, group = read_integer(weights.get("num_bits")) or 4, read_integer(weights.get("group_size")) or 0
-    name = str(written.get("format", ""))
-    if bits not in (4, 8):
-        return WeightFormat(f"INT{bits}", 2.0, rules, assumed=True)
-    if "nvfp4" in name or (bits == 4 and weights.get("type") == "float" and group == 16):
-        return WeightFormat("NVFP4", NVFP4_BYTES, rules)
-    if "mxfp4" in name or (bits == 4 and weights.get("type") == "float"):
-        return WeightFormat("MXFP4", MXFP4_BYTES, rules)
-    if bits == 8:
-        block = weights.get("strategy") == "block"
-        kind = "FP8" if weights.get("type") == "float" else "INT8"
-        return WeightFormat(f"{kind}Block" if block else kind, BLOCK_BYTES if block else 1.0, rules, blocks=128 if block else 0)
-    return WeightFormat("INT4", grouped_bytes(4, group or 128), rules, group=max(group, 0))
-
-
-def _mixed(written: Mapping[str, Any], rules: tuple[Rule, ...]) -> WeightFormat:
-    """Mixed precision of NVIDIA ModelOpt: each quantized layer is named with its format; what is not named has 16 bits."""
-    sizes = {"NVFP4": NVFP4_BYTES, "FP8": FP8_BYTES, "W4A8_AWQ": 0.52, "MXFP8": MXFP8_BYTES}
-    layers = mapping(written.get("quantized_layers"))
-    if layers:
-        named: dict[float, list[str]] = {}
-        for name, how in list(layers.items())[:PATTERN_LIMIT]:
-            size = sizes.get(str(mapping(how).get("quant_algo", "")).upper()[:20])
-            if size is not None and isinstance(name, str):
-                named.setdefault(size, []).append(name)
-        own = [rule for size, names in named.items() for rule in _read_rules(names, size)]
-        return WeightFormat("mixed", 2.0, (*rules, *own))
-    usual = (Rule("self_attn*", None, FP8_BYTES), Rule("linear_attn*", None, FP8_BYTES), Rule("mixer.in_proj", None, FP8_BYTES))
-    return WeightFormat("mixed", NVFP4_BYTES, (*rules, *usual), assumed=True)
-
-
 def grouped_bytes(bits: int, group: int) -> float:
     """Return the bytes of a weight whose group has a common scale."""
     return bits / 8 + (SCALE_BYTES / group if group > 0 else 0)
 
 
-def _bits(written: Mapping[str, Any], default: int) -> int:
-    bits = read_integer(written.get("bits") or written.get("w_bit"))
-    return bits if bits is not None and 2 <= bits <= 8 else default
-
-
-def _rules_of(written: Mapping[str, Any]) -> tuple[Rule, ...]:
-    for key in EXCLUDE_KEYS:
-        listed = written.get(key) or mapping(written.get("quantization")).get(key)
-        if isinstance(listed, list):
-            return _read_rules([name for name in listed[:PATTERN_LIMIT] if isinstance(name, str)], None)
-    return ()
-
-
-def _read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
+def read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
     """Rules for the modules of a list, such as `model.layers.3.self_attn*` or `re:.*shared_experts.*`."""
     layers: dict[str, set[int] | None] = {}
+    named: dict[str, set[str]] = {}
+    expressions = 0
     for name in names:
+        expressions += name.startswith("re:")
+        if expressions > MOST_EXPRESSIONS:
+            break
         for pattern in _globs(name[:PATTERN_LENGTH]):
             own, path = _split(pattern)
+            if expert := _EXPERT.search(path):  # all experts are one module here
+                path = path[: expert.start(1)]
+                named.setdefault(path, set()).add(expert[1])
             if len(layers) >= RULES_LIMIT and path not in layers:
                 continue
             if own is None:
                 layers[path] = None
             elif (known := layers.setdefault(path, set())) is not None:
                 known.add(own)
-    return tuple(Rule(path, None if own is None else frozenset(own), size) for path, own in layers.items())
+    few = {path for path, experts in named.items() if len(experts) < FEW_EXPERTS}
+    return tuple(Rule(path, None if own is None else frozenset(own), size) for path, own in layers.items() if path not in few)
+
+
+_EXPERT = re.compile(r"\bexperts(\.[0-9]{1,5})(?:\.|$)")
+_CHOICES = re.compile(r"\((?:\?:)?([^()|]{1,60}(?:\|[^()|]{1,60}){0,63})\)")
+_REPEATED = re.compile(r"(?:\\d|\\w|\[0-9\]|\[\^\.\]|\.)[+*]")
 
 
 def _globs(name: str) -> list[str]:
+    """The globs that a name or a regular expression means; none for an expression with conditions."""
     if not name.startswith("re:"):
         return [name]
-    text = name[3:].replace("\\.", ".").replace(".*", "*").strip("^$")
-    choices = re.search(r"\(([^()|]{1,40}(?:\|[^()|]{1,40}){0,15})\)", text)
-    return [text.replace(choices[0], choice) for choice in choices[1].split("|")] if choices else [text]
+    if "(?!" in name or "(?<" in name or "(?=" in name:
+        return []
+    found = [_REPEATED.sub("*", name[3:].replace("\\.", ".\0")).replace(".\0", ".").strip("^$")]
+    for _ in range(MOST_GROUPS):
+        choices = _CHOICES.search(found[0])
+        if choices is None:
+            break
+        found = [each.replace(choices[0], choice, 1) for each in found for choice in choices[1].split("|")][:MOST_CHOICES]
+    return found
 
 
-_LAYER = re.compile(r"(?:^|\.)layers\.(\d{1,5}|\*)(?:\.|(?=\*)|$)")
+_LAYER = re.compile(r"(?:^|[.*])layers\.(\d{1,5}|\*)(?:\.|(?=\*)|$)")
 
 
 def _split(pattern: str) -> tuple[int | None, str]:
@@ -258,19 +181,30 @@ def _split(pattern: str) -> tuple[int | None, str]:
 _PROJECTIONS = frozenset({"gate_proj", "up_proj", "gate_up_proj", "w1", "w2", "w3", "weight", "weight_scale"})
 
 
+_PARTS = ALIASES | {"in_proj_qkv": "in_proj_qkvz"}
+_JOINED = {"qkv_proj": ("q_proj", "k_proj", "v_proj")}
+
+
 @lru_cache(maxsize=4096)
 def _matches(name: str, pattern: str) -> bool:
-    parts = [ALIASES.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
+    parts = [_PARTS.get(part.strip("*"), part.strip("*")) for part in pattern.split(".")]
     parts = [part for part in parts if part]
     if not parts:
         return "*" in pattern
+    own = name.split(".")
+    if len(parts) == 1 and pattern[0] == pattern[-1] == "*" and any(pattern.strip("*") in part for part in own):
+        return True
+    if parts[-1] in _JOINED and own[-1] in _JOINED[parts[-1]]:
+        parts = [*parts[:-1], own[-1]]
     if parts[-1] in _PROJECTIONS and len(parts) > 1:
         parts = parts[:-1]
         if parts[-1] == "mlp":
             return name.endswith(".down_proj")  # the dense MLP is one module here
     if pattern.startswith("mlp*") and name.startswith(("mlp.experts", "mlp.gate")):
         return False  # Gemma 4 calls its dense MLP `mlp`, and its experts `experts`
-    return _contains(name.split("."), parts)
+    if "shared_experts" in parts:
+        parts = parts[: parts.index("shared_experts") + 1]
+    return _contains(own, parts)
 
 
 def _contains(own: Sequence[str], parts: Sequence[str]) -> bool:

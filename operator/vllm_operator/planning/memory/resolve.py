@@ -15,8 +15,9 @@ from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.estimate import KEPT_LAYERS
 from vllm_operator.planning.memory.layers import ModelShape
 from vllm_operator.planning.memory.named_formats import NO_NAME, find_format, name_format
-from vllm_operator.planning.memory.quantization import WeightFormat, read_format
+from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.shape import read_shape
+from vllm_operator.planning.memory.stated_formats import read_format
 from vllm_operator.planning.memory.tensors import measure_format
 from vllm_operator.planning.model.tensors import TensorSizes
 
