@@ -200,16 +200,16 @@ def set_condition(
 
     `last_transition_time` changes only with the status. `now` is an RFC 3339 timestamp in seconds.
     """
-    previous = next((c for c in conditions if c.type == type), None)
-    since = previous.last_transition_time if previous is not None and previous.status == status else None
-    changed = Condition(
-        type=type,
-        status=status,
-        reason=reason,
-        message=message,
-        last_transition_time=since or now,
-    )
+    changed = make_condition(find_condition(conditions, type), type=type, status=status, reason=reason, message=message, now=now)
     return sort_conditions([c for c in conditions if c.type != type] + [changed])
+
+
+def make_condition(previous: Condition | None, *, type: str, status: ConditionStatus, reason: str, message: str, now: str) -> Condition:
+    """Return the condition that follows a previous one of its type; that one itself if nothing has changed."""
+    since = previous.last_transition_time if previous is not None and previous.status == status else None
+    if previous is not None and since and (previous.reason, previous.message) == (reason, message):
+        return previous
+    return Condition(type=type, status=status, reason=reason, message=message, last_transition_time=since or now)
 
 
 def sort_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
@@ -220,4 +220,7 @@ def sort_conditions(conditions: Iterable[Condition]) -> tuple[Condition, ...]:
 
 def find_condition(conditions: Iterable[Condition], type: str) -> Condition | None:
     """Return the condition of a type, or None."""
-    return next((c for c in conditions if c.type == type), None)
+    for condition in conditions:
+        if condition.type == type:
+            return condition
+    return None

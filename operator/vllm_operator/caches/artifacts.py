@@ -131,6 +131,8 @@ def travel_settings(resource: VLLMDeployment, plan: Plan, engine: Mapping[str, A
 def read_travel_settings(pod_spec: Any) -> dict[str, Any] | None:
     """Return what the tag of an artifact is derived from in a Pod; None if the Pod fetches none. Accepts any shape."""
     container = reading.named(pod_spec, FETCH_CONTAINER, "initContainers", key="name")
+    if not container:
+        return None
     try:
         settings = json.loads(reading.text(reading.named(container, FETCH_VARIABLE, "env", key="name"), "value"))
     except (ValueError, RecursionError):

@@ -74,8 +74,11 @@ def read_measurement(pods: Iterable[Mapping[str, Any]]) -> int | None:
 
 def _measurement(pod: Mapping[str, Any]) -> int | None:
     container = reading.named(pod, MARKER_CONTAINER, "status", "initContainerStatuses", key="name")
+    report = reading.text(container, "state", "terminated", "message")
+    if not report:
+        return None
     try:
-        found = json.loads(reading.text(container, "state", "terminated", "message"))
+        found = json.loads(report)
     except (ValueError, RecursionError):
         return None
     number = reading.integer(found, "fileMicroseconds") if isinstance(found, Mapping) else None

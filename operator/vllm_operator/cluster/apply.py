@@ -114,8 +114,9 @@ class Applier:
         for group in _in_order(desired_objects):
             # a Pod that starts with a claim which is being deleted would keep it for ever
             ready = [it for it in group if result.waiting is None or it["kind"] != DEPLOYMENT.kind or _identity(it) in found]
-            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in ready]
-            for outcome in await asyncio.gather(*calls, return_exceptions=True):  # none may go on when this returns
+            rest = [it for it in ready if not self._is_current(owner, it, found.get(_identity(it)), result)]
+            calls = [self._apply_child(owner, desired, found.get(_identity(desired)), result) for desired in rest]
+            for outcome in await asyncio.gather(*calls, return_exceptions=True) if calls else ():  # none may go on when this returns
                 if isinstance(outcome, ClusterError):
                     result.failure = result.failure or outcome
                 elif isinstance(outcome, BaseException):
@@ -142,6 +143,17 @@ class Applier:
         now = await _patch(self._client, child, [{"op": "add", "path": "/spec/replicas", "value": replicas}])
         self._count("patch", child["kind"])
         return now
+
+    def _is_current(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> bool:
+        """Whether neither a child nor its desired manifest has changed since its last check. It is then added to the result."""
+        if child is None or child["metadata"].get("deletionTimestamp") or not is_created_by_operator(child, owner):
+            return False
+        check = self._checked.get(child["metadata"].get("uid", ""))
+        if check is None or is_of_earlier(child, owner) or managed_fields.is_scaled(child) or check.mark != _mark(desired, child):
+            return False
+        result.children.append(child)
+        result.not_kept += [check.not_kept] if check.not_kept is not None else []
+        return True
 
     async def _apply_child(self, owner: Manifest, desired: Manifest, child: Manifest | None, result: Applied) -> None:
         """Apply one child, and add the outcome to the result. One that was not found by its labels may exist without them."""

@@ -100,6 +100,8 @@ async def _find_relabeled(client: ClusterClient, resource: Manifest, found: Sequ
         wanted.append((DEPLOYMENT, primer_name(metadata["name"])))
     known = {(child["kind"], child["metadata"]["name"]) for child in found}
     missing = [(kind, name) for kind, name in wanted if (kind.kind, name) not in known]
+    if not missing:
+        return []
     found_by_name = await asyncio.gather(*(_get(client, kind, name, metadata["namespace"]) for kind, name in missing))
     return [child for child in found_by_name if child is not None and is_controlled_by(child, resource)]
 

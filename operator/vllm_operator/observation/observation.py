@@ -16,6 +16,7 @@ memory) use CPU too.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from functools import cached_property
 
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import VLLMDeploymentStatus
@@ -209,7 +210,11 @@ def last_sign(view: PodView, state: StartupState | None, now: datetime) -> datet
     return max(seen, default=None)
 
 
-@dataclass(frozen=True, slots=True)
+_RANKS = {phase: rank for rank, phase in enumerate(Phase)}
+_STAGE_RANKS = {stage: rank for rank, stage in enumerate(Stage)}
+
+
+@dataclass(frozen=True)  # without slots, which cached_property does not support
 class ObservedState:
     """An observation with its Pods read.
 
@@ -240,17 +245,17 @@ class ObservedState:
         """The messages."""
         return self.knowledge.messages
 
-    @property
+    @cached_property
     def serving(self) -> int:
         """The number of Pods that serve."""
         return sum(view.phase is Phase.READY for view in self.pods)
 
-    @property
+    @cached_property
     def starting(self) -> tuple[PodView, ...]:
         """Pods that do not serve yet, worst first, then primers."""
         return tuple(view for view in (*self.pods, *self.primers) if view.phase in _NOT_SERVING_YET)
 
-    @property
+    @cached_property
     def unhealthy(self) -> tuple[PodView, ...]:
         """Pods that should serve and do not, worst first. Failed Pods count only until they are replaced."""
         living = tuple(v for v in self.pods if v.phase not in (Phase.READY, Phase.TERMINATING, Phase.FAILED))
@@ -297,13 +302,11 @@ class ObservedState:
 
     def _severity(self, view: PodView) -> tuple[int, int, float, str]:
         """Sort key: the phase (a stall is among the worse ones), the earlier stage, the lesser progress, the name."""
-        rank = list(Phase).index(view.phase)
-        if self.stalled(view):
-            rank = list(Phase).index(Phase.CONTAINER_FAILED)
+        rank = _RANKS[Phase.CONTAINER_FAILED if self.stalled(view) else view.phase]
         state = self.state(view)
         progress = state.progress if state is not None else None
         done = progress.completed / progress.total if progress and progress.total > 0 else 0.0
-        return (rank, list(Stage).index(self.stage(view)), done, view.name)
+        return (rank, _STAGE_RANKS[self.stage(view)], done, view.name)
 
 
 def _cache_keys(pods: Iterable[Manifest]) -> dict[str, str]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from vllm_operator.api.operation import OnHopelessCrash, OnStall, RemediationMode, RemediationSpec, StartupSpec
+from vllm_operator.api.operation import OnHopelessCrash, OnStall, RemediationMode, RemediationSpec
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import AppliedRemedy, RemediationState, RemediationStatus, RemedyChange
@@ -170,8 +170,8 @@ def decide(observed: ObservedState, crashes: Crashes, remediator: Remediator) ->
 
 def stall_restarts_left(observed: ObservedState) -> int | None:
     """Return how many more stalled starts may be restarted; None unless `spec.startup.onStall` is Restart."""
-    startup = observed.observation.resource.spec.startup or StartupSpec()
-    if startup.on_stall is not OnStall.RESTART:
+    startup = observed.observation.resource.spec.startup
+    if startup is None or startup.on_stall is not OnStall.RESTART:
         return None
     decided = current(observed.observation.resource)
     return max(0, (startup.max_stall_restarts or DEFAULT_MAX_STALL_RESTARTS) - len(decided.stalled_pods if decided else ()))

@@ -184,7 +184,9 @@ class CpuUsage:
         self._busy = {uid: (cores, at) for uid, (cores, at) in self._busy.items() if self._clock() - at < BUSY_SECONDS}
         found: dict[str, float] = {}
         for pod in pods:
-            if is_ready(pod) or (view := read_pod(pod)).phase is not Phase.STARTING:
+            created = reading.moment(pod, "metadata", "creationTimestamp")
+            is_young = created is not None and now - created < allowed  # it cannot have been silent for so long
+            if is_young or is_ready(pod) or (view := read_pod(pod)).phase is not Phase.STARTING:
                 continue
             since = last_sign(view, states.get(view.run), now)
             if since is None or now - since < allowed:

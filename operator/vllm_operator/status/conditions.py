@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import READY, STALLED, Reason, find_condition, set_condition
+from vllm_operator.api.conditions import READY, STALLED, Reason, find_condition, make_condition, set_condition, sort_conditions
 from vllm_operator.api.status import Condition, ConditionStatus, VLLMDeploymentStatus
 from vllm_operator.planning.outcome import Verdict
 
@@ -13,17 +13,13 @@ TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionSta
 
 def set_conditions(previous: Sequence[Condition], verdicts: Mapping[str, Verdict], *, now: str) -> list[Condition]:
     """Set conditions by type. Conditions without a verdict are removed."""
-    conditions: tuple[Condition, ...] = tuple(c for c in previous if c.type in verdicts)
-    for type, verdict in verdicts.items():
-        conditions = set_condition(
-            conditions,
-            type=type,
-            status=verdict.status,
-            reason=verdict.reason,
-            message=verdict.message,
-            now=now,
+    conditions = (
+        make_condition(
+            find_condition(previous, type), type=type, status=verdict.status, reason=verdict.reason, message=verdict.message, now=now
         )
-    return list(conditions)
+        for type, verdict in verdicts.items()
+    )
+    return list(sort_conditions(conditions))
 
 
 def previous_verdict(conditions: Sequence[Condition], type: str) -> Verdict | None:

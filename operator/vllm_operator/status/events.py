@@ -22,7 +22,7 @@ from vllm_operator.pods.view import Phase, PodView
 from vllm_operator.remediation.in_force import current, in_words
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.caches import CLAIM_PROBLEMS
-from vllm_operator.status.planned import mismatches, observed_plan, previous_plan
+from vllm_operator.status.planned import mismatches, previous_plan
 
 NORMAL = "Normal"
 WARNING = "Warning"
@@ -46,10 +46,10 @@ class EventDraft:
     series: str = ""
 
 
-def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes) -> tuple[EventDraft, ...]:
-    """Draft the events for the changes from the previous status to this one, in order."""
+def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes: Crashes, plan: Plan | None) -> tuple[EventDraft, ...]:
+    """Draft the events for the changes from the previous status to this one, in order. `plan` is the one with what the logs name."""
     return (
-        *_planning(observed, status),
+        *_planning(observed, status, plan),
         *_apply_error(observed, status),
         *_claim(observed, status),
         *_long_stages(observed),
@@ -62,7 +62,7 @@ def draft_events(observed: ObservedState, status: VLLMDeploymentStatus, crashes:
     )
 
 
-def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator[EventDraft]:
+def _planning(observed: ObservedState, status: VLLMDeploymentStatus, plan: Plan | None) -> Iterator[EventDraft]:
     generation, previous = observed.observation.resource.metadata.generation, observed.observation.previous
     for type in (ACCEPTED, PLANNED):
         condition, before = _both(observed, status, type)
@@ -72,9 +72,9 @@ def _planning(observed: ObservedState, status: VLLMDeploymentStatus) -> Iterator
             continue  # reported already
         yield EventDraft(type=WARNING, reason=condition.reason, message=condition.message, key=f"{condition.reason}-{generation}")
     yield from _ignored(observed, status)
-    plan, before_plan = observed_plan(observed), previous_plan(observed)
     if observed.observation.outcome.plan is None or plan is None:
         return
+    before_plan = previous_plan(observed)
     identity, before_identity = _identify(plan), _identify(before_plan) if before_plan is not None else None
     is_asked_for = previous.observed_generation != generation  # of a new spec, the condition says it
     if not is_asked_for and identity != before_identity:

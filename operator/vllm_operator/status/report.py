@@ -23,6 +23,7 @@ from vllm_operator.api.conditions import (
     Reason,
     find_condition,
 )
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.status import StartupStatus, VLLMDeploymentStatus
 from vllm_operator.observation import rollout
 from vllm_operator.observation.crash_record import shorten
@@ -67,22 +68,24 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     that status again and no events.
     """
     observation = observed.observation
-    block = startup.startup_status(observed)
-    status = _status(observed, crashes, decision, block)
-    events = draft_events(observed, status, crashes)
+    plan = planned.observed_plan(observed)
+    block, block_held_until = startup.startup_status(observed)
+    status = _status(observed, crashes, decision, plan, block)
+    events = draft_events(observed, status, crashes, plan)
     ready_since = rollout.last_ready(observed)
     held_until = pacing.held_until(observation.previous, status, events, observation.now, ready_since=ready_since)
     return Report(
         status=observation.previous if held_until is not None else status,
         events=events,
         start=start_clock(observed),
-        requeue_after_seconds=_requeue_after(observation.now, [held_until, *_deadlines(observed, crashes, block)]),
+        requeue_after_seconds=_requeue_after(observation.now, [held_until, block_held_until, *_deadlines(observed, crashes)]),
     )
 
 
-def _status(observed: ObservedState, crashes: Crashes, decision: Decision, block: StartupStatus | None) -> VLLMDeploymentStatus:
+def _status(
+    observed: ObservedState, crashes: Crashes, decision: Decision, plan: Plan | None, block: StartupStatus | None
+) -> VLLMDeploymentStatus:
     observation = observed.observation
-    plan = planned.observed_plan(observed)
     damage = decision.cache_damage
     summary_of_plan = planned.summary(observed, plan)
     cached = caches.cache_status(observed, plan, damage)
@@ -130,7 +133,7 @@ def _requeue_after(now: datetime, deadlines: Iterable[datetime | None]) -> float
     return max(_SOON, (min(due) - now).total_seconds()) if due else None
 
 
-def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus | None) -> Iterator[datetime | None]:
+def _deadlines(observed: ObservedState, crashes: Crashes) -> Iterator[datetime | None]:
     """Times at which the report may change without a change in the cluster."""
     outcome = observed.observation.outcome
     if outcome.plan is None and outcome.planned.reason in _RETRIED:
@@ -139,7 +142,6 @@ def _deadlines(observed: ObservedState, crashes: Crashes, block: StartupStatus |
         yield _next_try(observed.observation)
     if observed.observation.exposure.awaits_gateway:
         yield observed.observation.now + timedelta(seconds=exposed.GATEWAY_SECONDS)
-    yield startup.held_until(observed, block)
     recheck = observed.observation.activity.recheck_seconds
     yield observed.observation.now + timedelta(seconds=max(_SOON, recheck)) if recheck is not None else None
     yield caches.binding_deadline(observed)

@@ -25,20 +25,14 @@ SHORT_HOLD_SECONDS = 1
 _MAX_PODS = 16
 
 
-def startup_status(observed: ObservedState) -> StartupStatus | None:
-    """Return the start in progress; None if no Pod is starting."""
-    block = _block(observed)
-    previous = observed.observation.previous.startup
-    return previous if block is not None and previous is not None and _is_held(block, previous, observed.observation.now) else block
-
-
-def held_until(observed: ObservedState, written: StartupStatus | None) -> datetime | None:
-    """Return when progress that is held back may be written; None if none is."""
-    block = _block(observed)
-    updated = reading.moment(written.update_time) if written is not None else None
-    if block is None or written is None or updated is None or _same(block, written):
-        return None
-    return updated + _hold(block, written)
+def startup_status(observed: ObservedState) -> tuple[StartupStatus | None, datetime | None]:
+    """Return the start in progress, None if no Pod is starting; and when progress that is held back may be written, None if none is."""
+    block, previous = _block(observed), observed.observation.previous.startup
+    if block is None or previous is None:
+        return block, None
+    written = previous if _is_held(block, previous, observed.observation.now) else block
+    updated = reading.moment(written.update_time)
+    return written, None if updated is None or _same(block, written) else updated + _hold(block, written)
 
 
 def describe(observed: ObservedState, view: PodView, *, briefly: bool = False) -> str:
