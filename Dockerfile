@@ -37,6 +37,9 @@ RUN echo 'vllm-operator:x:65532:65532:vllm-operator:/nonexistent:/usr/sbin/nolog
     echo 'vllm-operator:x:65532:' >> /etc/group && \
     rm -rf /usr/local/bin/pip* /usr/local/lib/python3*/site-packages/pip* /usr/local/lib/python3*/ensurepip
 COPY --from=build /opt/vllm-operator /opt/vllm-operator
+# The base ships the standard library without byte code, and the operator's file system is read-only. Importing the operator once writes the
+# byte code of what it imports; otherwise each start would compile 300 modules, which takes half a second of CPU time.
+RUN /opt/vllm-operator/bin/python -c 'import vllm_operator.app'
 # LOGNAME: for clusters that choose a user ID of their own, which has no name.
 ENV PATH=/opt/vllm-operator/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONUNBUFFERED=1 PYTHONDONTWRITEBYTECODE=1 PYTHONSAFEPATH=1 \

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import yaml
 
+from bench.byte_code import with_byte_code
 from bench.load import ROOT, model
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -49,7 +50,9 @@ class Contender:
         if self.profile is not None and not self.is_floor:
             self.profile.mkdir(parents=True, exist_ok=True)
             command[1:1] = ["-m", "cProfile", "-o", str(self.profile / f"{self.name}-{self._starts}.prof")]
-        environment = os.environ | {"KUBECONFIG": str(kubeconfig)} | self.environment
+        if self._starts == 1 and not self.is_floor:
+            self.environment = await asyncio.to_thread(with_byte_code, os.environ | self.environment, self.command[0])
+        environment = os.environ | self.environment | {"KUBECONFIG": str(kubeconfig)}
         self.process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=asyncio.subprocess.PIPE)
         ready = asyncio.Event()
         self._reader = asyncio.create_task(self._read(self.process, ready))

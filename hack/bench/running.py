@@ -21,6 +21,7 @@ import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from bench.byte_code import with_byte_code
 from bench.load import GROUP, NAMESPACE, Api, Seen, model, prepare, spread
 from testenv import Environment
 from testenv.cri import LogWriter
@@ -33,13 +34,16 @@ class Operator:
     """The operator as a process."""
 
     def __init__(self, kubeconfig: Path) -> None:
-        self._environment = os.environ | {
-            "KUBECONFIG": str(kubeconfig),
-            "VLLM_OPERATOR_HTTP_PORT": "0",
-            "VLLM_OPERATOR_HUB_ENDPOINT": "",
-            "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
-            "VLLM_OPERATOR_IDENTITY": "bench",
-        }
+        self._environment = with_byte_code(
+            os.environ
+            | {
+                "KUBECONFIG": str(kubeconfig),
+                "VLLM_OPERATOR_HTTP_PORT": "0",
+                "VLLM_OPERATOR_HUB_ENDPOINT": "",
+                "VLLM_OPERATOR_HTTP_HOST": "127.0.0.1",
+                "VLLM_OPERATOR_IDENTITY": "bench",
+            }
+        )
         self.port = 0
 
     async def start(self) -> None:
