@@ -336,3 +336,16 @@ async def test_a_list_that_is_none_is_an_error_of_the_cluster(server: Server, co
     server.accepted, server.body = OLD, body
     with pytest.raises(Unavailable, match="is not"):
         await connect(None).find(CONFIG_MAP)
+
+
+async def test_at_most_one_page_of_a_list_is_in_memory(server: Server, connect: Connect) -> None:
+    """Also if the reader still has the page before. One without a token is the last."""
+    server.accepted, server.body = OLD, b'{"items": [{}, {}], "metadata": {"continue": "more"}}'
+    pages = aiter(connect(None).pages(CONFIG_MAP))
+    first = await anext(pages)
+    assert len(first.items) == 2
+    server.body = b'{"items": [{}]}'
+    second = await anext(pages)
+    assert (len(first.items), len(second.items)) == (0, 1)
+    with pytest.raises(StopAsyncIteration):
+        await anext(pages)

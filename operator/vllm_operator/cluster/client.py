@@ -208,7 +208,10 @@ class LogRequest:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A part of a list of objects, and the resourceVersion of the whole list: the same in each part."""
+    """A part of a list of objects, and the resourceVersion of the whole list: the same in each part.
+
+    The items are there until the next page is asked for.
+    """
 
     items: Sequence[Manifest]
     version: str
@@ -242,7 +245,7 @@ class ClusterClient(Protocol):
         labels: Mapping[str, str] | None = None,
         fields: Mapping[str, str] | None = None,
     ) -> AsyncIterator[Page]:
-        """List objects, as they were at one moment, in pages of at most 100: for those who keep less of each object than it is.
+        """List objects, as they were at one moment, page by page: for those who keep less of each object than it is.
 
         Raises Gone if a page is asked for so late that the API server does not know that moment any more: then list again.
         """

@@ -41,7 +41,7 @@ from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_b
 
 log = logging.getLogger(__name__)
 
-PAGE = 100
+PAGE = 50
 """Objects in one page of a list. A parsed page takes five to ten times the memory of its text, which is some 10 KB for each object."""
 RETURNING_SECONDS = 10.0
 """How long after an outage a refusal means nothing: an API server that has just started responds before it knows roles and accounts."""
@@ -138,10 +138,10 @@ class KubeClient:
                 item.setdefault("apiVersion", kind.api_version)
                 item.setdefault("kind", kind.kind)
             yield Page(found, str(metadata.get("resourceVersion") or ""))
+            found.clear()  # at most one page is in memory, even if the reader still has it
             if not token:
                 return
             query["continue"] = token
-            del page, found  # at most one page is in memory
 
     async def apply(self, manifest: Manifest, *, manager: str, force: bool = True) -> Manifest:
         """Server-side apply."""

@@ -252,9 +252,9 @@ class Mirror:
         changed, listed = set[Key](), set[ObjectName]()
         for namespace in namespaces or (None,):
             async for page in self._pages(kind, namespace):
-                items = self._served(page)
-                listed.update(map(name_of, items))
-                changed.update(key for item in items for key in self.note(kind, item))
+                for item in self._served(page):
+                    listed.add(name_of(item))
+                    changed |= self.note(kind, item)
         for place in before.keys() - listed:
             if kept.get(place) is before[place]:  # otherwise it was created again during the list
                 del kept[place]
@@ -264,8 +264,8 @@ class Mirror:
         self._incomplete.discard(kind)
         return changed
 
-    def _served(self, page: Page) -> list[Manifest]:
-        return [item for item in page.items if self._serves(name_of(item)[0])]
+    def _served(self, page: Page) -> Iterator[Manifest]:
+        return (item for item in page.items if self._serves(name_of(item)[0]))
 
     def _answers(self, kind: Kind) -> bool:
         """Whether all objects of a kind are kept."""
