@@ -9,6 +9,7 @@ import pytest
 from vllm_operator.catalog.gpus import load_gpus
 from vllm_operator.catalog.memory import load_memory
 from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
 from vllm_operator.planning.memory.devices import find_product
@@ -25,11 +26,11 @@ from vllm_operator.planning.memory.overhead import (
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.rotary import scaled_length
 from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30
 FACTS, SHAPES, GPUS = load_memory(), load_shapes(), load_gpus()
-Release = tuple[int, int, int]
 CASES = Path(__file__).parents[2] / "docs" / "sizing-cases.jsonl"
 
 
@@ -149,6 +150,8 @@ def test_nvidias_checkpoints_with_attention_in_fp8_have_the_cache_in_fp8_too() -
         ("Qwen/Qwen3-8B", "fp8_per_token_head", 36 * 8 * (2 * 128 + 8)),
         ("Qwen/Qwen3-8B", "int4_per_token_head", 36 * 8 * (128 + 8)),
         ("Qwen/Qwen3-8B", "nvfp4", 36 * 8 * 2 * (64 + 8)),
+        ("Qwen/Qwen3-8B", "turboquant_k8v4", 8 * (32 * (128 + 64 + 4) + 4 * 2 * 128 * 2)),  # two layers at each end have 16 bits
+        ("Qwen/Qwen3-8B", "turboquant_3bit_nc", 8 * (32 * (48 + 2 + 48 + 4) + 4 * 2 * 128 * 2)),
         ("deepseek-ai/DeepSeek-V3.2", "fp8_ds_mla", 61 * (656 + 132)),
         ("deepseek-ai/DeepSeek-V3.2", "nvfp4_ds_mla", 61 * (352 + 132)),
     ],
@@ -164,10 +167,44 @@ def test_the_type_of_the_kv_cache_decides_how_many_tokens_it_holds(name: str, ca
 def test_a_type_of_the_kv_cache_that_is_not_modelled_makes_the_engine_unknown() -> None:
     model = resolve_model("Qwen/Qwen3-8B", SHAPES)
     assert model is not None
-    options = Options(cache_dtype="turboquant_4bit_nc")
+    options = Options(cache_dtype="ultraquant")
     made = estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, (0, 26, 0))
     assert (made.prediction, made.tokens) == ("unknown", None)
     assert made.weights is not None
+
+
+def test_a_type_for_full_attention_makes_models_with_windows_unknown() -> None:
+    model = resolve_model("google/gemma-3-27b-it", SHAPES)
+    assert model is not None
+    made = estimate(
+        model.shape, model.form, Device(139.8, "sm_90"), ParallelShape(), Options(cache_dtype="turboquant_k8v4"), FACTS, (0, 26, 0)
+    )
+    assert (made.prediction, made.tokens) == ("unknown", None)
+
+
+@pytest.mark.parametrize(("release", "length"), [((0, 11, 0), 131072), ((0, 11, 1), 4096), ((0, 33, 0), 4096)])
+def test_with_longrope_the_default_context_is_that_before_scaling(release: Release, length: int) -> None:
+    model = resolve_model("microsoft/Phi-3-mini-128k-instruct", SHAPES)
+    assert model is not None
+    made, asked = (
+        estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release)
+        for options in (Options(), Options(max_length=131072))
+    )
+    assert (made.max_length, asked.max_length) == (length, 131072)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"type": "linear", "factor": 4.0}, 65536),
+        ({"rope_type": "dynamic", "factor": 2.0}, 32768),
+        ({"rope_type": "llama3", "factor": 8.0}, 16384),
+        ({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),
+        ({"type": "linear", "factor": True}, 16384),
+    ],
+)
+def test_scaling_multiplies_the_longest_context(scaling: dict[str, Any], length: int) -> None:
+    assert scaled_length({"rope_scaling": scaling}, 16384) == length
 
 
 def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:

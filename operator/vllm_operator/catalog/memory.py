@@ -194,12 +194,16 @@ class Graphs(Entry):
 
 
 class CacheType(Entry):
-    """A type of the KV cache by the start of its name: bytes of an element, of the scales of a token and KV head, of sparse MLA's token."""
+    """A type of the KV cache by the start of its name: bytes of an element, of the scales of a token and KV head, of sparse MLA's token.
+
+    With `wide_ends` so many layers at each end keep the type of the model, except in hybrid models. Such types are for full attention only.
+    """
 
     name: str
     element: Number
     scales: StrictInt = 0
     packed: StrictInt = 0
+    wide_ends: StrictInt = 0
 
 
 class CacheFacts(Entry):
@@ -213,6 +217,7 @@ class CacheFacts(Entry):
     state_prefix_caching_since: Since
     steps_in_flight_since: Since
     windows_since: Since
+    original_length_since: Since
     whole_model_checked_since: Since
     whole_model_checked_before: Since
     chunks_since: Since

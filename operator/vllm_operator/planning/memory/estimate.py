@@ -167,7 +167,8 @@ def _estimate(
     weights = _weights_by_stage(shape, form, device, parallel, options, facts, release)
     if device.memory_gib is None:
         return Estimate(Prediction.UNKNOWN, "The memory of the GPU is unknown.", weights=max(weights))
-    max_length = options.max_length or shape.max_length
+    usual = shape.usual_length if release >= facts.kv_cache.original_length_since else None
+    max_length = options.max_length or usual or shape.max_length
     if max_length is None:
         return Estimate(Prediction.UNKNOWN, "The maximum context of the model is unknown. Give --max-model-len.", weights=max(weights))
     utilization = options.utilization if options.utilization is not None else value_at(facts.utilization, release)
@@ -301,6 +302,7 @@ def _cache_options(
         element_bytes=shape.element_bytes if kept is None else kept.element,
         packed_latent=kept.packed if kept is not None and shape.index_top > 0 else 0,
         scale_bytes=0 if kept is None else kept.scales,
+        wide_ends=0 if kept is None else kept.wide_ends,
         tokens_in_flight=in_flight,
         block=options.block or (latent if shape.latent else facts.kv_cache.block),
         speculative=options.speculative,

@@ -34,6 +34,7 @@ class CacheOptions:
         prefix_caching: None for vLLM's default.
         context_parallel: `--decode-context-parallel-size`.
         layers_share: The part of the layers that the pipeline stage has; None if the stages are equal.
+        wide_ends: First and last layers that keep the type of the model; 0 if none do.
         compressed_row: Bytes of one row of DeepSeek V4's cache in FP8, and what its pages are a multiple of (`alignment`).
     """
 
@@ -48,6 +49,7 @@ class CacheOptions:
     prefix_caching: bool | None = None
     context_parallel: int = 1
     layers_share: float | None = None
+    wide_ends: int = 0
     compressed_row: int = 584
     alignment: int = 576
 
@@ -140,7 +142,7 @@ class CacheLayout:
 def lay_out(shape: ModelShape, parallel: ParallelShape, options: CacheOptions, facts: MemoryFacts, release: Release) -> CacheLayout | None:
     """Return the layout of the KV cache on one GPU; None if the model's layers are not all understood, or none has a cache."""
     if shape.compressed is not None:
-        made: CacheLayout | None = _lay_out_compressed(shape.compressed, options)
+        made: CacheLayout | None = None if options.wide_ends else _lay_out_compressed(shape.compressed, options)
     elif shape.cache_known and shape.cached:
         made = _lay_out_groups(shape, parallel, options, facts, release)
     else:
@@ -155,10 +157,11 @@ def _lay_out_groups(
     types = _separate(shape.cached, facts, release)
     share = 1 / parallel.pipeline if options.layers_share is None else options.layers_share
     types = _with_draft(_per_stage(types, share), options)
+    types = _with_wide_ends(types, 2 * options.wide_ends)
     state_pages = [_state_bytes(each, shape, parallel, options) for each in types if each.kind is Cache.STATE]
     attention = [each for each in types if each.kind is not Cache.STATE]
-    if not attention:
-        return None  # its state has no tokens
+    if not attention or (options.wide_ends and any(each.kind is not Cache.FULL for each in attention)):
+        return None  # a state has no tokens, and types with wide ends are for full attention
     block = options.block
     if state_pages:
         # The page of attention is raised above the state, then the state is padded to it.
@@ -246,6 +249,14 @@ def _per_stage(cached: list[CachedLayers], share: float) -> list[CachedLayers]:
     return present if share == 1 else [replace(each, count=ceil(round(each.count * share, 6))) for each in present]
 
 
+def _with_wide_ends(types: list[CachedLayers], wide: int) -> list[CachedLayers]:
+    """The layers with full attention in two types where some keep the type of the model; hybrid models have none such."""
+    if not wide or any(each.kind is Cache.STATE for each in types):
+        return types
+    kept = [replace(each, count=min(wide, each.count), wide=True) for each in types[:1]]
+    return [*kept, *[replace(each, count=each.count - wide) for each in types if each.count > wide]]
+
+
 def _with_draft(types: list[CachedLayers], options: CacheOptions) -> list[CachedLayers]:
     full = next((at for at, each in enumerate(types) if each.kind in (Cache.FULL, Cache.LATENT)), None)
     if full is None or not (options.draft_layers or options.separate_draft_layers):
@@ -260,7 +271,8 @@ def _token_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape,
     if each.kind is Cache.LATENT:
         latent = options.packed_latent if options.packed_latent and each.index_bytes else each.width * options.element_bytes
         return float(latent + each.index_bytes * (each.index_share if each.index_bytes else 0))
-    return max(each.kv_heads // parallel.tensor, 1) * (each.width * options.element_bytes + options.scale_bytes)
+    own = each.width * shape.element_bytes if each.wide else each.width * options.element_bytes + options.scale_bytes
+    return max(each.kv_heads // parallel.tensor, 1) * own
 
 
 def _state_bytes(each: CachedLayers, shape: ModelShape, parallel: ParallelShape, options: CacheOptions) -> int:

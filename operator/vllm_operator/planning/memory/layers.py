@@ -68,6 +68,7 @@ class CachedLayers:
         index_share: The part of the layers that have an indexer of their own.
         conv, state: Elements of one state in the whole model: of the convolution, which is also sharded, and of the recurrence.
         conv_kernel: Width of the convolution minus 1; `conv` has this many rows.
+        wide: Keys and values have the type of the model, whatever the type of the KV cache.
     """
 
     kind: Cache
@@ -80,6 +81,7 @@ class CachedLayers:
     conv: int = 0
     state: int = 0
     conv_kernel: int = 0
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,7 @@ class ModelShape:
     Attributes:
         vocabulary, hidden, layers, heads: Sizes.
         max_length: Longest context of the model in tokens; None if unknown.
+        usual_length: What vLLM takes by default, if it is less (LongRoPE since 0.11.1).
         intermediate: Width of the dense MLP; 0 without one.
         experts, experts_per_token, expert_width: Of the routed experts; 0 without.
         cached: The layers with a cache. Empty for a model without one.
@@ -144,6 +147,7 @@ class ModelShape:
     drafts: tuple[Module, ...]
     cached: tuple[CachedLayers, ...]
     rotary: int
+    usual_length: int | None = None
     compressed: CompressedAttention | None = None
     recurrent_width: int = 0
     cache_known: bool = True

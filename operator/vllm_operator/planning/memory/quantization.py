@@ -128,7 +128,7 @@ def read_rules(names: Iterable[str], size: float | None) -> tuple[Rule, ...]:
     named: dict[str, set[str]] = {}
     expressions = 0
     for name in names:
-        expressions += name.startswith("re:")
+        expressions += name.startswith("re:") and "(" in name
         if expressions > MOST_EXPRESSIONS:
             break
         for pattern in _globs(name[:PATTERN_LENGTH]):

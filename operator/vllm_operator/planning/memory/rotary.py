@@ -45,17 +45,28 @@ def rotary_width(config: Mapping[str, Any], architecture: str, width: int, secon
 
 
 def scaled_length(config: Mapping[str, Any], length: int) -> int:
-    """Return the longest context that vLLM accepts: with YaRN as many times the original one as its factor says.
+    """Return the longest context that vLLM accepts: with YaRN as many times the original one as its factor says, else that of the file.
 
+    Linear and dynamic scaling multiply that of the file, except for Gemma 3.
     Source: vllm/config/model.py _get_and_verify_max_len, 0.11.0 to 0.33.0.
     """
     written = _parameters(config)
-    factor, original = written.get("factor"), read_integer(written.get("original_max_position_embeddings"))
-    if written.get("rope_type", written.get("type")) != "yarn" or not original or not 0 < original < LONGEST:
+    factor, kind = written.get("factor"), written.get("rope_type", written.get("type"))
+    original = read_integer(written.get("original_max_position_embeddings")) if kind == "yarn" else length
+    scaled = kind == "yarn" or (kind in ("linear", "dynamic") and "gemma3" not in str(config.get("model_type"))[:40])
+    if not scaled or not original or not 0 < original < LONGEST:
         return length
     if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= MOST_SCALED:
         return length
     return int(original * factor)
+
+
+def usual_length(config: Mapping[str, Any]) -> int | None:
+    """Return the context that vLLM takes by default where it is not the longest: with LongRoPE that before scaling."""
+    written = _parameters(config)
+    original = read_integer(config.get("original_max_position_embeddings"))
+    longer = written.get("rope_type", written.get("type")) in ("longrope", "su")
+    return original if longer and original and 0 < original < LONGEST else None
 
 
 def _factor(config: Mapping[str, Any]) -> int:

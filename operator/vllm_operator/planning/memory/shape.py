@@ -13,7 +13,7 @@ from vllm_operator.planning.memory.compressed import compressed_modules, compres
 from vllm_operator.planning.memory.divided import EXPERT_KEYS, divided_widths, heads_by_kind
 from vllm_operator.planning.memory.layers import Cache, CachedLayers, ModelShape, Module, Shard
 from vllm_operator.planning.memory.per_layer import dense_modules, first_shared_layer, per_layer_modules
-from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width, scaled_length
+from vllm_operator.planning.memory.rotary import has_sections, rotary_share, rotary_width, scaled_length, usual_length
 from vllm_operator.pods.reading import mapping, read_integer, sequence
 
 LARGEST = 1 << 40
@@ -85,6 +85,7 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape | None:
         kv_heads=read.size("num_key_value_heads", default=heads) or heads,
         intermediate=read.size("intermediate_size", "n_inner", "ffn_dim"),
         max_length=scaled_length(read.text, read.size("max_position_embeddings", "n_positions", "max_sequence_length")) or None,
+        usual_length=usual_length(read.text),
         experts=read.size(*EXPERT_KEYS),
         experts_per_token=read.size("num_experts_per_tok", "top_k_experts", "moe_topk", default=1),
         expert_width=(read.size("moe_latent_size") and read.size("moe_intermediate_size"))
