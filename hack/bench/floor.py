@@ -43,25 +43,41 @@ class Floor:
                 tasks.create_task(self._work())
 
     async def _watch(self) -> None:
-        async with self._open("GET", OBJECTS) as response:
-            listed = await response.json()
-        for item in listed["items"]:
-            await self._add(item)
-        print("serving", file=sys.stderr, flush=True)
-        version = listed["metadata"]["resourceVersion"]
+        """List and watch; list again when the API server was away or has forgotten the version."""
         while True:
             try:
-                async with self._open("GET", OBJECTS, watch="1", resourceVersion=version) as response:
-                    rest = b""
-                    async for data in response.content.iter_any():
-                        *lines, rest = (rest + data).split(b"\n")
-                        for line in lines:
-                            event = json.loads(line)
-                            version = event["object"]["metadata"]["resourceVersion"]
-                            if event["type"] in ("ADDED", "MODIFIED"):
-                                await self._add(event["object"])
+                version = await self._list()
+                print("serving", file=sys.stderr, flush=True)
+                while version:
+                    version = await self._follow(version)
             except aiohttp.ClientError:
-                await asyncio.sleep(0.5)
+                pass
+            await asyncio.sleep(0.5)
+
+    async def _list(self) -> str:
+        """Take all objects; return the version of the list, empty if the API server refuses."""
+        async with self._open("GET", OBJECTS) as response:
+            listed = await response.json()
+        for item in listed.get("items", ()):
+            await self._add(item)
+        return str(listed["metadata"].get("resourceVersion", ""))
+
+    async def _follow(self, version: str) -> str:
+        """Take the events of one watch; return the version where the next one begins, empty if it must be a list."""
+        async with self._open("GET", OBJECTS, watch="1", resourceVersion=version) as response:
+            if response.status != 200:
+                return ""
+            rest = b""
+            async for data in response.content.iter_any():
+                *lines, rest = (rest + data).split(b"\n")
+                for line in lines:
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        return ""
+                    version = event["object"]["metadata"]["resourceVersion"]
+                    if event["type"] in ("ADDED", "MODIFIED"):
+                        await self._add(event["object"])
+        return version
 
     async def _add(self, item: Any) -> None:
         metadata = item["metadata"]
