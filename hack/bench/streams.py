@@ -57,19 +57,21 @@ async def follow(folder: Path, port: int, streams: int) -> None:
     from vllm_operator.cluster.library import Configuration
     from vllm_operator.runtime.container_runs import Run
     from vllm_operator.runtime.follower import Follower, FollowerSettings
+    from vllm_operator.runtime.kubelets import Kubelets
     from vllm_operator.runtime.log_slots import Slots
     from vllm_operator.runtime.user_data import KnownCrashes
 
     configuration = Configuration()
     configuration.host, configuration.ssl_ca_cert = f"https://127.0.0.1:{port}", str(folder / "tls.crt")
-    crashes, slots = KnownCrashes.of(load_startup()), Slots(streams + 1)
+    crashes, slots, kubelets = KnownCrashes.of(load_startup()), Slots(streams + 1), Kubelets((1.0,))
     client = KubeClient(configuration)
     tasks, followers = [], []
 
     def start(number: int) -> None:
         for index in range(number):
             run = Run("bench", f"pod-{index}", f"uid-{index}", "vllm", 0)
-            made = Follower(run, crashes.make_parser(), client=client, slots=slots, settings=FollowerSettings(), changed=lambda: None)
+            parser, settings = crashes.make_parser(), FollowerSettings()
+            made = Follower(run, parser, client=client, slots=slots, kubelets=kubelets, settings=settings, changed=lambda: None)
             followers.append(made)
             tasks.append(asyncio.create_task(made.follow()))
 

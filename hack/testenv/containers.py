@@ -1,8 +1,8 @@
 """Keeps the log files in step with the simulated containers.
 
 What kwok makes of a Pod is known to the API only. This watches all Pods and does with their log files what a kubelet's
-container runtime does: a run that has ended is marked as ended, and the logs of a deleted Pod go with it. So open log
-streams end when their containers do, whoever ended them.
+container runtime does: the log of a container that runs exists, a run that has ended is marked as ended, and the logs of a deleted Pod
+go with it. So open log streams end when their containers do, whoever ended them.
 """
 
 import json
@@ -54,9 +54,13 @@ class ContainerWatch:
                 return
 
     def pod_changed(self, pod: dict[str, Any]) -> None:
-        """Marks the runs that have ended."""
+        """Makes the log of the first run, and marks the runs that have ended."""
         for container in pod.get("status", {}).get("containerStatuses", []):
-            log = self._folder(pod) / str(container["name"]) / f"{_last_ended_run(container)}.log"
+            folder = self._folder(pod) / str(container["name"])
+            if "running" in container["state"] and container["restartCount"] == 0:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / "0.log").touch()
+            log = folder / f"{_last_ended_run(container)}.log"
             if log.exists():
                 log.with_suffix(".exit").touch()
 

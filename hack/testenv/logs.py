@@ -6,6 +6,7 @@ Logs are files, `ROOT/NAMESPACE/POD/CONTAINER/N.log`, N being the number of rest
 - The stream of a run ends when the run does: `N.exit` exists, or N+1.log does, or the folder is gone. It does not go on
   with the next run.
 - All ends look the same, a failing kubelet's too.
+- The response to a request that follows begins with the first line. Before, there are not even headers.
 - `previous` is the run before the last one, or the only one if it is over; without one there is an error, as there is before the
   container runs.
 - `sinceTime` is cut to whole seconds, inclusively; `tailLines` counts records, not lines; `limitBytes` counts timestamps.
@@ -312,8 +313,11 @@ class LogServer:
             await _send_text(writer, 200, "unable to retrieve container logs for containerd://0123456789abcdef")
             return
         run = logs.choose(request)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
-        await writer.drain()
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        if fault or not request.follow:
+            writer.write(head)
+            await writer.drain()
+            head = b""
         if fault == "reset":
             writer.transport.abort()
             return
@@ -321,9 +325,10 @@ class LogServer:
             await asyncio.Event().wait()
         async for data in read_log(logs, run, request, self._changes):
             if data:
-                writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+                writer.write(head + b"%x\r\n%s\r\n" % (len(data), data))
                 await writer.drain()
-        writer.write(b"0\r\n\r\n")
+                head = b""
+        writer.write(head + b"0\r\n\r\n")
 
 
 async def _send_text(writer: asyncio.StreamWriter, status: int, text: str) -> None:

@@ -158,7 +158,7 @@ class Operator:
             add_unchanged=lambda key: self.queue.add(key, urgent=False),
         )
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
-        self.followers = self._make_followers(crashes)
+        self.followers = self._make_followers(mirror, crashes)
         self.configs = self._make_configs()
         inventory = InventoryCache(
             client,
@@ -230,10 +230,10 @@ class Operator:
             self._client, fence, self.readiness, lease=self._settings.lease, identity=identity, host=self._client.configuration.host
         )
 
-    def _make_followers(self, crashes: KnownCrashes) -> Followers:
+    def _make_followers(self, mirror: Mirror, crashes: KnownCrashes) -> Followers:
         settings = self._settings
         return Followers(
-            self._client,
+            mirror,
             make_parser=crashes.make_parser,
             changed=self.queue.add,
             streams=settings.log_streams,

@@ -11,6 +11,7 @@ from support.cluster import Cluster, Manifest, Simulator, the_pod
 from support.operator_process import OperatorProcess, condition, has, llama
 from support.own_knowledge import LICENCE_SIGNATURE, config_map
 from support.stories import LOADING, RUNNING, TOO_LONG, in_order, own_events, story, wait_for_story
+from testenv import Environment
 
 pytestmark = [pytest.mark.cluster, pytest.mark.extended]
 
@@ -64,6 +65,25 @@ async def test_a_crash_whose_log_cannot_be_read_says_so_until_it_can(served: Clu
     await wait_for_story(served, "its log could not be read", "Check node")
     for previous in (False, True):
         sim.fail_logs(pod, "", previous=previous)
+    await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=90)
+
+
+async def test_a_log_on_a_node_whose_kubelet_cannot_be_reached_is_read_when_it_can_be(
+    environment: Environment, served: Cluster, sim: Simulator, operator: OperatorProcess
+) -> None:
+    await sim.script(path="crash", pull="0", crash_after="hold", backoff="120")
+    environment.control_plane.stop_component("log-endpoint", kill=True)
+    try:
+        await served.create(llama(served.namespace))
+        pod = await the_pod(served)
+        fail(sim, pod)
+        await sim.change(pod, crash_after="0")
+        told = await served.wait_for(
+            "VLLMDeployment", "llama", lambda it: "could not be read" in condition(it, "Crashed").get("message", "")
+        )
+        assert "its log could not be read (dial tcp " in condition(told, "Crashed")["message"]
+    finally:
+        environment.start_log_endpoint()
     await served.wait_for("VLLMDeployment", "llama", has("Crashed", "True", "MaxModelLenExceedsKvCache"), within=90)
 
 

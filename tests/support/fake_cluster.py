@@ -224,7 +224,10 @@ class FakeCluster:
 
     @asynccontextmanager
     async def stream_log(self, request: LogRequest) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a log as scripted; where nothing is left of the script, it is empty and ends."""
+        """Open a log as scripted; where nothing is left of the script, it is empty and ends.
+
+        As with a kubelet, a log that is followed is open when the first line comes.
+        """
         self.log_requests.append(request)
         await self._enter("stream_log", POD)
         plain = self._logs.get((request.namespace, request.pod, False), [])
@@ -232,6 +235,9 @@ class FakeCluster:
         steps = streams.pop(0) if streams else ()
         if steps and isinstance(steps[0], ClusterError):
             raise steps[0]
+        if request.follow and steps and isinstance(steps[0], float):
+            await asyncio.sleep(steps[0])
+            steps = steps[1:]
         yield _play(
             steps if request.follow else steps[: next((at for at, step in enumerate(steps) if isinstance(step, float)), len(steps))]
         )

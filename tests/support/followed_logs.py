@@ -22,7 +22,8 @@ class World:
         self.parsers: list[PlainParser] = []
         self.changes: list[tuple[str, str]] = []
         self._changed = asyncio.Event()
-        bounds = FollowerSettings(**{"retry_seconds": (0.01,), "interval_seconds": 1000.0, **settings})
+        waits = dict.fromkeys(("retry_seconds", "refused_seconds", "unreachable_seconds"), (0.01,))
+        bounds = FollowerSettings(**{**waits, "interval_seconds": 1000.0, **settings})
         self.followers = Followers(self.cluster, make_parser=self._make, changed=self._note, streams=streams, settings=bounds)
 
     def _make(self) -> PlainParser:

@@ -1,6 +1,7 @@
 """The client for a real API server, in front of a server that answers what a test says."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import aiohttp
@@ -19,6 +20,7 @@ from vllm_operator.cluster.client import (
     NotLeading,
     Unauthorized,
     Unavailable,
+    Unreachable,
 )
 from vllm_operator.cluster.connection import MissingConnectionError
 from vllm_operator.cluster.kube import KubeClient
@@ -46,7 +48,7 @@ class Server:
         await asyncio.sleep(self.delay)
         if self.seen[-1] != self.accepted:
             return web.json_response(REFUSED, status=401)
-        if request.path.endswith("/log"):
+        if request.path.endswith("/log") and self.status == 200:
             return web.Response(text="a line\n")
         return web.Response(body=self.body, status=self.status, headers=self.headers)
 
@@ -199,6 +201,49 @@ async def test_a_log_that_may_not_be_read_is_reported_as_such(server: Server, co
     with pytest.raises(Unauthorized):
         async with connect(None).stream_log(LogRequest("default", POD.plural, "vllm")):
             pass
+
+
+URL = "https://10.0.0.7:10250/containerLogs/default/p/vllm?follow=true&timestamps=true"
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "want"),
+    [
+        (
+            f'Get "{URL}": dial tcp 10.0.0.7:10250: connect: connection refused',
+            Unreachable,
+            "dial tcp 10.0.0.7:10250: connect: connection refused",
+        ),
+        (f'Get "{URL}": No agent available', Unreachable, "No agent available"),
+        (
+            f'Get "{URL}": proxy error while dialing 10.0.0.7:10250, code 502: 502 Bad Gateway',
+            Unreachable,
+            "proxy error while dialing 10.0.0.7:10250, code 502: 502 Bad Gateway",
+        ),
+        ("no preferred addresses found; known addresses: []", Unreachable, "no preferred addresses found; known addresses: []"),
+        (f"Internal error occurred: {URL}: is busy", Unavailable, f"Internal error occurred: {URL}: is busy"),
+        ("etcdserver: request timed out", Unavailable, "etcdserver: request timed out"),
+    ],
+)
+async def test_a_kubelet_that_cannot_be_reached_is_told_from_other_errors(
+    server: Server, connect: Connect, message: str, kind: type[ClusterError], want: str
+) -> None:
+    server.accepted, server.status = OLD, 500
+    server.body = json.dumps({"kind": "Status", "message": message, "code": 500}).encode()
+    with pytest.raises(kind) as caught:
+        await read_log(connect(None))
+    assert (type(caught.value), str(caught.value)) == (kind, want)
+
+
+async def test_only_a_log_that_is_followed_may_be_silent_for_long(server: Server, connect: Connect) -> None:
+    server.accepted, server.delay = OLD, 0.3
+    client = KubeClient(server.configuration(OLD), timeout_seconds=0.1)
+    async with client.stream_log(LogRequest("default", "p", "vllm")) as pieces:
+        assert [piece async for piece in pieces] == [b"a line\n"]
+    with pytest.raises(Unavailable, match="did not answer in time"):
+        async with client.stream_log(LogRequest("default", "p", "vllm", follow=False)):
+            pass
+    await client.close()
 
 
 class Clock:

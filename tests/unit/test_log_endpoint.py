@@ -164,6 +164,17 @@ def test_a_fault_for_the_previous_run_leaves_the_current_one_alone(logs: Contain
     assert logs.fault(previous=False) == ""
 
 
+def test_a_container_that_runs_has_a_log(logs: ContainerLogs, tmp_path: Path) -> None:
+    container: dict[str, object] = {"name": "vllm", "state": {"waiting": {"reason": "ContainerCreating"}}, "restartCount": 0}
+    pod = {"metadata": {"namespace": "demo", "name": "server-0"}, "status": {"containerStatuses": [container]}}
+    watch = ContainerWatch(cast(ApiClient, None), tmp_path)
+    watch.pod_changed(pod)
+    assert logs.runs() == []
+    container["state"] = {"running": {"startedAt": "x"}}
+    watch.pod_changed(pod)
+    assert logs.runs() == [0]
+
+
 @pytest.mark.parametrize(
     ("state", "restarts", "over"),
     [

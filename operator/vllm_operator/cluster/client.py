@@ -13,6 +13,7 @@ Every failure is one of these errors. The reconciler decides by their class alon
     ├── Gone             410: the resourceVersion is too old
     └── Unavailable      no connection, timeout, 429, 5xx: a retry may help
         ├── Unauthorized     401: the API server does not accept the credentials, even after they were read again
+        ├── Unreachable      5xx to a request for a log: the API server cannot reach the kubelet of the Pod
         └── NotLeading       this operator does not hold the Lease; nothing was sent
 """
 
@@ -189,6 +190,10 @@ class Unauthorized(Unavailable):
     """The API server does not accept the credentials. They may be renewed, so a retry may help."""
 
 
+class Unreachable(Unavailable):
+    """The API server cannot reach the kubelet of a Pod, so it can read no log on that node."""
+
+
 class NotLeading(Unavailable):
     """This process does not hold the Lease, so nothing was sent."""
 
@@ -218,7 +223,7 @@ class Page:
 
 
 class ClusterClient(Protocol):
-    """Requests to the API server. All raise `ClusterError`, and none waits longer than the timeout of the client."""
+    """Requests to the API server. All raise `ClusterError`, and none but `stream_log` waits longer than the timeout of the client."""
 
     async def get(self, kind: Kind, name: str, namespace: str | None = None) -> Manifest:
         """Read one object. Raises NotFound."""
@@ -271,6 +276,7 @@ class ClusterClient(Protocol):
     def stream_log(self, request: LogRequest) -> AbstractAsyncContextManager[AsyncIterator[bytes]]:
         """Open a log with timestamps; iterate over its bytes in chunks of at most 64 KiB.
 
+        With `follow`, this waits for the first line, without a timeout: a kubelet answers nothing before.
         The end of the stream does not mean that the container has ended: it also ends when the kubelet restarts.
         """
 

@@ -200,9 +200,10 @@ class KubeClient:
             query["sinceTime"] = request.since
         if request.limit_bytes:
             query["limitBytes"] = request.limit_bytes
-        # no total timeout: an engine may log nothing for minutes
+        # no total timeout: an engine may log nothing for minutes, and a kubelet sends no headers before its first line
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout, sock_read=None)
-        async with self._stream(POD.path(request.namespace, request.pod, "log"), query, timeout, "get", "pods/log") as chunks:
+        path, seconds = POD.path(request.namespace, request.pod, "log"), None if request.follow else self._timeout
+        async with self._stream(path, query, timeout, "get", "pods/log", seconds=seconds) as chunks:
             yield chunks
 
     @asynccontextmanager
@@ -215,20 +216,20 @@ class KubeClient:
             query["fieldSelector"] = f"metadata.name={name}"
         # the server ends the watch; the timeout ends a dead connection
         timeout = aiohttp.ClientTimeout(total=seconds + self._timeout, sock_connect=self._timeout)
-        async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural) as chunks:
+        async with self._stream(kind.path(namespace), query, timeout, "watch", kind.plural, seconds=self._timeout) as chunks:
             yield watch_events(chunks)
 
     @asynccontextmanager
     async def _stream(
-        self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str
+        self, path: str, query: Mapping[str, Any], limit: aiohttp.ClientTimeout, verb: str, resource: str, *, seconds: float | None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """Open a response that is read as it arrives. Retry once after a 401, with reloaded credentials."""
+        """Open a response that is read as it arrives, and wait `seconds` for its headers. Retry once after a 401, with new credentials."""
         for attempt in (1, 2):
             await self._connection.check_files()
             async with self._connection.use() as session:
                 credentials = await self._authorization()
                 try:
-                    async with asyncio.timeout(self._timeout):
+                    async with asyncio.timeout(seconds):
                         response = await self._send(session, "GET", path, credentials, query=query, limit=limit)
                 except TimeoutError as error:
                     raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error

@@ -19,6 +19,7 @@ from vllm_operator.cluster.client import (
     NotFound,
     Unauthorized,
     Unavailable,
+    Unreachable,
 )
 from vllm_operator.pods import reading
 
@@ -35,6 +36,9 @@ REJECTED = (
 )
 DEPTH_LIMIT = 100
 """Levels of nesting that are kept of JSON that is too deep for Python. Objects of Kubernetes have at most about 25."""
+_KUBELET = re.compile(r'^\w+ "https?://[^"]*/containerLogs/[^"]*": |^(?=no preferred addresses found)')
+"""How the API server begins a message about a kubelet that it cannot reach (registry/generic/rest/streamer.go, kubelet/client). The URL
+names the Pod, but the rest is about the node."""
 _TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]]', re.DOTALL)
 
 
@@ -97,6 +101,8 @@ def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> C
             return Invalid(message, causes=tuple((reading.text(cause, "field"), reading.text(cause, "message")) for cause in causes))
         case 500 if message.startswith(_MALFORMED):
             return Invalid(_OBJECT_NAME.sub("", message))
+        case _ if found := _KUBELET.match(message):
+            return Unreachable(message[found.end() :])
         case _:
             return Unavailable(message, retry_after=_seconds(response.headers.get("Retry-After") or ""))
 

@@ -10,7 +10,13 @@ from vllm_operator.pods import reading
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an engine container. `previous`: it is the run before the current one, so its log must be requested as such."""
+    """One run of an engine container.
+
+    Attributes:
+        previous: Whether it is the run before the current one, so that its log must be requested as such.
+        ended_at: When it ended; None if it has not, or this is unknown.
+        node: The node of its Pod.
+    """
 
     namespace: str
     pod: str
@@ -19,6 +25,7 @@ class Run:
     restarts: int
     previous: bool = False
     ended_at: datetime | None = None
+    node: str = ""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -31,10 +38,9 @@ def runs_to_follow(pod: Manifest, container: str = labels.CONTAINER) -> tuple[Ru
     status = container_status(pod, container)
     if not status:
         return ()
-    metadata = pod["metadata"]
     restarts = int(status.get("restartCount") or 0)
     if "running" in (status.get("state") or {}):
-        current = Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts)
+        current = _run(pod, container, restarts)
         before = ended_run(pod, container, restarts - 1)
         return (current,) if before is None else (before, current)
     ended = ended_run(pod, container, restarts)  # before the restart, the log is still that of the ended run
@@ -51,9 +57,12 @@ def ended_run(pod: Manifest, container: str, restarts: int) -> Run | None:
     ended = state if now == restarts and has_begun else before
     if (now != restarts and not previous) or "terminated" not in ended:
         return None
-    metadata = pod["metadata"]
-    ended_at = reading.moment(ended, "terminated", "finishedAt")
-    return Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts, previous, ended_at)
+    return _run(pod, container, restarts, previous=previous, ended_at=reading.moment(ended, "terminated", "finishedAt"))
+
+
+def _run(pod: Manifest, container: str, restarts: int, *, previous: bool = False, ended_at: datetime | None = None) -> Run:
+    metadata, node = pod["metadata"], reading.text(pod, "spec", "nodeName")
+    return Run(metadata["namespace"], metadata["name"], metadata["uid"], container, restarts, previous, ended_at, node)
 
 
 def container_status(pod: Manifest, container: str) -> Manifest:

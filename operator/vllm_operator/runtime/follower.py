@@ -9,21 +9,27 @@ request ends by itself, so its connection serves the next log, which saves the T
 
 The kubelet restarts a container before the API server shows it. A log that is opened at that moment is the log of the next run. Only the
 times of its lines show this, so `Follower.missed` checks it once the end of the run is known.
+
+A kubelet shows the API server that a container runs only after its log can be read. So a request that a kubelet refuses is repeated
+rarely, and one that does not reach the kubelet stands for all logs on the node (`runtime/kubelets.py`).
 """
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
-from typing import Any, Protocol
+from datetime import timedelta
 
-from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound
+from vllm_operator.cluster.client import POD, ClusterClient, ClusterError, Forbidden, Invalid, LogRequest, NotFound, Unreachable
 from vllm_operator.runtime.container_runs import Run, container_status, ended_run
-from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError, next_piece
+from vllm_operator.runtime.kubelets import Kubelets
+from vllm_operator.runtime.log_lines import LogUnavailableError
 from vllm_operator.runtime.log_slots import Slots, wait_for
+from vllm_operator.runtime.log_stream import LogStream
+from vllm_operator.runtime.run_log import Parser, RunLog
 from vllm_operator.startup.state import LogProblem, StartupState, UnreadLog
 from vllm_operator.startup.timeline import is_same, is_significant
 
@@ -31,6 +37,10 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 0.2
 """After this silence, all existing lines of a stream are considered read."""
+SILENT_SECONDS = 60.0
+"""How long to wait for the first line of a stream before it is requested again: the connection may be dead."""
+SILENT_SLOT_SECONDS = 1.0
+"""The same while slots are scarce."""
 LINGER_SECONDS = 2.0
 """How long to wait for the last lines of a start after its Pod is Ready."""
 REST_FACTOR = 2.0
@@ -41,30 +51,8 @@ UNAVAILABLE_LIMIT = 5
 ENDED_TRIES = 8
 """Reads of the log of an ended run, within some forty seconds, that the kubelet may refuse or answer with nothing. Under load, the
 kubelet lags behind the status of its Pod. Reads that do not reach the kubelet do not count."""
-REFUSED_TRIES = 4
-"""Refused requests for a log in a row after which each one is followed by a look at the Pod."""
 DETAIL_LIMIT = 500
 """Characters of an error that are kept."""
-LATE_SECONDS = 2
-"""A line that was written this long after the end of a run belongs to a later run. Ends are given in whole seconds."""
-
-
-class Parser(Protocol):
-    """A parser of log lines, such as `vllm_operator.startup.parser.StartupParser`."""
-
-    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
-        """Read lines that were written at this time."""
-
-    def end(self) -> None:
-        """End the log."""
-
-    @property
-    def state(self) -> StartupState:
-        """What the log says so far."""
-
-    @property
-    def final_state(self) -> StartupState:
-        """What the log says if the process has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +62,13 @@ class FollowerSettings:
     line_bytes: int = 64 * 1024
     replay_bytes: int = 64 * 1024 * 1024
     turn_seconds: float = 6.0
-    idle_seconds: float = 20.0
     interval_seconds: float = 10.0
     step_percent: int = 5
     retry_seconds: tuple[float, ...] = (0.5, 1.0, 2.0, 5.0, 10.0)
+    refused_seconds: tuple[float, ...] = (2.0, 10.0, 30.0)
+    """Pauses after requests for the log of a running container that a kubelet refuses. The last one repeats."""
+    unreachable_seconds: tuple[float, ...] = (1.0, 2.0, 5.0, 10.0, 30.0)
+    """Pauses between requests to a kubelet that cannot be reached. The last one repeats."""
 
 
 class Follower:
@@ -97,6 +88,7 @@ class Follower:
         *,
         client: ClusterClient,
         slots: Slots,
+        kubelets: Kubelets,
         settings: FollowerSettings,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.monotonic,
@@ -108,32 +100,28 @@ class Follower:
         self.unread: UnreadLog | None = UnreadLog(LogProblem.PENDING)
         self._client = client
         self._slots = slots
+        self._kubelets = kubelets
         self._settings = settings
         self._changed = changed
         self._clock = clock
-        self._parser: Parser | None = parser
-        self._lines = LogLines(line_bytes=settings.line_bytes)
+        self._log = RunLog(parser, line_bytes=settings.line_bytes)
         self._published: StartupState | None = None
         self._published_at = 0.0
-        self._latest = parser.state
-        self._read_bytes = 0
         self._stop_at: float | None = None
         self._wake = asyncio.Event()
         self._dead = run.previous or run.ended_at is not None
         self._began_as_previous = run.previous
         self._has_read_end = False
         self._is_at_end = False
-        self._was_reopened = False
-        self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
-        self._at_first_line = False
+        self._was_silent = False
 
     @property
     def state(self) -> StartupState | None:
         """What the log says, as of the last significant change; None if nothing could be read."""
-        if self._published is None or ((self.finished or self._dead) and not self._latest.lines):
+        if self._published is None or ((self.finished or self._dead) and not self._log.latest.lines):
             return None
         # These two show whether the start is alive, so they are always current.
-        return replace(self._published, last_line_at=self._latest.last_line_at, lines=self._latest.lines)
+        return replace(self._published, last_line_at=self._log.latest.last_line_at, lines=self._log.latest.lines)
 
     def finish_soon(self) -> None:
         """Read the lines that are about to arrive, then stop, because the Pod serves."""
@@ -167,16 +155,17 @@ class Follower:
             await self._read_all()
 
     async def _read_all(self) -> None:
-        tries = unavailable = misses = 0
+        tries = unavailable = misses = refusals = 0
         is_last = False
         while self._dead or is_last or not self._is_due():
-            before, dead = self._latest.lines, self._dead
+            before, dead = self._log.latest.lines, self._dead
             wait = 0.0
-            has_missed = was_refused = False
+            has_missed = was_refused = is_unreachable = False
             try:
                 async with self._slots.hold():
+                    self._kubelets.check(self.run.node)
                     await self._read()
-                has_missed = self._is_at_end and (self._is_unsure or not self._latest.lines)
+                has_missed = self._is_at_end and (self._log.is_unsure or not self._log.latest.lines)
                 self._has_read_end = dead and self._is_at_end and not has_missed
                 self.unread = self.unread if has_missed else None
             except LogUnavailableError as error:
@@ -186,30 +175,41 @@ class Follower:
                 self._note_problem(LogProblem.GONE, error)
             except (Invalid, NotFound) as error:
                 has_missed = was_refused = True
+                self._kubelets.note_answer(self.run.node)
+                wait = self._backoff(tries) if dead else _pick(self._settings.refused_seconds, refusals)
                 self._note_problem(LogProblem.GONE, error)
             except Forbidden as error:
                 log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
                 wait = FORBIDDEN_SECONDS
                 self._note_problem(LogProblem.FORBIDDEN, error)
+            except Unreachable as error:
+                was_refused = is_unreachable = True
+                self._kubelets.note_error(self.run.node, error)
+                wait = self._kubelets.seconds_left(self.run.node) if self.run.node else self._backoff(tries)
+                self._note_problem(LogProblem.UNREACHABLE, error)
             except ClusterError as error:
                 was_refused = True
                 wait = self._backoff(tries)
                 self._note_problem(LogProblem.UNREACHABLE, error)
-            tries = 0 if self._latest.lines > before else tries + 1
+            tries = 0 if self._log.latest.lines > before else tries + 1
+            refusals = refusals + 1 if was_refused else 0
             misses += dead and has_missed
             self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
             is_polled = self._slots.are_scarce and not self._dead
             if (unavailable >= UNAVAILABLE_LIMIT and not self._dead) or self._has_read_end or (is_last and not self._dead):
                 break
-            # `note_end` says so, too, but a stream may end before the watch tells. A request for each refused one would double them.
-            if not (is_polled or (was_refused and tries < REFUSED_TRIES)) and await self._is_over():
+            # `note_end` says so, too, but a stream may end before the watch tells
+            if not (is_polled or was_refused) and await self._is_over():
                 break
             self._catch_up()  # the report must not wait for the next try
             if is_polled and not wait:
                 self._publish()
                 is_last = await self._has_turn_at_end()
-            else:
-                await asyncio.sleep(wait or self._backoff(tries))
+            elif is_unreachable:
+                with self._kubelets.waiting(self.run.node, self._wake):
+                    await self._rest(wait, unless=lambda: not self._kubelets.seconds_left(self.run.node))
+            elif not self._was_silent:
+                await self._rest(wait or self._backoff(tries))
 
     async def _has_turn_at_end(self) -> bool:
         """Wait for the next turn while slots are scarce. Return whether it is the last: the Pod serves, and its last lines can be read."""
@@ -222,6 +222,15 @@ class Follower:
             await wait_for(self._wake, left)
         return self._is_due()
 
+    async def _rest(self, seconds: float, *, unless: Callable[[], bool] = lambda: False) -> None:
+        """Wait before the next request, but no longer if the run ends or its Pod serves, or `unless` this is so."""
+        until, dead = self._clock() + seconds, self._dead
+        while self._dead == dead and not unless():
+            end = until if self._stop_at is None or self._dead else min(until, self._stop_at)
+            if (left := end - self._clock()) <= 0:
+                return
+            await wait_for(self._wake, left)
+
     def _note_problem(self, problem: LogProblem, error: Exception) -> None:
         """Note why the log could not be read. The first error of a kind is kept, because its text may differ each time."""
         log.debug("log of Pod %s/%s: %s", self.run.namespace, self.run.pod, error)
@@ -229,11 +238,6 @@ class Follower:
             self.unread = UnreadLog(problem, str(error)[:DETAIL_LIMIT])
             if self.caught_up:
                 self._changed()
-
-    @property
-    def _is_unsure(self) -> bool:
-        """Whether the log that was opened last may belong to another run."""
-        return self._was_reopened and not self._lines.continues
 
     def missed(self, run: Run) -> bool:
         """Whether the log of this run must be read again from its beginning. `run` is the same run, as its Pod shows it now.
@@ -243,18 +247,17 @@ class Follower:
         """
         if run.ended_at is None:
             return False
-        is_unread = self.finished and not (self._has_read_end and self._latest.lines)
+        is_unread = self.finished and not (self._has_read_end and self._log.latest.lines)
         if run.previous and not self._began_as_previous:
-            return is_unread or self._is_unsure or (self._begins_at is not None and self._begins_at >= run.ended_at)
+            return is_unread or self._log.is_unsure or self._log.begins_after(run.ended_at)
         return self.finished and not self._has_read_end
 
     def is_credible(self, run: Run) -> bool:
         """Whether the lines that were read very likely belong to this run, even if some are missing."""
-        return run.ended_at is None or self._begins_at is None or self._begins_at < run.ended_at + timedelta(seconds=1)
+        return run.ended_at is None or not self._log.begins_after(run.ended_at + timedelta(seconds=1))
 
     def _backoff(self, tries: int) -> float:
-        waits = self._settings.retry_seconds
-        return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)
+        return _pick(self._settings.retry_seconds, tries)
 
     def _is_due(self) -> bool:
         """Whether it is time to close a stream that has not ended."""
@@ -262,55 +265,58 @@ class Follower:
 
     async def _read(self) -> None:
         """Read one stream to its end, to the end of the turn, or until the Pod serves."""
-        self._was_reopened = not self.run.previous and self._lines.since is not None
-        self._lines.reopen()
-        self._is_at_end = False
-        self._at_first_line = not self.run.previous
+        self._log.reopen(previous=self.run.previous)
+        self._is_at_end = self._was_silent = False
         request = LogRequest(
             namespace=self.run.namespace,
             pod=self.run.pod,
             container=self.run.container,
-            follow=not self._dead and not self._slots.are_scarce,
+            follow=not self._dead and not self._slots.are_scarce and not self._kubelets.has_failed(self.run.node),
             previous=self.run.previous,
-            since=self._lines.since,
+            since=self._log.since,
             limit_bytes=self._settings.replay_bytes if self._dead else None,
         )
-        async with self._client.stream_log(request) as stream:
-            pieces = aiter(stream)
-            pending: asyncio.Task[bytes] | None = None
-            woken: asyncio.Task[object] = asyncio.create_task(self._wake.wait(), name="end of a start")
-            try:
-                while not (request.follow and self._is_due()):
-                    pending = pending or asyncio.create_task(next_piece(pieces), name="piece of a log")
-                    waited: set[asyncio.Task[Any]] = {pending} if woken.done() else {pending, woken}
-                    done, _ = await asyncio.wait(waited, timeout=self._wait_seconds(), return_when=asyncio.FIRST_COMPLETED)
-                    if pending in done:
-                        piece, pending = pending.result(), None
-                        if not piece:
-                            self._lines.check()
-                            self._is_at_end = True
-                            return
-                        await self._take(piece)
-                    elif not done:
-                        self._note_silence()
-                    if request.follow and self._slots.are_scarce and self.caught_up:
-                        return
-                    if woken.done() and self._stop_at is None and not self._dead:
-                        self._wake.clear()
-                        woken = asyncio.create_task(self._wake.wait(), name="end of a start")
-            finally:
-                left = [task for task in (pending, woken) if task is not None]
-                for task in left:
-                    task.cancel()
-                await asyncio.gather(*left, return_exceptions=True)
+        stream = LogStream(
+            self._client.stream_log(request),
+            self._take,
+            opened=lambda: self._kubelets.note_answer(self.run.node),
+            wake=self._wake,
+            clock=self._clock,
+        )
+        try:
+            while not (request.follow and self._is_due()):
+                if stream.is_at_end():
+                    self._log.check()
+                    self._is_at_end = True
+                    return
+                if request.follow and self._slots.are_scarce and self.caught_up and stream.is_open:
+                    return
+                left = self._next_look(stream, request) - self._clock()
+                if left > 0:
+                    await wait_for(self._wake, left)
+                elif stream.is_open:
+                    self._note_silence()
+                    stream.moved_at = self._clock()
+                else:
+                    self._was_silent = True
+                    return
+        finally:
+            await stream.close()
 
-    def _wait_seconds(self) -> float:
-        """Return for how many seconds to wait for the next piece."""
+    def _next_look(self, stream: LogStream, request: LogRequest) -> float:
+        """Return when to look at a stream again on which nothing arrives."""
+        if not stream.is_open and not request.follow:
+            return math.inf  # the client limits the time
+        if not stream.is_open:
+            end = stream.moved_at + (SILENT_SLOT_SECONDS if self._slots.are_scarce else SILENT_SECONDS)
+            return end if self._stop_at is None else min(end, self._stop_at)
+        if stream.is_busy:
+            return self._clock() + QUIET_SECONDS
         if not self.caught_up or self._stop_at is not None:
-            return QUIET_SECONDS
-        if self._published is not None and not is_same(self._published, self._latest):
-            return max(0.05, self._published_at + self._settings.interval_seconds - self._clock())
-        return self._settings.idle_seconds
+            return stream.moved_at + QUIET_SECONDS
+        if self._published is not None and not is_same(self._published, self._log.latest):
+            return self._published_at + self._settings.interval_seconds
+        return math.inf
 
     def _note_silence(self) -> None:
         """Handle a stream that delivered nothing within `_wait_seconds`."""
@@ -321,31 +327,13 @@ class Follower:
 
     async def _take(self, piece: bytes) -> None:
         started = time.perf_counter()
-        self._read_bytes += len(piece)
-        for lines, moment in self._lines.feed(piece):
-            self._check_run(moment)
-            self._feed(lines, moment)
-        self._latest = self._parser.state if self._parser else self._latest
-        if self._read_bytes > self._settings.replay_bytes:
+        self._log.feed(piece, self.run.ended_at)
+        if self._log.size > self._settings.replay_bytes:
             self._catch_up()  # no start writes this much, so do not wait for the last line
         if self.caught_up:
             self._publish()
+            self._wake.set()
         await asyncio.sleep((time.perf_counter() - started) * REST_FACTOR)
-
-    def _check_run(self, moment: datetime | None) -> None:
-        """Raises LogUnavailableError if a line was written after the end of the run."""
-        if moment is None:
-            return
-        if self.run.ended_at is not None and moment > self.run.ended_at + timedelta(seconds=LATE_SECONDS):
-            raise LogUnavailableError("this is the log of a later run")
-        if self._at_first_line:
-            self._at_first_line = False
-            if not self._lines.continues or not self._latest.lines:
-                self._begins_at = moment
-
-    def _feed(self, lines: bytes, moment: datetime | None) -> None:
-        if self._parser is not None:
-            self._parser.feed(lines, moment)
 
     async def _is_over(self) -> bool:
         """Read the Pod, and note the end of the run. Return whether there is nothing more to read."""
@@ -373,7 +361,7 @@ class Follower:
             self._publish(force=True)
 
     def _publish(self, *, force: bool = False) -> None:
-        state, old = self._latest, self._published
+        state, old = self._log.latest, self._published
         if old is not None and not force:
             is_due = self._clock() - self._published_at >= self._settings.interval_seconds
             if is_same(old, state) or not (is_due or is_significant(old, state, self._settings.step_percent)):
@@ -382,19 +370,16 @@ class Follower:
         self._changed()
 
     def _finish(self) -> None:
-        rest = self._lines.flush()
-        if rest is not None and self._parser is not None:
-            self._feed(*rest)
-        if self._parser is not None and self._dead:
-            self._parser.end()
-            self._latest = self._parser.final_state
-        elif self._parser is not None:
-            self._latest = self._parser.state
-        self._parser = None  # free its memory
+        self._log.end(has_ended=self._dead)
         if self.unread is not None and self.unread.problem is LogProblem.PENDING and self._has_read_end:
             self.unread = None  # it is empty
         self.caught_up = self.finished = True
         self._publish(force=self._published is None)
-        if self._published is not None and not is_same(self._published, self._latest):
-            self._published = self._latest
+        if self._published is not None and not is_same(self._published, self._log.latest):
+            self._published = self._log.latest
             self._changed()
+
+
+def _pick(waits: tuple[float, ...], tries: int) -> float:
+    """Return a pause, which varies so that not all logs are read at the same moment."""
+    return waits[min(tries, len(waits) - 1)] * random.uniform(0.8, 1.2)

@@ -16,8 +16,10 @@ from vllm_operator.caches.prefetching import is_fetching
 from vllm_operator.cluster.client import ClusterClient, Key, Manifest
 from vllm_operator.cluster.observe import is_ready
 from vllm_operator.runtime.container_runs import Run, ended_run, runs_to_follow
-from vllm_operator.runtime.follower import Follower, FollowerSettings, Parser
+from vllm_operator.runtime.follower import Follower, FollowerSettings
+from vllm_operator.runtime.kubelets import Kubelets
 from vllm_operator.runtime.log_slots import Slots
+from vllm_operator.runtime.run_log import Parser
 from vllm_operator.startup.state import Stage, StartupState, UnreadLog
 
 log = logging.getLogger(__name__)
@@ -91,6 +93,7 @@ class Followers:
         self._restart_seconds = restart_seconds
         self._deployments: dict[Key, _Deployment] = {}
         self.slots = Slots(streams)
+        self._kubelets = Kubelets(self._settings.unreachable_seconds)
 
     def sync(self, key: Key, pods: Iterable[Manifest], starting: Collection[str] = ()) -> None:
         """Follow the logs of these Pods as needed, and forget Pods that no longer exist.
@@ -182,6 +185,7 @@ class Followers:
         run_key = run.key
         if run_key in deployment.runs:
             return
+        self._kubelets.note_start(run.node)
         deployment.runs[run_key] = entry = _Entry(self._make(key, run), time.monotonic())
         self._begin(key, entry)
         for old in sorted(k for k in deployment.runs if k[0] == run.uid)[:-2]:  # two runs are enough
@@ -193,6 +197,7 @@ class Followers:
             self._make_parser(),
             client=self._client,
             slots=self.slots,
+            kubelets=self._kubelets,
             settings=self._settings,
             changed=lambda: self._changed(key),
         )

@@ -11,7 +11,7 @@ The API server prefixes each line with an RFC 3339 time and a space. Observed be
 """
 
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from vllm_operator.startup.times import YEARS
@@ -161,11 +161,3 @@ def _time(match: re.Match[bytes] | None) -> datetime | None:
     except (ValueError, OverflowError):
         return None
     return time if time.year in YEARS else None
-
-
-async def next_piece(pieces: AsyncIterator[bytes]) -> bytes:
-    """The next bytes of a stream; none at its end."""
-    try:
-        return await anext(pieces)  # with a default, CPython 3.11 may crash if the task is cancelled
-    except StopAsyncIteration:
-        return b""

@@ -1,6 +1,7 @@
 """How many logs are open at the same time, and how often each is read if more are wanted."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 
@@ -57,8 +58,8 @@ class Slots:
 
 
 async def wait_for(event: asyncio.Event, seconds: float) -> None:
-    """Wait until an event is set, at most for some seconds, and clear it."""
+    """Wait until an event is set, at most for some seconds (without limit if infinite), and clear it."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
+        async with asyncio.timeout(None if seconds == math.inf else seconds):
             await event.wait()
     event.clear()

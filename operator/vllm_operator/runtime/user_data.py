@@ -20,8 +20,8 @@ from vllm_operator.catalog.user_signatures import with_user_signatures
 from vllm_operator.cluster.client import CONFIG_MAP, ClusterClient, ClusterError, Forbidden, Manifest, NotFound, Unavailable
 from vllm_operator.cluster.events import EventRecorder, Occurrence
 from vllm_operator.observation.knowledge import Knowledge, load_knowledge
-from vllm_operator.runtime.follower import Parser
 from vllm_operator.runtime.metrics import Metrics
+from vllm_operator.runtime.run_log import Parser
 from vllm_operator.startup.parser import StartupParser
 
 log = logging.getLogger(__name__)

@@ -1,0 +1,101 @@
+"""What has been read of the log of one run, and whether it belongs to that run."""
+
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from vllm_operator.runtime.log_lines import LogLines, LogUnavailableError
+from vllm_operator.startup.state import StartupState
+
+LATE_SECONDS = 2
+"""A line that was written this long after the end of a run belongs to a later run. Ends are given in whole seconds."""
+
+
+class Parser(Protocol):
+    """A parser of log lines, such as `vllm_operator.startup.parser.StartupParser`."""
+
+    def feed(self, data: bytes, timestamp: datetime | None = None) -> None:
+        """Read lines that were written at this time."""
+
+    def end(self) -> None:
+        """End the log."""
+
+    @property
+    def state(self) -> StartupState:
+        """What the log says so far."""
+
+    @property
+    def final_state(self) -> StartupState:
+        """What the log says if the process has ended."""
+
+
+class RunLog:
+    """The log of one run, read from one or more streams.
+
+    Attributes:
+        latest: What it says so far.
+        size: Bytes that were read, with those of repeated lines.
+    """
+
+    def __init__(self, parser: Parser, *, line_bytes: int) -> None:
+        """Begin with nothing. Longer lines than `line_bytes` are parsed in pieces."""
+        self.latest = parser.state
+        self.size = 0
+        self._parser: Parser | None = parser
+        self._lines = LogLines(line_bytes=line_bytes)
+        self._was_reopened = False
+        self._begins_at: datetime | None = None  # time of the first line of a log that may belong to the next run
+        self._at_first_line = False
+
+    @property
+    def since(self) -> str | None:
+        """The `sinceTime` to resume the stream with; None for all lines."""
+        return self._lines.since
+
+    @property
+    def is_unsure(self) -> bool:
+        """Whether the log that was opened last may belong to another run."""
+        return self._was_reopened and not self._lines.continues
+
+    def begins_after(self, moment: datetime) -> bool:
+        """Whether its first line was written at this time or later, in a log that may belong to the next run."""
+        return self._begins_at is not None and self._begins_at >= moment
+
+    def reopen(self, *, previous: bool) -> None:
+        """Prepare for another stream. `previous`: that of a log that can only belong to an ended run."""
+        self._was_reopened = not previous and self._lines.since is not None
+        self._lines.reopen()
+        self._at_first_line = not previous
+
+    def feed(self, piece: bytes, ended_at: datetime | None) -> None:
+        """Read bytes of a run that ended at this time, or has not ended. Raises LogUnavailableError if they are not of its log."""
+        self.size += len(piece)
+        for lines, moment in self._lines.feed(piece):
+            self._check_run(moment, ended_at)
+            if self._parser is not None:
+                self._parser.feed(lines, moment)
+        self.latest = self._parser.state if self._parser else self.latest
+
+    def check(self) -> None:
+        """End a stream. Raises LogUnavailableError if it was only an error text without a newline."""
+        self._lines.check()
+
+    def end(self, *, has_ended: bool) -> None:
+        """End the log, and free the memory of its parser. `has_ended`: the run is over."""
+        parser, rest = self._parser, self._lines.flush()
+        if parser is None:
+            return
+        if rest is not None:
+            parser.feed(*rest)
+        if has_ended:
+            parser.end()
+        self.latest, self._parser = parser.final_state if has_ended else parser.state, None
+
+    def _check_run(self, moment: datetime | None, ended_at: datetime | None) -> None:
+        if moment is None:
+            return
+        if ended_at is not None and moment > ended_at + timedelta(seconds=LATE_SECONDS):
+            raise LogUnavailableError("this is the log of a later run")
+        if self._at_first_line:
+            self._at_first_line = False
+            if not self._lines.continues or not self.latest.lines:
+                self._begins_at = moment

@@ -1,0 +1,169 @@
+"""Requests for logs that are refused, fail, or are not answered: they are few, and wait for nobody."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from support.followed_logs import FOREVER, KEY, World
+from support.logs import RUNNING, TERMINATED, Manifest, line, pod
+from vllm_operator.cluster.client import Invalid, Unreachable
+from vllm_operator.runtime import follower, kubelets
+from vllm_operator.runtime.kubelets import Kubelets
+from vllm_operator.startup.state import LogProblem, UnreadLog
+
+NOT_STARTED = Invalid('container "vllm" in pod "p" is waiting to start: ContainerCreating')
+DOWN = Unreachable("dial tcp 10.0.0.7:10250: connect: connection refused")
+NEVER = 1000.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    made = World(refused_seconds=(0.01, NEVER), unreachable_seconds=(NEVER,))
+    yield made
+    await made.followers.close()
+
+
+def on_node(node: str, name: str, *, state: Manifest = RUNNING, ready: bool = False) -> Manifest:
+    manifest = pod(name, state=state, ready=ready)
+    return {**manifest, "spec": {"nodeName": node}}
+
+
+def asked_for(world: World) -> list[str]:
+    return [request.pod for request in world.cluster.log_requests]
+
+
+def test_a_kubelet_that_cannot_be_reached_is_asked_now_and_then() -> None:
+    clock = Clock()
+    known = Kubelets((1.0, 10.0), clock=clock)
+    known.note_error("a", DOWN)
+    known.note_error("a", DOWN)  # of a request that was sent at the same time
+    sent = []
+    for _ in range(250):
+        clock.now += 0.1
+        with suppress(Unreachable):
+            known.check("a")
+            sent.append(round(clock.now - 100.0))
+        known.check("b")
+    assert sent == [1, 11, 21]
+    with pytest.raises(Unreachable, match=r"dial tcp 10\.0\.0\.7:10250"):
+        known.check("a")
+    assert known.has_failed("a")
+    known.note_answer("a")
+    assert not known.has_failed("a")
+    known.check("a")
+
+
+def test_a_container_that_starts_shows_that_its_kubelet_works() -> None:
+    clock = Clock()
+    known = Kubelets((30.0,), clock=clock)
+    known.note_error("a", DOWN)
+    assert known.seconds_left("a") == 30.0
+    known.note_start("a")
+    assert known.seconds_left("a") == 1.0
+    clock.now += 20.0
+    known.check("a")
+    assert known.seconds_left("a") == 30.0
+
+
+async def test_a_request_that_does_not_reach_the_kubelet_stands_for_all_logs_of_the_node(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kubelets, "START_SECONDS", NEVER)
+    world.cluster.script_log("default", "p0", [DOWN], [line(1, "a"), FOREVER])
+    for name in ("p1", "p2"):
+        world.cluster.script_log("default", name, [line(1, "b"), FOREVER])
+    world.show(on_node("bad", "p0"))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    world.show(on_node("bad", "p0"), on_node("bad", "p1", state=TERMINATED), on_node("good", "p2"))
+    await world.until(lambda: world.followers.caught_up(KEY) and world.texts(2) == ["b"])
+    assert asked_for(world) == ["p0", "p2"]
+    assert world.followers.unread(KEY) == {("uid-of-p1", 0): UnreadLog(LogProblem.UNREACHABLE, str(DOWN))}
+
+
+async def test_all_logs_of_a_node_are_read_as_soon_as_its_kubelet_answers() -> None:
+    world = World(unreachable_seconds=(0.3, NEVER))
+    for name in ("p0", "p1", "p2"):
+        world.cluster.script_log("default", name, *[(line(1, "a"), FOREVER)] * 3)
+    world.cluster.script_log("default", "p", [DOWN])
+    world.show(on_node("bad", "p"))
+    await world.until(lambda: world.followers.caught_up(KEY))
+    world.show(*(on_node("bad", name) for name in ("p0", "p1", "p2")))
+    await world.until(lambda: [world.texts(number) for number in (1, 2, 3)] == [["a"]] * 3)
+    await world.followers.close()
+
+
+@pytest.mark.parametrize("streams", [10, 1], ids=["followed", "read in turn"])
+async def test_a_log_that_a_kubelet_refuses_is_requested_rarely(streams: int) -> None:
+    world = World(streams=streams, refused_seconds=(0.01, NEVER), turn_seconds=0.01)
+    for name in ("p0", "p1"):
+        world.cluster.script_log("default", name, *[[NOT_STARTED]] * 99)
+    world.show(pod("p0", state=RUNNING), pod("p1", state=RUNNING))
+    await world.until(lambda: len(world.cluster.log_requests) == 4)
+    await asyncio.sleep(0.2)
+    assert sorted(asked_for(world)) == ["p0", "p0", "p1", "p1"]
+    await world.followers.close()
+
+
+async def test_a_refused_log_is_read_at_once_when_its_run_has_ended(world: World) -> None:
+    world.cluster.script_log("default", "p", [NOT_STARTED], [NOT_STARTED], [line(1, "crash Boom")])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: len(world.cluster.log_requests) == 2)
+    world.show(pod(state=TERMINATED))
+    await world.until(lambda: (state := world.state()) and state.crash)
+
+
+async def test_nobody_waits_for_a_refused_log_of_a_pod_that_serves(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    world.cluster.script_log("default", "p", *[[NOT_STARTED]] * 9)
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: len(world.cluster.log_requests) == 2)
+    world.show(pod(state=RUNNING, ready=True))
+    await world.until(lambda: world.followers.streams() == (0, 0))
+    assert len(world.cluster.log_requests) == 2
+
+
+async def test_the_log_of_an_engine_that_is_silent_at_first_is_read_with_its_first_line(world: World) -> None:
+    world.cluster.script_log("default", "p", [0.3, line(1, "stage WeightLoad"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts() == ["stage WeightLoad"])
+    assert len(world.cluster.log_requests) == 1
+
+
+async def test_a_silent_log_is_requested_again_without_a_pause(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "SILENT_SECONDS", 0.02)
+    world.cluster.script_log("default", "p", [FOREVER], [FOREVER], [line(1, "a"), FOREVER])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts() == ["a"])
+    assert not world.followers.unread(KEY)
+
+
+async def test_silent_logs_give_way_when_there_are_more_than_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "SILENT_SLOT_SECONDS", 0.02)
+    world = World(streams=2, turn_seconds=0.05)
+    names = ["p0", "p1", "p2"]
+    for name in names[:2]:
+        world.cluster.script_log("default", name, *[[FOREVER]] * 99)
+    world.cluster.script_log("default", "p2", *[(line(1, "a"), FOREVER)] * 99)
+    world.show(*(pod(name, state=RUNNING) for name in names[:2]))
+    await world.until(lambda: world.followers.streams() == (2, 0))
+    world.show(*(pod(name, state=RUNNING) for name in names))
+    await world.until(lambda: world.texts(2) == ["a"])
+    await world.followers.close()
+
+
+async def test_a_silent_log_is_read_to_its_end_when_its_run_has_ended(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    world.cluster.script_log("default", "p", [FOREVER], [line(1, "crash Boom")])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.cluster.log_requests)
+    world.show(pod(state=TERMINATED))
+    await world.until(lambda: (state := world.state()) and state.crash)
