@@ -271,7 +271,7 @@ def _after_rotation(file: BinaryIO, path: Path, open_files: contextlib.ExitStack
 
 
 class LogServer:
-    """Serves logs over HTTPS, one request per connection."""
+    """Serves logs over HTTPS. Connections are kept for further requests, as those of an API server to a kubelet are."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -287,13 +287,19 @@ class LogServer:
 
     async def _handle(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError, ssl.SSLError):
-            head = (await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
-            answer = asyncio.ensure_future(self._answer(head.split(" ")[1], writer))
-            gone = asyncio.ensure_future(reader.read(1))
-            await asyncio.wait({answer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            for task in (answer, gone):
-                task.cancel()
-            await asyncio.gather(answer, gone, return_exceptions=True)
+            begun = b""
+            while True:
+                head = (begun + await reader.readuntil(b"\r\n\r\n")).decode(errors="replace")
+                answer = asyncio.ensure_future(self._answer(head.split(" ")[1], writer))
+                after = asyncio.ensure_future(reader.read(1))  # the end of the connection, or the next request
+                await asyncio.wait({answer, after}, return_when=asyncio.FIRST_COMPLETED)
+                is_answered = answer.done()
+                for task in (answer, after):
+                    task.cancel()
+                failure, read = await asyncio.gather(answer, after, return_exceptions=True)
+                if not is_answered or failure is not None or read == b"" or isinstance(read, Exception):
+                    break
+                begun = read if isinstance(read, bytes) else b""
         with contextlib.suppress(ConnectionError, ssl.SSLError):
             await writer.drain()
             writer.close()
@@ -313,7 +319,7 @@ class LogServer:
             await _send_text(writer, 200, "unable to retrieve container logs for containerd://0123456789abcdef")
             return
         run = logs.choose(request)
-        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n"
         if fault or not request.follow:
             writer.write(head)
             await writer.drain()
@@ -333,7 +339,7 @@ class LogServer:
 
 async def _send_text(writer: asyncio.StreamWriter, status: int, text: str) -> None:
     body = text.encode()
-    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    head = f"HTTP/1.1 {status} {_REASONS[status]}\r\nContent-Type: text/plain\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
     await writer.drain()
 
