@@ -113,6 +113,15 @@ async def test_a_log_that_a_kubelet_refuses_is_requested_rarely(streams: int) ->
     await world.followers.close()
 
 
+async def test_a_log_that_a_kubelet_does_not_follow_is_read_again_and_again(world: World) -> None:
+    no_inotify_instance = Invalid("failed to create fsnotify watcher: too many open files")
+    first, second = line(1, "a"), line(2, "b")
+    world.cluster.script_log("default", "p", [no_inotify_instance], [first], [first, no_inotify_instance], [first, second])
+    world.show(pod(state=RUNNING))
+    await world.until(lambda: world.texts() == ["a", "b"])
+    assert [request.follow for request in world.cluster.log_requests[:4]] == [True, False, True, False]
+
+
 async def test_a_refused_log_is_read_at_once_when_its_run_has_ended(world: World) -> None:
     world.cluster.script_log("default", "p", [NOT_STARTED], [NOT_STARTED], [line(1, "crash Boom")])
     world.show(pod(state=RUNNING))

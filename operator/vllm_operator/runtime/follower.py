@@ -114,6 +114,7 @@ class Follower:
         self._has_read_end = False
         self._is_at_end = False
         self._was_silent = False
+        self._refusals = 0  # in a row
 
     @property
     def state(self) -> StartupState | None:
@@ -155,7 +156,7 @@ class Follower:
             await self._read_all()
 
     async def _read_all(self) -> None:
-        tries = unavailable = misses = refusals = 0
+        tries = unavailable = misses = 0
         is_last = False
         while self._dead or is_last or not self._is_due():
             before, dead = self._log.latest.lines, self._dead
@@ -176,7 +177,7 @@ class Follower:
             except (Invalid, NotFound) as error:
                 has_missed = was_refused = True
                 self._kubelets.note_answer(self.run.node)
-                wait = self._backoff(tries) if dead else _pick(self._settings.refused_seconds, refusals)
+                wait = self._backoff(tries) if dead else _pick(self._settings.refused_seconds, self._refusals)
                 self._note_problem(LogProblem.GONE, error)
             except Forbidden as error:
                 log.warning("the log of Pod %s/%s cannot be read: %s", self.run.namespace, self.run.pod, error)
@@ -192,7 +193,7 @@ class Follower:
                 wait = self._backoff(tries)
                 self._note_problem(LogProblem.UNREACHABLE, error)
             tries = 0 if self._log.latest.lines > before else tries + 1
-            refusals = refusals + 1 if was_refused else 0
+            self._refusals = self._refusals + 1 if was_refused else 0
             misses += dead and has_missed
             self._has_read_end = self._has_read_end or misses >= ENDED_TRIES
             is_polled = self._slots.are_scarce and not self._dead
@@ -267,11 +268,13 @@ class Follower:
         """Read one stream to its end, to the end of the turn, or until the Pod serves."""
         self._log.reopen(previous=self.run.previous)
         self._is_at_end = self._was_silent = False
+        # a kubelet without an inotify instance left refuses to follow, and may not refuse to read
+        is_doubtful = self._refusals > 0 or self._kubelets.has_failed(self.run.node)
         request = LogRequest(
             namespace=self.run.namespace,
             pod=self.run.pod,
             container=self.run.container,
-            follow=not self._dead and not self._slots.are_scarce and not self._kubelets.has_failed(self.run.node),
+            follow=not (self._dead or self._slots.are_scarce or is_doubtful),
             previous=self.run.previous,
             since=self._log.since,
             limit_bytes=self._settings.replay_bytes if self._dead else None,
