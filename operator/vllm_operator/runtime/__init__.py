@@ -4,7 +4,7 @@ one object   reconciler, cache_reconciler, exposure_reconciler and scaling_recon
              plan_revisions, presets, free_devices, observation_reader (with drain_reader), model_configs, status_writer,
              event_writer
 the queue    watches, mirroring, queue, workers
-logs         followers (of all Pods), follower (of one run of a container), container_runs, log_lines,
-             log_slots (how many are open)
+logs         followers (of all Pods), follower (of one run of a container), container_runs, log_stream, run_log (what was read of a
+             run), log_lines, log_slots (how many are open), kubelets (which cannot be reached)
 the process  leadership, supervisor, permissions, user_data, health, metrics, log_output, memory
 """
