@@ -60,6 +60,17 @@ class KnownShapes:
                     found.setdefault(name.lower(), entry)
         return found
 
+    @cached_property
+    def _starts(self) -> tuple[tuple[str, str], ...]:
+        """What the name of a variant may begin with, and the entry: its name, and that without what stands for a variant."""
+        found: dict[tuple[str, str], None] = {}
+        for known in self._by_name:
+            if "/" not in known:
+                variant = VARIANT.search(known)
+                base = VARIANT.sub("", known) if variant and known.endswith(variant[0]) else known
+                found |= {(known, known): None, (base, known): None}
+        return tuple(found)
+
     def find(self, name: str) -> KnownShape | None:
         """Return the entry of a model, of any organisation, or of a variant with the same shape, such as `-AWQ` or `-0528`."""
         sought = name.strip().lower()
@@ -68,16 +79,11 @@ class KnownShapes:
             if known in self._by_name:
                 return self._by_name[known]
         best = (False, "")
-        for known in self._by_name:
-            if "/" in known:
-                continue
-            found = VARIANT.search(known)
-            base = VARIANT.sub("", known) if found and known.endswith(found[0]) else known
-            for start in {known, base}:
-                rank = (start == known, known)  # an entry of another format only if there is none of the model itself
-                better = (rank[0], len(known)) > (best[0], len(best[1]))
-                if better and last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
-                    best = rank
+        for start, known in self._starts:
+            rank = (start == known, known)  # an entry of another format only if there is none of the model itself
+            better = (rank[0], len(known)) > (best[0], len(best[1]))
+            if better and last.startswith(start) and (last == start or VARIANT.fullmatch(last[len(start) :])):
+                best = rank
         return self._by_name[best[1]] if best[1] else None
 
 

@@ -170,7 +170,7 @@ def _attention(
     where = {kind: tuple(layer for layer, own in enumerate(kinds) if own == kind) for kind in dict.fromkeys(kinds)}
     modules: list[Module] = []
     cached: list[CachedLayers] = []
-    known = True
+    known, first_shared = True, first_shared_layer(read.size, len(kinds))
     if read.text.get("compress_ratios"):
         return compressed_modules(read.text, read.size, len(kinds)), (), read_compression(read.text, read.size, len(kinds)) is not None
     if read.size("kv_lora_rank"):
@@ -205,7 +205,7 @@ def _attention(
                 modules.append(Module("self_attn.bias", bias, Shard.TENSOR, layers, linear=False))
             form = Cache.FULL if full else Cache.CHUNK if kind == "chunked_attention" else Cache.WINDOW
             reach = 0 if full else read.size("attention_chunk_size" if form is Cache.CHUNK else "sliding_window")
-            keeping = sum(layer < first_shared_layer(read.size, len(kinds)) for layer in layers)
+            keeping = sum(layer < first_shared for layer in layers)
             cached.append(CachedLayers(form if reach or full else Cache.FULL, keeping, own_heads, own_dim + value_dim, reach))
         elif kind not in ("moe", "mlp", "E", "-"):
             known = False
