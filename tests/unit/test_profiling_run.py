@@ -26,7 +26,6 @@ from vllm_operator.planning.memory.overhead import (
 )
 from vllm_operator.planning.memory.quantization import WeightFormat
 from vllm_operator.planning.memory.resolve import resolve_model
-from vllm_operator.planning.memory.rotary import scaled_length
 from vllm_operator.planning.memory.weights import stage_layers, weigh, weigh_stages
 
 GIB = 1 << 30
@@ -180,31 +179,6 @@ def test_a_type_for_full_attention_makes_models_with_windows_unknown() -> None:
         model.shape, model.form, Device(139.8, "sm_90"), ParallelShape(), Options(cache_dtype="turboquant_k8v4"), FACTS, (0, 26, 0)
     )
     assert (made.prediction, made.tokens) == ("unknown", None)
-
-
-@pytest.mark.parametrize(("release", "length"), [((0, 11, 0), 131072), ((0, 11, 1), 4096), ((0, 33, 0), 4096)])
-def test_with_longrope_the_default_context_is_that_before_scaling(release: Release, length: int) -> None:
-    model = resolve_model("microsoft/Phi-3-mini-128k-instruct", SHAPES)
-    assert model is not None
-    made, asked = (
-        estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release)
-        for options in (Options(), Options(max_length=131072))
-    )
-    assert (made.max_length, asked.max_length) == (length, 131072)
-
-
-@pytest.mark.parametrize(
-    ("scaling", "length"),
-    [
-        ({"type": "linear", "factor": 4.0}, 65536),
-        ({"rope_type": "dynamic", "factor": 2.0}, 32768),
-        ({"rope_type": "llama3", "factor": 8.0}, 16384),
-        ({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),
-        ({"type": "linear", "factor": True}, 16384),
-    ],
-)
-def test_scaling_multiplies_the_longest_context(scaling: dict[str, Any], length: int) -> None:
-    assert scaled_length({"rope_scaling": scaling}, 16384) == length
 
 
 def test_only_the_last_stage_samples_and_only_the_first_encodes() -> None:

@@ -1,0 +1,40 @@
+"""The context that vLLM takes by default, and the longest that it accepts."""
+
+from typing import Any
+
+import pytest
+
+from vllm_operator.catalog.memory import load_memory
+from vllm_operator.catalog.shapes import load_shapes
+from vllm_operator.catalog.versions import Release
+from vllm_operator.planning.engine.shape import ParallelShape
+from vllm_operator.planning.memory.estimate import Device, Options, estimate
+from vllm_operator.planning.memory.resolve import resolve_model
+from vllm_operator.planning.memory.rotary import scaled_length
+
+FACTS, SHAPES = load_memory(), load_shapes()
+
+
+@pytest.mark.parametrize(("release", "length"), [((0, 11, 0), 131072), ((0, 11, 1), 4096), ((0, 33, 0), 4096)])
+def test_with_longrope_the_default_context_is_that_before_scaling(release: Release, length: int) -> None:
+    model = resolve_model("microsoft/Phi-3-mini-128k-instruct", SHAPES)
+    assert model is not None
+    made, asked = (
+        estimate(model.shape, model.form, Device(79.2, "sm_90"), ParallelShape(), options, FACTS, release)
+        for options in (Options(), Options(max_length=131072))
+    )
+    assert (made.max_length, asked.max_length) == (length, 131072)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        ({"type": "linear", "factor": 4.0}, 65536),
+        ({"rope_type": "dynamic", "factor": 2.0}, 32768),
+        ({"rope_type": "llama3", "factor": 8.0}, 16384),
+        ({"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096}, 163840),
+        ({"type": "linear", "factor": True}, 16384),
+    ],
+)
+def test_scaling_multiplies_the_longest_context(scaling: dict[str, Any], length: int) -> None:
+    assert scaled_length({"rope_scaling": scaling}, 16384) == length
