@@ -50,7 +50,8 @@ def api_reference() -> str:
     ]
     lines += [
         "## Plan\n",
-        "The data of a ControllerRevision: what the operator decided for one generation of the spec, each decision with its reason. "
+        "What the operator decided for one generation of the spec, each decision with its reason: the annotation "
+        "`vllm-operator.dev/plan` of the Deployment, compressed, or the data of a ControllerRevision. "
         "`kubectl vllm plan NAME --revision N` shows it as a page.\n",
         *_object(schema_of(Plan), "data"),
     ]

@@ -37,9 +37,12 @@ from bench.running import Operator
 from support.fake_cluster import FakeCluster
 from testenv import Environment
 from vllm_operator.api import labels
+from vllm_operator.api.plan import Plan
+from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Manifest
 from vllm_operator.cluster.managed_fields import with_digest
-from vllm_operator.rendering.revision import _name as revision_name
+from vllm_operator.rendering.carried_plan import carried_value, carry, read_carried
+from vllm_operator.rendering.revision import revision_name
 
 TEMPLATE = "template-object"
 NAMESPACES = 20
@@ -67,7 +70,9 @@ class Copies:
         self._objects = [(kind, item) for kind in KINDS for item in fleet.behind.all(kind)]
         self._desired = {(item["kind"], item["metadata"]["name"]): json.dumps(_without_digest(item)) for item in applied}
         [self._resource] = fleet.behind.all(VLLM_DEPLOYMENT)
-        [self._revision] = fleet.behind.all(REVISION)
+        [deployment] = fleet.behind.all(DEPLOYMENT)
+        self._carried = carried_value(deployment)
+        self._plan = json.dumps(read_carried(VLLMDeployment.parse(self._resource), deployment).to_json())
 
     @classmethod
     async def make(cls, pods: int = PODS, *, ready: bool = True) -> "Copies":
@@ -98,13 +103,15 @@ class Copies:
             return text.replace(f'"uid": "{before}"', f'"uid": "{uid}"')
 
         owner: Any = SimpleNamespace(metadata=SimpleNamespace(name=name, uid=uid))
-        old = renamed(json.dumps(self._revision["metadata"]["name"]))
-        new = json.dumps(revision_name(owner, json.loads(renamed(json.dumps(self._revision["data"])))))
+        plan = Plan.model_validate_json(renamed(self._plan))
+        revision = revision_name(owner, plan)
+        carried = str(carry(revision, plan))
+        old = renamed(json.dumps(self._resource["status"]["pinnedPlan"]["revision"]))
         for kind, item in self._objects:
-            made = json.loads(renamed(json.dumps(item)).replace(old, new))
+            made = json.loads(renamed(json.dumps(item)).replace(old, json.dumps(revision)).replace(self._carried, carried))
             metadata = made["metadata"]
             if desired := self._desired.get((made["kind"], item["metadata"]["name"])):
-                digested = with_digest(json.loads(renamed(desired)))
+                digested = with_digest(json.loads(renamed(desired).replace(self._carried, carried)))
                 metadata["annotations"][labels.APPLIED_ANNOTATION] = digested["metadata"]["annotations"][labels.APPLIED_ANNOTATION]
             if metadata["uid"] != uid:
                 metadata["uid"] = str(uuid.uuid5(uuid.NAMESPACE_DNS, f"{kind.kind} {metadata['name']}"))

@@ -18,7 +18,7 @@ from chaos.operators import Operators, writes_beside_the_holder
 from chaos.outages import Outages
 from chaos.pods import ENGINE, FULL_VOLUME, Pods, crashes
 from chaos.statuses import serves_for, unexplained, untrue
-from chaos.updates import lost_updates
+from chaos.updates import lost_plan, lost_updates
 from chaos.users import SERVABLE, Users
 from chaos.volumes import EARLIER, Volumes
 from support.audit import AuditTrail
@@ -228,10 +228,10 @@ class Run:
 
     async def _check_settled(self) -> None:
         nodes, pods = await self._client.list_all("Node"), await self._client.list_all("Pod")
-        live = [child for kind in ("Deployment", "Service") for child in await self._listed(kind)]
+        live = [child for kind in ("Deployment", "Service", "ControllerRevision") for child in await self._listed(kind)]
         for name in NAMES:
             resource = await self._client.get("VLLMDeployment", name)
-            self.journal.violate(*lost_updates(resource, nodes, live))
+            self.journal.violate(*lost_updates(resource, nodes, live), *lost_plan(resource, live))
             self.journal.violate(*untrue(resource, serves_for(resource, pods)))
         taken = await self._client.get("VLLMDeployment", TAKEN)
         self.journal.violate(*untrue(taken, serves_for(taken, pods)))

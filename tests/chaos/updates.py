@@ -1,4 +1,4 @@
-"""That the last update of each spec is applied: the Deployment is what a fresh plan of this spec asks for."""
+"""That the last update of each spec is applied, and that its plan is kept: the Deployment is what a fresh plan of this spec asks for."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,6 +6,8 @@ from typing import Any
 from support.cluster import Manifest
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cli.errors import InputError
+from vllm_operator.cli.revisions import with_pinned_plan
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 from vllm_operator.pods.reading import read_quantity
@@ -13,6 +15,15 @@ from vllm_operator.remediation.in_force import carried_out
 from vllm_operator.rendering.manifests import render
 
 COMPARED = ("Deployment", "Service")
+
+
+def lost_plan(manifest: Manifest, objects: Sequence[Manifest]) -> list[str]:
+    """Says whether the plan that a VLLMDeployment names can be found among these objects: Deployments and ControllerRevisions."""
+    try:
+        with_pinned_plan(VLLMDeployment.parse(manifest), objects)
+    except InputError as error:
+        return [f"the pinned plan is lost: {error}"]
+    return []
 
 
 def lost_updates(manifest: Manifest, nodes: Sequence[Manifest], live: Sequence[Manifest]) -> list[str]:

@@ -3,9 +3,13 @@
 import pytest
 
 from support.cluster import Cluster, Manifest, Simulator, is_ready, the_pod
-from support.operator_process import OperatorProcess, condition, has, llama
+from support.operator_process import OperatorProcess, condition, has, llama, pinned_plan
+from vllm_operator.api.labels import PLAN_ANNOTATION
 
 pytestmark = pytest.mark.cluster
+
+ON_NODE = {"hostPath": "/var/cache/vllm"}
+"""Caches that no primer fills: a rollout begins at once."""
 
 
 def is_observed(resource: Manifest) -> bool:
@@ -89,20 +93,54 @@ async def test_a_deletion_in_the_foreground_waits_for_the_children_and_ends(serv
     assert await served.list_all("Deployment") == []
 
 
-async def test_a_plan_is_kept_in_a_revision_that_comes_back_when_it_is_deleted(served: Cluster, operator: OperatorProcess) -> None:
-    await served.create(llama(served.namespace))
+async def test_a_deployment_carries_its_plan_and_a_replaced_plan_is_kept_in_a_revision(served: Cluster, operator: OperatorProcess) -> None:
+    await served.create(llama(served.namespace, cache=ON_NODE))
     first = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
     name = first["status"]["pinnedPlan"]["revision"]
+    assert (await pinned_plan(served, first))["engineVersion"] == "0.20.1"
+    assert await served.list_all("ControllerRevision") == []
     await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
     second = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["revision"] != name and is_observed(r))
-    revisions = sorted(await served.list_all("ControllerRevision"), key=lambda revision: int(revision["revision"]))
-    assert [revision["revision"] for revision in revisions] == [1, 2]
-    assert [revision["metadata"]["name"] for revision in revisions] == [name, second["status"]["pinnedPlan"]["revision"]]
-    assert [revision["data"]["engineVersion"] for revision in revisions] == ["0.20.1", "0.24.0"]
-    await served.delete("ControllerRevision", revisions[1]["metadata"]["name"])
-    uid = revisions[1]["metadata"]["uid"]
-    again = await served.wait_for("ControllerRevision", revisions[1]["metadata"]["name"], lambda r: r["metadata"]["uid"] != uid)
-    assert (again["revision"], again["data"]) == (2, revisions[1]["data"])
+    assert (await pinned_plan(served, second))["engineVersion"] == "0.24.0"
+    [revision] = await served.list_all("ControllerRevision")
+    assert (revision["metadata"]["name"], int(revision["revision"]), revision["data"]["engineVersion"]) == (name, 1, "0.20.1")
+    value, template = await carried(served)
+    await served.patch("Deployment", "llama", {"metadata": {"annotations": {PLAN_ANNOTATION: None}}})
+    await served.wait_for("Deployment", "llama", lambda it: it["metadata"]["annotations"].get(PLAN_ANNOTATION) == value)
+    assert (await carried(served))[1] == template, "no rollout"
+
+
+async def test_an_undone_rollout_is_rolled_forward_also_by_an_operator_that_was_down(served: Cluster, operator: OperatorProcess) -> None:
+    """What `kubectl rollout undo` writes: Pod template and annotations of the ReplicaSet, which has those of the Deployment of its time."""
+    await served.create(llama(served.namespace, cache=ON_NODE))
+    first = await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
+    old = await served.get("Deployment", "llama")
+    await served.patch("VLLMDeployment", "llama", {"spec": {"engine": {"version": "0.24.0"}}})
+    name = first["status"]["pinnedPlan"]["revision"]
+    second = await served.wait_for("VLLMDeployment", "llama", lambda r: r["status"]["pinnedPlan"]["revision"] != name and is_observed(r))
+    value, template = await carried(served)
+    assert value != old["metadata"]["annotations"][PLAN_ANNOTATION]
+    for is_down in (False, True):
+        if is_down:
+            await operator.stop()
+        undone = {"metadata": {"annotations": old["metadata"]["annotations"]}, "spec": {"template": old["spec"]["template"]}}
+        await served.patch("Deployment", "llama", undone)
+        if is_down:
+            await operator.start()
+        await served.wait_for("Deployment", "llama", lambda it: it["spec"]["template"] == template and plan_of(it) == value)
+        now = await served.wait_for("VLLMDeployment", "llama", has("Planned", "True"))
+        assert now["status"]["pinnedPlan"]["revision"] == second["status"]["pinnedPlan"]["revision"]
+
+
+async def carried(cluster: Cluster) -> tuple[str, Manifest]:
+    """The plan that the Deployment carries, and its Pod template."""
+    deployment = await cluster.get("Deployment", "llama")
+    return plan_of(deployment), deployment["spec"]["template"]
+
+
+def plan_of(deployment: Manifest) -> str:
+    value: str = deployment["metadata"]["annotations"].get(PLAN_ANNOTATION, "")
+    return value
 
 
 async def test_the_caches_of_a_deleted_object_are_kept_and_found_again(served: Cluster, operator: OperatorProcess) -> None:

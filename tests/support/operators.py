@@ -18,6 +18,7 @@ from vllm_operator.catalog.startup import load_startup
 from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.planning.inventory.nodes import read_inventory
+from vllm_operator.rendering.carried_plan import carried_name, read_carried
 from vllm_operator.rendering.revision import read_revision
 from vllm_operator.runtime.cache_reconciler import CacheReconciler
 from vllm_operator.runtime.metrics import Metrics
@@ -123,11 +124,14 @@ class Bench:
         return VLLMDeploymentStatus.model_validate(self.resource(name).get("status") or {})
 
     def plan(self, name: str = "llama") -> Plan:
-        """The pinned plan: that of the ControllerRevision which the status names."""
-        summary = self.status(name).pinned_plan
+        """The pinned plan, which the status names: from the Deployment that carries it, or from its ControllerRevision."""
+        summary, resource = self.status(name).pinned_plan, VLLMDeployment.parse(self.resource(name))
         assert summary is not None
+        carrying = [item for item in self.cluster.all(DEPLOYMENT) if item["metadata"]["name"] == name]
+        if carrying and carried_name(resource, carrying[0]) == summary.revision:
+            return read_carried(resource, carrying[0])
         [revision] = [item for item in self.cluster.all(REVISION) if item["metadata"]["name"] == summary.revision]
-        return read_revision(VLLMDeployment.parse(self.resource(name)), revision)
+        return read_revision(resource, revision)
 
     def condition(self, type: str, name: str = "llama") -> Condition:
         return next(condition for condition in self.status(name).conditions if condition.type == type)

@@ -10,7 +10,7 @@ from vllm_operator.api.plan import Plan
 
 SPEC, STATUS = (CRD["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"][part] for part in ("spec", "status"))
 PLAN = schema_of(Plan)
-"""Of the data of a ControllerRevision, which the API server does not validate."""
+"""Of a plan, which the API server does not validate."""
 TYPES = {"object": Mapping, "array": list, "string": str, "integer": int, "boolean": bool}
 
 

@@ -11,13 +11,16 @@ import pytest
 from chaos.foreign import claim, differences, essence, labels_like, traces
 from chaos.operators import writes_beside_the_holder
 from chaos.statuses import unexplained, untrue
-from chaos.updates import lost_updates
+from chaos.updates import lost_plan, lost_updates
 from chaos.volumes import EARLIER, Volume, inventory, unexpected_losses
 from support.audit import Request
 from support.gpus import real_node
 from support.operator_process import llama
+from support.operators import Bench
+from support.operators import llama as bench_llama
 from support.plans import known
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.cluster.client import DEPLOYMENT
 from vllm_operator.planning.inventory.nodes import read_inventory
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.manifests import render
@@ -106,6 +109,15 @@ def test_an_update_that_is_lost_is_found() -> None:
     assert lost_updates(manifest, [NODE], []) == [
         f"{kind} llama is not as the spec asks for: it is missing" for kind in ("Service", "Deployment")
     ]
+
+
+async def test_a_plan_that_is_lost_is_found() -> None:
+    bench = Bench()
+    bench.cluster.put(bench_llama())
+    await bench.settle()
+    assert lost_plan(bench.resource(), bench.cluster.all(DEPLOYMENT)) == []
+    [said] = lost_plan(bench.resource(), [])
+    assert "the pinned plan is lost" in said
 
 
 def test_a_file_of_another_owner_that_is_changed_or_gone_is_found(tmp_path: Path) -> None:

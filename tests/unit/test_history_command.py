@@ -10,7 +10,7 @@ import yaml
 
 from support.operators import Bench, llama
 from vllm_operator.__main__ import kubectl_plugin, main
-from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.cluster.client import REVISION, VLLM_DEPLOYMENT
 
 Run = Callable[..., tuple[int, str]]
@@ -18,7 +18,7 @@ Run = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 async def objects() -> list[dict[str, Any]]:
-    """An object whose image was changed, for which then a new plan was requested, and its revisions."""
+    """An object whose image was changed, for which then a new plan was requested, with its Deployment and its revisions."""
     bench = Bench()
     bench.cluster.put(llama())
     await bench.settle()
@@ -26,13 +26,13 @@ async def objects() -> list[dict[str, Any]]:
     await bench.settle()
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: "now"}}})
     await bench.settle()
-    return [bench.resource(), *bench.cluster.all(REVISION)]
+    return [bench.resource(), bench.deployment(), *sorted(bench.cluster.all(REVISION), key=lambda revision: int(revision["revision"]))]
 
 
 @pytest.fixture
 def run(objects: list[dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     def call(*arguments: str, without: str = "") -> tuple[int, str]:
-        given = [item for item in objects if item["metadata"]["name"] != without]
+        given = [item for item in objects if item["kind"] != without]
         (tmp_path / "objects.yaml").write_text(yaml.safe_dump({"kind": "List", "items": given}), "utf-8")
         status = kubectl_plugin([*arguments, "-f", str(tmp_path / "objects.yaml")])
         captured = capsys.readouterr()
@@ -56,6 +56,7 @@ def test_the_history_says_what_changed_and_why(run: Run) -> None:
 def test_the_history_for_programs(run: Run) -> None:
     entries = json.loads(run("history", "llama", "-o", "json")[1])
     assert [(entry["revision"], entry["inForce"]) for entry in entries] == [(1, False), (2, False), (3, True)]
+    assert entries[2]["recorded"] is None, "only the Deployment has it"
     assert entries[0]["causes"] == entries[0]["differences"] == []
     assert "The image" in {difference["subject"] for difference in entries[1]["differences"]}
     assert yaml.safe_load(run("history", "llama", "-o", "yaml")[1]) == entries
@@ -64,7 +65,7 @@ def test_the_history_for_programs(run: Run) -> None:
 def test_a_plan_is_shown_by_the_number_of_its_revision(run: Run) -> None:
     status, page = run("plan", "llama", "--revision", "1")
     assert status == 0
-    assert page.startswith("default/llama, revision 1: ")
+    assert page.startswith("default/llama, revision 1, ")
     assert "not in force" in page.splitlines()[0]
     assert "vLLM 0.20.1" in page
     assert "in force" in run("plan", "llama", "--revision", "3")[1].splitlines()[0]
@@ -76,8 +77,19 @@ def test_the_plan_in_force_is_compared_with_todays(run: Run, objects: list[dict[
     assert status == 1  # there are no nodes in the file
     assert "Running Pods are not affected" in page
     named = objects[0]["status"]["pinnedPlan"]["revision"]
-    status, page = run("plan", "llama", "--diff", without=named)
-    assert (status, f"ControllerRevision {named}" in page) == (2, True)
+    status, page = run("plan", "llama", "--diff", without="Deployment")
+    assert (status, f"contains its plan, {named}" in page) == (2, True)
+
+
+def test_a_deployment_of_another_object_or_with_another_plan_is_not_read(run: Run, objects: list[dict[str, Any]]) -> None:
+    annotations = objects[1]["metadata"]["annotations"]
+    annotations[PLAN_ANNOTATION] = annotations[PLAN_ANNOTATION][:-8]
+    status, page = run("history", "llama")
+    assert (status, f"The annotation {PLAN_ANNOTATION} of Deployment llama cannot be read." in " ".join(page.split())) == (0, True)
+    assert run("plan", "llama", "--revision", "3")[0] == 2
+    for owner in objects[1]["metadata"]["ownerReferences"]:
+        owner["uid"] = "of-another"
+    assert "\n3" not in run("history", "llama")[1]
 
 
 @pytest.mark.parametrize(
@@ -94,12 +106,12 @@ def test_what_cannot_be_shown_is_said(arguments: tuple[str, ...], said: str, run
 
 
 def test_a_revision_that_somebody_has_changed_is_named_and_not_shown(run: Run, objects: list[dict[str, Any]]) -> None:
-    objects[2]["data"]["image"] = "evil/miner:latest"
+    objects[3]["data"]["image"] = "evil/miner:latest"
     status, page = run("history", "llama")
     assert status == 0
     assert "has another content than its name says" in page
     assert "evil" not in page
-    assert run("plan", "llama", "--revision", str(objects[2]["revision"]))[0] == 2
+    assert run("plan", "llama", "--revision", str(objects[3]["revision"]))[0] == 2
 
 
 def test_an_object_without_revisions_has_no_history(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""In which order an object's children, its revision and its status are written, alone and while others wait."""
+"""In which order an object's children, its former plan and its status are written, alone and while others wait."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ import pytest
 from support.fleet import Fleet
 from support.operators import KEY, Bench, llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Unavailable
 
 ON_NODE: dict[str, Any] = {"cache": {"hostPath": "/var/cache/vllm"}}
 
@@ -18,18 +18,10 @@ def kinds(bench: Bench) -> list[str]:
     return written
 
 
-async def create(bench: Bench, name: str = "llama") -> None:
-    """Create another object, in a namespace where a revision was created before."""
-    bench.cluster.put(llama("before", **ON_NODE))
-    await bench.settle(("default", "before"))
-    bench.cluster.writes.clear()
-    bench.cluster.put(llama(name, **ON_NODE))
-
-
-async def test_an_object_costs_four_writes(bench: Bench) -> None:
-    await create(bench)
+async def test_an_object_costs_three_writes(bench: Bench) -> None:
+    bench.cluster.put(llama(**ON_NODE))
     await bench.settle()
-    assert sorted(kinds(bench)) == ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"]
+    assert sorted(kinds(bench)) == ["Deployment", "Service", "VLLMDeployment"]
     await bench.settle()
     assert kinds(bench) == []
 
@@ -43,7 +35,7 @@ async def test_an_object_with_claims_costs_two_more_and_looks_for_each_claim_onc
     await bench.reconciler.reconcile(KEY)
     assert bench.cluster.calls["get"] - read == 1 + 2, "the object, and its claims, which may exist without labels"
     written = [kind for kind in kinds(bench) if kind != "Event"]  # nobody provisions volumes here, which is reported
-    assert sorted(written) == ["ControllerRevision", "Deployment", *["PersistentVolumeClaim"] * 2, "Service", "VLLMDeployment"]
+    assert sorted(written) == ["Deployment", *["PersistentVolumeClaim"] * 2, "Service", "VLLMDeployment"]
 
 
 async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_applied_again(bench: Bench, fleet: Fleet) -> None:
@@ -65,36 +57,30 @@ async def test_the_record_that_is_applied_with_a_claim_stays_when_the_claim_is_a
     assert labels.USED_ANNOTATION_PREFIX + fleet.key() in fleet.annotations(), "the directory of this plan"
 
 
-async def test_the_first_object_of_a_namespace_shows_whether_revisions_can_be_created_there(bench: Bench) -> None:
-    bench.cluster.put(llama(**ON_NODE))
-    await bench.settle()
-    assert kinds(bench)[0] == "ControllerRevision"
-
-
 async def test_while_others_wait_the_deployment_comes_first_and_the_rest_later(bench: Bench) -> None:
-    await create(bench)
+    bench.cluster.put(llama(**ON_NODE))
     bench.busy = True
     assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
     assert kinds(bench) == ["Deployment"]
     assert (await bench.reconciler.reconcile(KEY)).name == "success"  # nothing is deferred twice
-    assert kinds(bench) == ["ControllerRevision", "Service", "VLLMDeployment"]
+    assert kinds(bench) == ["Service", "VLLMDeployment"]
     await bench.settle()
     assert kinds(bench) == []
 
 
-async def test_an_update_writes_the_revision_and_the_deployment_and_later_the_status(bench: Bench, fleet: Fleet) -> None:
+async def test_an_update_writes_the_deployment_and_later_the_former_plan_and_the_status(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve(**ON_NODE)
     kinds(bench)
     bench.busy = True
     bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
     assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
-    assert kinds(bench) == ["ControllerRevision", "Deployment"]
+    assert kinds(bench) == ["Deployment"]
     await bench.settle()
-    assert kinds(bench) == ["VLLMDeployment"]
+    assert kinds(bench) == ["ControllerRevision", "VLLMDeployment"]
 
 
-async def test_an_operator_that_ends_between_the_deployment_and_its_revision_plans_the_same_again(bench: Bench) -> None:
-    await create(bench)
+async def test_an_operator_that_ends_between_the_first_deployment_and_the_status_plans_the_same_again(bench: Bench) -> None:
+    bench.cluster.put(llama(**ON_NODE))
     bench.busy = True
     await bench.reconciler.reconcile(KEY)
     deployment = bench.deployment()
@@ -106,26 +92,24 @@ async def test_an_operator_that_ends_between_the_deployment_and_its_revision_pla
     assert bench.plan().image in str(deployment)
 
 
-@pytest.mark.parametrize("is_busy", [False, True])
-async def test_a_revision_that_is_refused_meanwhile_is_reported_and_holds_the_next_plan_back(bench: Bench, is_busy: bool) -> None:
-    await create(bench)
-    bench.busy = is_busy
-    bench.cluster.fail("create", REVISION, Forbidden("exceeded quota: few-revisions"), times=100)
-    await bench.settle()
-    assert "exceeded quota: few-revisions" in bench.condition("Planned").message
-    assert bench.condition("Planned").reason == "RevisionRefused"
-    bench.busy = False
-    bench.cluster.put(llama("next", **ON_NODE))
-    await bench.settle(("default", "next"))
-    assert "next" not in [deployment["metadata"]["name"] for deployment in bench.cluster.all(DEPLOYMENT)]
-
-
-@pytest.mark.parametrize("kind", [REVISION, SERVICE])
-async def test_what_failed_is_written_the_next_time(bench: Bench, kind: object) -> None:
-    await create(bench)
-    bench.cluster.fail("create" if kind == REVISION else "apply", kind, Unavailable("later"), times=1)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", [DEPLOYMENT, SERVICE])
+async def test_what_failed_is_written_the_next_time(bench: Bench, kind: Kind) -> None:
+    bench.cluster.put(llama(**ON_NODE))
+    bench.cluster.fail("apply", kind, Unavailable("later"), times=1)
     with pytest.raises(Unavailable):
         await bench.reconciler.reconcile(KEY)
     await bench.settle()
-    assert sorted(kinds(bench)) == ["ControllerRevision", "Deployment", "Service", "VLLMDeployment"]
+    assert sorted(kinds(bench)) == ["Deployment", "Service", "VLLMDeployment"]
     assert bench.condition("Planned").reason == "Resolved"
+
+
+async def test_a_former_plan_that_could_not_be_recorded_is_recorded_before_the_status_names_the_next(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(**ON_NODE)
+    kinds(bench)
+    bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"spec": {"engine": {"version": "0.26.0"}}})
+    bench.cluster.fail("create", REVISION, Unavailable("later"), times=1)
+    with pytest.raises(Unavailable):
+        await bench.reconciler.reconcile(KEY)
+    assert kinds(bench) == ["Deployment"]
+    await bench.settle()
+    assert kinds(bench)[:2] == ["ControllerRevision", "VLLMDeployment"]

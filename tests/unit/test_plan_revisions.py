@@ -1,4 +1,4 @@
-"""The pinned plan in a ControllerRevision: written once, found again, never taken from somebody else."""
+"""Plans in ControllerRevisions: the history, and the plans that earlier versions wrote. Never taken from somebody else."""
 
 from typing import Any
 
@@ -6,14 +6,19 @@ import pytest
 
 from support import observations as o
 from support.fleet import Fleet
-from support.operators import KEY, Bench, llama
+from support.operators import Bench
 from vllm_operator.api import labels
-from vllm_operator.api.labels import REPLAN_ANNOTATION
+from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden, Unavailable
+from vllm_operator.cluster.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.rendering.carried_plan import carried_name
 from vllm_operator.rendering.revision import OLD_REVISIONS, render_revision, revision_name
 
 Manifest = dict[str, Any]
+PUBLISHING: Manifest = {
+    "cache": {"storage": "EmptyDir", "artifact": {"repository": "registry.example/team/caches", "publish": "WhenPrimed"}}
+}
+"""With it, a rollout waits for a primer, which publishes the caches."""
 
 
 @pytest.fixture
@@ -36,6 +41,11 @@ def in_force(bench: Bench) -> str:
     return summary.revision
 
 
+def carried(bench: Bench) -> str | None:
+    [deployment] = [item for item in bench.cluster.all(DEPLOYMENT) if item["metadata"]["name"] == "llama"]
+    return carried_name(VLLMDeployment.parse(bench.resource()), deployment)
+
+
 def writes(bench: Bench) -> list[tuple[str, str]]:
     return [(write.verb, write.kind) for write in bench.cluster.writes]
 
@@ -56,56 +66,71 @@ def edited(revision: Manifest, **changes: Any) -> Manifest:
     return {**{name: revision[name] for name in ("apiVersion", "kind", "revision", "data")}, "metadata": metadata, **changes}
 
 
-async def test_a_plan_is_written_into_one_revision_that_the_object_controls(bench: Bench, fleet: Fleet) -> None:
+async def serve_as_recorded(bench: Bench, fleet: Fleet) -> Manifest:
+    """An object that serves, whose plan an earlier version of the operator has written into a ControllerRevision; returns that."""
     await fleet.serve()
-    [revision] = revisions(bench)
-    resource = bench.resource()
-    [owner] = revision["metadata"]["ownerReferences"]
-    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (resource["metadata"]["uid"], True, True)
-    assert revision["revision"] == 1
-    assert revision["metadata"]["name"] == in_force(bench)
-    assert revision["metadata"]["labels"]["app.kubernetes.io/instance"] == "llama"
-    assert "plan" not in resource["status"]
-    assert "observed" not in str(revision["data"]["backends"])
-
-
-async def test_a_restart_and_a_scale_write_no_revision(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    before = revisions(bench)
+    bench.cluster.put(render_revision(VLLMDeployment.parse(bench.resource()), bench.plan(), 1))
+    await bench.settle()
+    assert PLAN_ANNOTATION not in bench.deployment()["metadata"]["annotations"]
     bench.restart()
     bench.cluster.writes.clear()
+    [revision] = revisions(bench)
+    return revision
+
+
+async def test_a_recorded_plan_stays_where_it_is(bench: Bench, fleet: Fleet) -> None:
+    revision = await serve_as_recorded(bench, fleet)
     await bench.settle()
     assert bench.cluster.writes == []
     await fleet.change(replicas=3)
     bench.restart()
     await bench.settle()
-    assert revisions(bench) == before
+    assert revisions(bench) == [revision]
+    assert PLAN_ANNOTATION not in bench.deployment()["metadata"]["annotations"]
 
 
-async def test_a_changed_spec_gets_the_next_number(bench: Bench, fleet: Fleet) -> None:
+async def test_a_recorded_plan_that_is_replaced_stays_in_the_history_and_the_next_one_is_carried(bench: Bench, fleet: Fleet) -> None:
+    revision = await serve_as_recorded(bench, fleet)
+    await fleet.change(engine={"version": "0.24.0"})
+    assert revisions(bench) == [revision]
+    assert in_force(bench) != revision["metadata"]["name"]
+    assert in_force(bench) == carried(bench)
+
+
+async def test_a_replaced_plan_is_written_into_a_revision_that_the_object_controls(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    assert revisions(bench) == []
+    first, plan = in_force(bench), bench.plan()
+    await fleet.change(engine={"version": "0.24.0"})
+    [revision] = revisions(bench)
+    resource = bench.resource()
+    [owner] = revision["metadata"]["ownerReferences"]
+    assert (owner["uid"], owner["controller"], owner["blockOwnerDeletion"]) == (resource["metadata"]["uid"], True, True)
+    assert revision["revision"] == 1
+    assert revision["metadata"]["name"] == first != in_force(bench)
+    assert revision["metadata"]["labels"]["app.kubernetes.io/instance"] == "llama"
+    assert "plan" not in resource["status"]
+    assert revision["data"] == plan.to_json()
+    assert "observed" not in str(revision["data"]["backends"])
+    await fleet.change(engine={"version": "0.26.0"})
+    assert [each["revision"] for each in revisions(bench)] == [1, 2]
+
+
+async def test_an_earlier_plan_that_is_made_again_is_the_revision_that_it_was(bench: Bench, fleet: Fleet) -> None:
     await fleet.serve()
     first = in_force(bench)
     await fleet.change(engine={"version": "0.24.0"})
-    assert [revision["revision"] for revision in revisions(bench)] == [1, 2]
-    assert in_force(bench) == revisions(bench)[1]["metadata"]["name"] != first
-
-
-async def test_an_operator_that_ends_after_writing_the_revision_finds_it_again(bench: Bench) -> None:
-    bench.cluster.put(llama())
-    bench.cluster.fail("apply_status", VLLM_DEPLOYMENT, Unavailable("gone"))
-    with pytest.raises(Unavailable):
-        await bench.reconciler.reconcile(KEY)
-    [written] = revisions(bench)
-    bench.restart()
-    bench.cluster.heal()
-    await bench.settle()
-    assert revisions(bench) == [written]
-    assert in_force(bench) == written["metadata"]["name"]
+    second = in_force(bench)
+    await fleet.change(engine={"version": "0.20.1"})
+    if in_force(bench) == first:  # the generation of the spec is part of a plan
+        assert carried(bench) is None
+    else:
+        assert carried(bench) == in_force(bench)
+    assert {first, second} <= {revision["metadata"]["name"] for revision in revisions(bench)}
 
 
 async def test_the_history_is_bounded_and_only_ours_is_deleted(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    mine = edited(revisions(bench)[0])
+    mine = edited(await serve_as_recorded(bench, fleet))
     foreign = {**mine, "metadata": {**mine["metadata"], "name": "llama-0123456789", "ownerReferences": []}}
     backup = {**mine, "metadata": {**mine["metadata"], "name": "llama-backup"}}
     bench.cluster.put(foreign)
@@ -114,17 +139,20 @@ async def test_the_history_is_bounded_and_only_ours_is_deleted(bench: Bench, fle
         bench.cluster.edit(VLLM_DEPLOYMENT, "default", "llama", {"metadata": {"annotations": {REPLAN_ANNOTATION: str(number)}}})
         await bench.settle()
     ours = [r for r in revisions(bench) if r["metadata"]["name"] not in ("llama-0123456789", "llama-backup")]
-    assert [revision["revision"] for revision in ours] == list(range(4, OLD_REVISIONS + 5))
+    assert [revision["revision"] for revision in ours] == list(range(4, OLD_REVISIONS + 4)), "the Deployment carries the one in force"
     assert len(revisions(bench)) == len(ours) + 2
 
 
-async def test_a_revision_that_was_deleted_is_written_again(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    [before] = revisions(bench)
-    bench.cluster.remove(REVISION, "default", before["metadata"]["name"])
+async def test_the_deployment_carries_a_plan_whose_revision_was_deleted(bench: Bench, fleet: Fleet) -> None:
+    revision = await serve_as_recorded(bench, fleet)
     await bench.settle()
-    [after] = revisions(bench)
-    assert edited(after) == edited(before)
+    template = bench.deployment()["spec"]["template"]
+    bench.cluster.remove(REVISION, "default", revision["metadata"]["name"])
+    await bench.settle()
+    assert revisions(bench) == []
+    assert carried(bench) == in_force(bench) == revision["metadata"]["name"]
+    assert bench.deployment()["spec"]["template"] == template
+    assert writes(bench) == [("apply", "Deployment")]
 
 
 def without_owner(revision: Manifest) -> Manifest:
@@ -150,8 +178,8 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", UNUSABLE)
 async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name: str, bench: Bench, fleet: Fleet) -> None:
     make, why = UNUSABLE[name]
-    await fleet.serve()
-    deployment, cache, [revision] = bench.deployment(), bench.cache(), revisions(bench)
+    revision = await serve_as_recorded(bench, fleet)
+    deployment, cache = bench.deployment(), bench.cache()
     await lose(bench, make(revision))
     planned = bench.condition("Planned")
     assert (planned.status, planned.reason) == ("False", "RevisionUnusable")
@@ -168,7 +196,7 @@ async def test_an_unusable_revision_is_not_used_and_what_runs_keeps_running(name
 
 
 async def test_remedies_stay_while_the_revision_is_unusable(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
+    await serve_as_recorded(bench, fleet)
     change = {"kind": "Argument", "action": "Set", "name": "--max-model-len", "value": "5600"}
     applied = [{"attempt": 1, "signature": "A", "changes": [change], "reason": "It crashed.", "since": "2026-11-21T14:10:00Z"}]
     remediation = {"observedGeneration": 1, "state": "Applied", "message": "Applied.", "applied": applied}
@@ -181,39 +209,70 @@ async def test_remedies_stay_while_the_revision_is_unusable(bench: Bench, fleet:
 
 
 async def test_without_a_revision_and_a_deployment_a_new_plan_is_made(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
+    await serve_as_recorded(bench, fleet)
     bench.cluster.remove(DEPLOYMENT, "default", "llama")
     await lose(bench)
     assert bench.condition("Planned").reason == "Resolved"
-    assert len(revisions(bench)) == 1
+    assert carried(bench) == in_force(bench)
 
 
-async def test_a_name_that_somebody_else_has_taken_is_reported_and_left_alone(bench: Bench) -> None:
-    bench.cluster.put(llama())
-    await bench.settle()
-    taken = without_owner(revisions(bench)[0])
-    bench.cluster.remove(REVISION, "default", taken["metadata"]["name"])
-    bench.cluster.remove(DEPLOYMENT, "default", "llama")
-    bench.cluster.put(taken)
-    bench.cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {})
+async def serve_two(fleet: Fleet) -> None:
+    await fleet.serve(replicas=2, **PUBLISHING)
+    for _ in range(2):
+        fleet.ready(fleet.start())
+    await fleet.settle()
+
+
+async def hold_back(bench: Bench, fleet: Fleet) -> None:
+    """An object that serves gets another image. Its rollout is held back."""
+    await serve_two(fleet)
+    await fleet.change(engine={"version": "0.24.0"})
+    assert carried(bench) != in_force(bench)
+
+
+async def test_a_plan_whose_rollout_is_held_back_is_recorded_at_once(bench: Bench, fleet: Fleet) -> None:
+    await hold_back(bench, fleet)
+    running, (former, held) = carried(bench), revisions(bench)
+    assert running == former["metadata"]["name"] != held["metadata"]["name"] == in_force(bench)
     bench.restart()
+    bench.cluster.writes.clear()
+    await bench.settle()
+    assert (in_force(bench), carried(bench), revisions(bench)) == (held["metadata"]["name"], running, [former, held])
+
+
+async def test_a_held_plan_that_cannot_be_recorded_is_reported_and_not_applied(bench: Bench, fleet: Fleet) -> None:
+    await serve_two(fleet)
+    deployment = fleet.deployment()
+    bench.cluster.fail("create", REVISION, Forbidden("exceeded quota: few-revisions"), times=100)
+    await fleet.change(engine={"version": "0.24.0"})
+    planned = bench.condition("Planned")
+    assert (planned.status, planned.reason) == ("False", "RevisionRefused")
+    assert "exceeded quota: few-revisions" in planned.message
+    assert (fleet.deployment(), fleet.deployment("llama-primer")) == (deployment, None)
+
+
+async def test_a_name_that_somebody_else_has_taken_is_reported_and_left_alone(bench: Bench, fleet: Fleet) -> None:
+    await hold_back(bench, fleet)
+    [held] = [each for each in revisions(bench) if each["metadata"]["name"] == in_force(bench)]
+    taken = without_owner(held)
+    bench.cluster.remove(REVISION, "default", taken["metadata"]["name"])
+    bench.cluster.put(taken)
     await bench.settle()
     planned = bench.condition("Planned")
     assert (planned.status, planned.reason) == ("False", "RevisionRefused")
     assert taken["metadata"]["name"] in planned.message
-    assert bench.cluster.all(DEPLOYMENT) == []
-    [left] = revisions(bench)
+    [left] = [each for each in revisions(bench) if each["metadata"]["name"] == taken["metadata"]["name"]]
     assert edited(left) == edited(taken)
 
 
-async def test_a_refusal_of_the_api_server_is_quoted(bench: Bench) -> None:
-    bench.cluster.put(llama())
+async def test_a_former_plan_that_may_not_be_recorded_holds_nothing_back(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve()
+    first = in_force(bench)
     bench.cluster.fail("create", REVISION, Forbidden("exceeded quota: few-revisions"), times=100)
-    await bench.settle()
-    planned = bench.condition("Planned")
-    assert (planned.status, planned.reason) == ("False", "RevisionRefused")
-    assert "exceeded quota: few-revisions" in planned.message
-    assert bench.cluster.all(DEPLOYMENT) == []
+    await fleet.change(engine={"version": "0.24.0"})
+    assert revisions(bench) == []
+    assert carried(bench) == in_force(bench) != first
+    assert bench.condition("Planned").reason == "Resolved"
 
 
 async def as_an_earlier_version_left_it(bench: Bench, fleet: Fleet, **changes: Any) -> Manifest:
@@ -221,8 +280,9 @@ async def as_an_earlier_version_left_it(bench: Bench, fleet: Fleet, **changes: A
     await fleet.serve()
     status = bench.resource()["status"]
     plan = bench.plan().to_json()
-    [name] = [revision["metadata"]["name"] for revision in revisions(bench)]
-    bench.cluster.remove(REVISION, "default", name)
+    bench.cluster.put(render_revision(VLLMDeployment.parse(bench.resource()), bench.plan(), 1))
+    await bench.settle()  # the Deployment carries nothing
+    bench.cluster.remove(REVISION, "default", in_force(bench))
     old = {**{key: value for key, value in status.items() if key != "pinnedPlan"}, "plan": {**plan, **changes}}
     await bench.cluster.apply_status({**bench.resource(), "status": old}, manager=labels.STATUS_FIELD_MANAGER)
     bench.restart()

@@ -77,7 +77,7 @@ async def test_differences_and_history_name_the_preset(bench: Bench, files: Any,
     nodes = files("nodes.yaml", real_node("h100-sxm"))
 
     def stored() -> list[Manifest]:
-        return [bench.resource(), *({**it, "kind": REVISION.kind} for it in bench.cluster.all(REVISION))]
+        return [bench.resource(), bench.deployment(), *({**it, "kind": REVISION.kind} for it in bench.cluster.all(REVISION))]
 
     same = run(capsys, "-f", files("stored.yaml", *stored(), preset()), "--nodes", nodes, "--diff")
     assert (same[0], "A new plan would be the same." in same[1]) == (0, True)

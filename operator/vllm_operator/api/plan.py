@@ -1,4 +1,4 @@
-"""The plan, which a ControllerRevision contains, and its summary in the status.
+"""The plan, which its Deployment carries or a ControllerRevision contains, and its summary in the status.
 
 `Plan` is the result of the planner. A pinned plan can be rendered without being made again, so an upgrade of the operator does not
 replace running Pods.
@@ -39,7 +39,7 @@ class BackendChoice(Model):
         json_schema_extra=list_atomic(),
     )
     observed: str | None = Field(
-        default=None, max_length=128, description="Backend that the log of the engine reports. Not in a ControllerRevision."
+        default=None, max_length=128, description="Backend that the log of the engine reports. Not recorded with the plan."
     )
 
 
@@ -325,9 +325,11 @@ class ObservedBackend(Model):
 
 
 class PlanSummary(Model):
-    """The pinned plan in short. The condition Planned says it in words, and the ControllerRevision has all of it."""
+    """The pinned plan in short. The condition Planned says it in words."""
 
-    revision: str = Field(max_length=253, description="Name of the ControllerRevision that contains the plan.")
+    revision: str = Field(
+        max_length=253, description="Name of the plan. It is in an annotation of the Deployment, or in the ControllerRevision of this name."
+    )
     replan_token: str | None = Field(default=None, max_length=256, description="Value of the replan annotation when the plan was made.")
     architecture: str | None = Field(default=None, max_length=16, description="GPU architecture, for example sm_90. Absent if unknown.")
     resource: str | None = Field(

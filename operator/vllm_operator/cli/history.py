@@ -1,4 +1,4 @@
-"""`kubectl vllm history`: the plans of a VLLMDeployment, when they were made, and what changed between them.
+"""`kubectl vllm history`: the plans of a VLLMDeployment, and what changed between them.
 
 Exit status: 0 shown, 2 the input cannot be used.
 """
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-f",
         "--filename",
         metavar="FILE",
-        help="read this file instead of the cluster, from `kubectl get vllm,controllerrevisions -o yaml` (- is standard input)",
+        help="read this file instead of the cluster, from `kubectl get vllm,deployments,controllerrevisions -o yaml` (- is standard input)",
     )
     parser.add_argument("-o", "--output", choices=("json", "yaml"), help="print the history in this format")
 
@@ -95,11 +95,11 @@ def _page(resource: VLLMDeployment, revisions: Sequence[Revision]) -> Iterator[s
     if not revisions:
         yield f"{resource.metadata.namespace}/{resource.metadata.name} has no revisions."
         return
-    yield "REVISION  CREATED               NAME"
+    yield "REVISION  RECORDED              NAME"
     for before, revision in pairwise((None, *revisions)):
         assert revision is not None  # only the first of all pairs begins with None
         mark = "*" if revision.name == in_force(resource) else " "
-        yield f"{str(revision.number) + mark:<8}  {revision.created or '-':<20}  {revision.name}"
+        yield f"{str(revision.number) + mark:<8}  {revision.recorded or '-':<20}  {revision.name}"
         yield from _changes(before.plan if before is not None else None, revision, is_first=before is None)
     yield ""
     yield f"* in force. To see a plan: kubectl vllm plan {resource.metadata.name} -n {resource.metadata.namespace} --revision N"
@@ -140,7 +140,7 @@ def _for_programs(resource: VLLMDeployment, revisions: Sequence[Revision]) -> li
         {
             "revision": revision.number,
             "name": revision.name,
-            "created": revision.created,
+            "recorded": revision.recorded or None,
             "inForce": revision.name == in_force(resource),
             "problem": revision.problem or None,
             "causes": list(causes(before.plan, revision.plan)) if before is not None and revision.plan is not None else [],

@@ -21,6 +21,7 @@ from vllm_operator.cluster.client import (
     RESOURCE_SLICE,
     REVISION,
     VLLM_DEPLOYMENT,
+    ClusterClient,
     ClusterError,
     Forbidden,
     Kind,
@@ -45,9 +46,9 @@ CONFIG_MAPS = {"rules": "--rules", "prices": "--prices", "instance_types": "--in
 class LiveCluster:
     """What a plan depends on, as the operator sees it.
 
-    `objects` are the ControllerRevisions, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools. `pods` are those that
-    hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that the operator uses, by
-    setting.
+    `objects` are the ControllerRevisions, the Deployment, nodes with GPUs, ResourceSlices, ResourceClaims and Karpenter's NodePools.
+    `pods` are those that hold GPUs; None if the account may not list the Pods of all namespaces. `texts` are those of the ConfigMaps that
+    the operator uses, by setting.
     """
 
     resource: dict[str, Any]
@@ -66,7 +67,7 @@ def read_live(namespace: str, name: str) -> LiveCluster:
 
 
 def read_with_revisions(namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    """Read a VLLMDeployment and its ControllerRevisions. Raises InputError."""
+    """Read a VLLMDeployment and the objects that contain its plans. Raises InputError."""
     return asyncio.run(_read_deployment(namespace, name))
 
 
@@ -77,18 +78,26 @@ async def _read_deployment(namespace: str, name: str) -> tuple[dict[str, Any], O
 
 async def _read_cluster(namespace: str, name: str) -> LiveCluster:
     async with connected(f"{KIND} {name} in the namespace {namespace}") as client:
-        resource, revisions = await _deployment(client, namespace, name)
+        resource, plans = await _deployment(client, namespace, name)
         nodes = [node for node in await client.find(NODE, cached=True) if has_gpu_sign(node)]
-        objects = [*revisions, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
+        objects = [*plans, *nodes, *await resource_slices(client), *await _if_there(client, NODE_POOL)]
         objects += await _if_there(client, RESOURCE_CLAIM)
         objects += await _presets(client, resource)
         return LiveCluster(resource, objects, await _pods(client), await _config_maps(client))
 
 
 async def _deployment(client: KubeClient, namespace: str, name: str) -> tuple[dict[str, Any], Objects]:
-    resource = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    revisions = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
-    return resource, [{**entry, "kind": REVISION.kind} for entry in revisions]  # items of a list have no kind
+    return await client.get(VLLM_DEPLOYMENT, name, namespace), await find_plans(client, namespace, name)
+
+
+async def find_plans(client: ClusterClient, namespace: str, name: str) -> list[dict[str, Any]]:
+    """The ControllerRevisions of a VLLMDeployment and its Deployment, if the account may read it. Raises ClusterError."""
+    found = await client.find(REVISION, namespace, labels=children_of(REVISION, name))
+    revisions = [{**entry, "kind": REVISION.kind} for entry in found]  # items of a list have no kind
+    try:
+        return [*revisions, {**await client.get(DEPLOYMENT, name, namespace), "kind": DEPLOYMENT.kind}]
+    except (NotFound, Forbidden):
+        return revisions
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The ControllerRevisions of a VLLMDeployment as the command line reads them."""
+"""The plans of a VLLMDeployment as the command line reads them: in ControllerRevisions, and in the Deployment."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,38 +10,47 @@ from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cli.errors import InputError
 from vllm_operator.pods import reading
-from vllm_operator.rendering.revision import RevisionError, is_revision_of, number_of, read_revision
+from vllm_operator.rendering.carried_plan import carried_name, read_carried
+from vllm_operator.rendering.revision import RevisionError, controls, is_revision_of, next_number, number_of, read_revision
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """A ControllerRevision. `plan` is None if its content cannot be read; then `problem` says why."""
+    """A plan with its number. `plan` is None if its content cannot be read; then `problem` says why.
+
+    `recorded` is the time when it was written into a ControllerRevision: usually when it was replaced. Empty if only the Deployment has it.
+    """
 
     number: int
     name: str
-    created: str
+    recorded: str
     plan: Plan | None
     problem: str = ""
 
 
 def read_revisions(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> list[Revision]:
-    """The revisions among these objects that the VLLMDeployment controls, oldest first."""
-    found = [_read(resource, entry) for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry)]
-    return sorted(found, key=lambda revision: (revision.number, revision.created))
+    """The revisions among these objects that the VLLMDeployment controls, oldest first, with the pinned one that its Deployment carries."""
+    revisions = [entry for entry in objects if entry.get("kind") == "ControllerRevision" and is_revision_of(resource, entry)]
+    found = sorted((_read(resource, entry) for entry in revisions), key=lambda revision: (revision.number, revision.recorded))
+    pinned = resource.status.pinned_plan.revision if resource.status.pinned_plan is not None else None
+    if pinned is None or pinned in [revision.name for revision in found]:
+        return found
+    carrying = (entry for entry in objects if _is_carrying(resource, entry, pinned))
+    return [*found, *(_read_carried(resource, entry, pinned, next_number(revisions)) for entry in carrying)]
 
 
 def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, Any]]) -> VLLMDeployment:
-    """The object with its pinned plan: from the revision that its status names, or as an earlier version of the operator wrote it.
+    """The object with its pinned plan: the revision that its status names, or as an earlier version of the operator wrote it.
 
     Raises:
-        InputError: The status names a revision that is not among the objects, or whose content cannot be read.
+        InputError: The status names a revision that is not in the objects, or whose content cannot be read.
     """
     status = resource.status
     if status.pinned_plan is not None:
         name = status.pinned_plan.revision
         revision = next((entry for entry in read_revisions(resource, objects) if entry.name == name), None)
         if revision is None:
-            raise InputError(f"ControllerRevision {name}, which contains the plan of {resource.metadata.name}, is not there")
+            raise InputError(f"neither the Deployment of {resource.metadata.name} nor a ControllerRevision contains its plan, {name}")
         if revision.plan is None:
             raise InputError(revision.problem)
         return resource.with_pinned(revision.plan)
@@ -55,8 +64,21 @@ def with_pinned_plan(resource: VLLMDeployment, objects: Sequence[Mapping[str, An
 
 def _read(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Revision:
     number, name = number_of(manifest), reading.text(manifest, "metadata", "name")
-    created = reading.text(manifest, "metadata", "creationTimestamp")
+    recorded = reading.text(manifest, "metadata", "creationTimestamp")
     try:
-        return Revision(number, name, created, read_revision(resource, manifest))
+        return Revision(number, name, recorded, read_revision(resource, manifest))
     except RevisionError as error:
-        return Revision(number, name, created, None, str(error))
+        return Revision(number, name, recorded, None, str(error))
+
+
+def _read_carried(resource: VLLMDeployment, deployment: Mapping[str, Any], name: str, number: int) -> Revision:
+    try:
+        return Revision(number, name, "", read_carried(resource, deployment))
+    except RevisionError as error:
+        return Revision(number, name, "", None, str(error))
+
+
+def _is_carrying(resource: VLLMDeployment, entry: Mapping[str, Any], revision: str) -> bool:
+    """Whether this is the Deployment of the replicas, and says to carry this plan."""
+    is_deployment = (entry.get("kind"), reading.text(entry, "metadata", "name")) == ("Deployment", resource.metadata.name)
+    return is_deployment and controls(resource, entry) and carried_name(resource, entry) == revision

@@ -28,9 +28,9 @@ from vllm_operator.caches.scripts.layout_file import COPY_BYTES, LayoutFile
 from vllm_operator.caches.transfer import EXEC, TRANSFER_CONTAINER, render_transfer
 from vllm_operator.catalog.caches import load_caches
 from vllm_operator.cli.errors import InputError
-from vllm_operator.cli.live import connected, namespace_or_current
+from vllm_operator.cli.live import connected, find_plans, namespace_or_current
 from vllm_operator.cli.revisions import with_pinned_plan
-from vllm_operator.cluster.client import DEPLOYMENT, POD, REVISION, VLLM_DEPLOYMENT, ClusterClient, Conflict, Manifest, children_of
+from vllm_operator.cluster.client import DEPLOYMENT, POD, VLLM_DEPLOYMENT, ClusterClient, Conflict, Manifest
 from vllm_operator.cluster.observe import find_pods
 from vllm_operator.planning.presets import with_pinned_preset
 from vllm_operator.pods import reading
@@ -117,9 +117,9 @@ async def import_caches(client: ClusterClient, namespace: str, name: str, file: 
 async def read_context(client: ClusterClient, namespace: str, name: str) -> CacheContext:
     """Read a VLLMDeployment with its plan, its Deployment and its Pods. Raises InputError and ClusterError."""
     manifest = await client.get(VLLM_DEPLOYMENT, name, namespace)
-    revisions = [{**it, "kind": REVISION.kind} for it in await client.find(REVISION, namespace, labels=children_of(REVISION, name))]
+    plans = await find_plans(client, namespace, name)
     try:
-        resource = with_pinned_preset(with_pinned_plan(VLLMDeployment.parse(manifest), revisions))
+        resource = with_pinned_preset(with_pinned_plan(VLLMDeployment.parse(manifest), plans))
     except ValidationError as error:
         raise InputError(f"the spec of {name} is not valid; see its condition Ready") from error
     if resource.pinned is None:

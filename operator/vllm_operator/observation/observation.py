@@ -86,7 +86,7 @@ class Observation:
     Attributes:
         resource: The object as read, with the status that was last written.
         outcome: The outcome of planning its current generation.
-        revision: The ControllerRevision that contains the plan of the outcome; None without a plan, or if it cannot be written.
+        revision: The name of the plan of the outcome; None without a plan, or if it cannot be recorded.
         now: The current time, UTC.
         deployment: The live Deployment; None without one.
         service: The live Service; None without one.

@@ -6,5 +6,6 @@ scaling         PodDisruptionBudget, HorizontalPodAutoscaler, ScaledObject
 pod             Pod template: container, volumes, and the user's `spec.podTemplate` merged over it (pod_template)
 artifact        init container that fetches caches from a registry
 resource_claim  ResourceClaimTemplate for DRA
-revision        ControllerRevision that contains the plan
+revision        name of a plan, and the ControllerRevision that contains it
+carried_plan    annotation of the Deployment that contains its plan
 """

@@ -1,7 +1,7 @@
-"""The ControllerRevision that contains a plan: its name, its manifest, and how it is read.
+"""The revision of a plan: its name, and the ControllerRevision that contains it, or not yet (`carried_plan.py`).
 
-A ControllerRevision is immutable, and its name contains a digest of the object's UID and of the plan. So the same plan has the same
-revision however often it is written, and a revision whose content does not fit its name is not used.
+The name contains a digest of the object's UID and of the plan. So the same plan has the same revision however often it is made, and
+content that does not fit the name is not used.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _DIGEST = re.compile(f"[0-9a-f]{{{DIGEST_LENGTH}}}")
 
 
 class RevisionError(Exception):
-    """A ControllerRevision cannot be used. `str()` says why, without a full stop."""
+    """A plan cannot be read where it was recorded. `str()` says why, without a full stop."""
 
 
 def without_observed(plan: Plan) -> Plan:
@@ -38,14 +38,24 @@ def without_observed(plan: Plan) -> Plan:
     return plan.model_copy(update={"backends": [choice.model_copy(update={"observed": None}) for choice in plan.backends]})
 
 
+def content_of(plan: Plan) -> dict[str, Any]:
+    """The content of the revision of a plan."""
+    return without_observed(plan).to_json()
+
+
 def revision_name(resource: VLLMDeployment, plan: Plan) -> str:
     """The name of the revision of a plan."""
-    return _name(resource, without_observed(plan).to_json())
+    return _name(resource, content_of(plan))
+
+
+def name_of_digest(resource: VLLMDeployment, digest: str) -> str | None:
+    """The name of the revision with this digest; None if it is no digest."""
+    return f"{resource.metadata.name}-{digest}" if _DIGEST.fullmatch(digest) else None
 
 
 def render_revision(resource: VLLMDeployment, plan: Plan, number: int) -> dict[str, Any]:
     """The manifest of the revision with this number."""
-    content = without_observed(plan).to_json()
+    content = content_of(plan)
     return {
         "apiVersion": "apps/v1",
         "kind": "ControllerRevision",
@@ -64,21 +74,34 @@ def read_revision(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> Plan
     name = reading.text(manifest, "metadata", "name")
     if not is_revision_of(resource, manifest):
         raise RevisionError(f"ControllerRevision {name} is not controlled by this {KIND}")
-    content = cut_depth(manifest.get("data"))
+    return parse_content(resource, name, manifest.get("data"), f"ControllerRevision {name}")
+
+
+def parse_content(resource: VLLMDeployment, name: str, content: Any, where: str) -> Plan:
+    """The plan of a revision. `where` says where its content was read.
+
+    Raises:
+        RevisionError: The content is not what the operator wrote.
+    """
+    content = cut_depth(content)
     if not isinstance(content, dict) or _name(resource, content) != name:
-        raise RevisionError(f"ControllerRevision {name} has another content than its name says")
+        raise RevisionError(f"{where} has another content than its name says")
     try:
         return Plan.model_validate(content)
     except ValidationError as error:
-        raise RevisionError(f"ControllerRevision {name} does not contain a plan that this version of the operator can read") from error
+        raise RevisionError(f"{where} does not contain a plan that this version of the operator can read") from error
 
 
 def is_revision_of(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
     """Whether the object controls a revision, by its UID, and its name is one that the operator gives."""
-    owners = reading.objects(manifest, "metadata", "ownerReferences")
-    controlled = any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
     name, _, digest = reading.text(manifest, "metadata", "name").rpartition("-")
-    return controlled and name == resource.metadata.name and _DIGEST.fullmatch(digest) is not None
+    return controls(resource, manifest) and name == resource.metadata.name and _DIGEST.fullmatch(digest) is not None
+
+
+def controls(resource: VLLMDeployment, manifest: Mapping[str, Any]) -> bool:
+    """Whether the object, by its UID, is the controlling owner of another one."""
+    owners = reading.objects(manifest, "metadata", "ownerReferences")
+    return any(owner.get("controller") is True and owner.get("uid") == resource.metadata.uid for owner in owners)
 
 
 def number_of(manifest: Mapping[str, Any]) -> int:

@@ -90,7 +90,7 @@ class ObservationReader:
     ) -> tuple[Observation, float | None]:
         """Read an observation. Also return after how many seconds to read it again; None if watch events tell when.
 
-        `revision` is the ControllerRevision that contains the plan.
+        `revision` is the name of the plan.
 
         Raises:
             ClusterError: The API server cannot be read.

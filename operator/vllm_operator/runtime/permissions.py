@@ -58,7 +58,7 @@ REQUIRED: tuple[Permission, ...] = (
     Permission("patch", VLLM_DEPLOYMENT, "status", "no status can be written"),
     *_all(DEPLOYMENT, "get list create patch", _CANNOT_BUILD),
     *_all(DEPLOYMENT, "watch", _SEES_LATE),
-    *_all(REVISION, "get list create", "no plan can be recorded, so new plans are not applied"),
+    *_all(REVISION, "get list create", "replaced plans are lost, and plans whose rollout is held back are not applied"),
     *_all(REVISION, "watch", _SEES_LATE),
     *_all(SERVICE, "get list create patch", _CANNOT_BUILD),
     *_all(SERVICE, "watch", _SEES_LATE),

@@ -202,19 +202,13 @@ class Reconciler:
                 return Result("waiting", HUB_SECONDS)  # the hub's answer adds the key to the queue
             outcome, replan = await self._plan(resource, snapshot, files)
         cache_outcome = await self._caches.reconcile(resource, snapshot, outcome, replan)
-        may_follow, revision = self._revisions.may_follow(resource, snapshot), None
-        if not may_follow:
-            cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
+        cache_outcome, revision = await self._pin(resource, snapshot, cache_outcome)
         # why caches were not filled before a rollout is only known while the rollout has not begun
         may_defer = self._busy() and cache_outcome.activity.skipped is None
         if may_defer and await self._apply_deployments(snapshot, cache_outcome):
             return Result("deferred", ROLLOUT_SECONDS if self._is_new_rollout(resource) else None)
-        if may_follow:
-            (cache_outcome, revision), applied = await _both(
-                self._pin(resource, snapshot, cache_outcome), self._apply(snapshot, cache_outcome)
-            )
-        else:
-            applied = await self._apply(snapshot, cache_outcome)
+        applied, _ = await _both(self._apply(snapshot, cache_outcome), self._revisions.record_former(resource, snapshot, revision))
+        await self._revisions.confirm(resource, snapshot, cache_outcome.manifests, applied.children)
         if applied.failure is not None and not _is_reported(applied.failure, resource):
             raise applied.failure
         try:
@@ -295,13 +289,13 @@ class Reconciler:
         return self._plans.plan(resource, inventory, catalog, files), replan
 
     async def _pin(self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
-        """Write the plan into a ControllerRevision, and return its name; a plan that cannot be written is not applied."""
+        """Let the Deployment carry the plan, or record it. Return the name of its revision. What cannot be recorded is not applied."""
         if cache_outcome.outcome.plan is None:
             return cache_outcome, None
-        revision = await self._revisions.pin(resource, snapshot, cache_outcome.outcome.plan)
-        if isinstance(revision, Verdict):
-            return await self._caches.reconcile(resource, snapshot, *_without_plan(revision)), None
-        return cache_outcome, revision
+        pin = await self._revisions.pin(resource, snapshot, cache_outcome.outcome.plan, cache_outcome.manifests)
+        if isinstance(pin, Verdict):
+            return await self._caches.reconcile(resource, snapshot, *_without_plan(pin)), None
+        return replace(cache_outcome, manifests=pin.manifests), pin.revision
 
     async def _apply_deployments(self, snapshot: Snapshot, cache_outcome: CacheOutcome) -> bool:
         """Apply the manifests that Pods need, and no others. Return whether something was written, and nothing failed."""
