@@ -12,7 +12,6 @@ from vllm_operator.catalog.shapes import load_shapes
 from vllm_operator.catalog.versions import Release
 from vllm_operator.planning.engine.shape import ParallelShape
 from vllm_operator.planning.memory.cases import predict, read_case
-from vllm_operator.planning.memory.devices import find_product
 from vllm_operator.planning.memory.estimate import Device, Estimate, Options, estimate
 from vllm_operator.planning.memory.layers import ModelShape
 from vllm_operator.planning.memory.overhead import (
@@ -355,20 +354,6 @@ def test_a_draft_that_a_log_shows_explains_its_blocks() -> None:
     made = case("0a095180b5", spec="mtp 3")
     assert made.kv_cache == pytest.approx(36.2, abs=2.5)
     assert made.concurrency == pytest.approx(27.81, rel=0.07)
-
-
-@pytest.mark.parametrize(
-    ("name", "product"),
-    [
-        ("RTX PRO 6000 Blackwell", "NVIDIA-RTX-PRO-6000-Blackwell-Server-Edition"),
-        ("H100 80GB HBM3", "NVIDIA-H100-80GB-HBM3"),
-        ("24 GB class (inferred)", None),
-        ("", None),
-    ],
-)
-def test_a_gpu_is_found_by_the_words_of_its_label_or_title(name: str, product: str | None) -> None:
-    found = find_product(name, GPUS)
-    assert (found.name if found else None) == product
 
 
 def test_an_estimate_is_computed_once_for_equal_arguments() -> None:
