@@ -11,7 +11,7 @@ from hypothesis import given, strategies
 from support.fake_cluster import FakeCluster
 from support.operators import controlled_by_deployment, llama
 from vllm_operator.api import labels
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Gone, Kind, NotFound, Unavailable
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, VLLM_DEPLOYMENT, Gone, Key, Kind, NotFound, Unavailable
 from vllm_operator.cluster.mirror import Mirror
 
 KINDS = (VLLM_DEPLOYMENT, DEPLOYMENT, CLAIM)
@@ -93,14 +93,53 @@ async def test_who_reads_may_change_what_was_read(world: World) -> None:
     assert (await world.mirror.get(VLLM_DEPLOYMENT, "llama", "default"))["spec"] == llama()["spec"]
 
 
-async def test_objects_that_are_alike_take_a_tenth_of_their_size(world: World) -> None:
+def large(index: int) -> dict[str, Any]:
     spec = {"template": {str(number): f"value {number * 7919}" for number in range(300)}}
-    for index in range(50):
-        world.mirror.note(DEPLOYMENT, world.cluster.put(child(name=f"other-{index}", instance=f"other-{index}", spec=spec)))
-    kept = world.mirror._kept[DEPLOYMENT]
-    taken = [len(each.packed or b"") for each in kept.values()]
-    whole = [len(marshal.dumps(each.manifest())) for each in kept.values()]
-    assert sum(taken) < sum(whole) / 10
+    return child(name=f"other-{index}", instance=f"other-{index}", spec=spec)
+
+
+@pytest.mark.parametrize("limit", [0, 100_000])
+async def test_objects_that_are_alike_take_a_tenth_of_their_size_except_the_last_ones(limit: int) -> None:
+    cluster = FakeCluster()
+    mirror = Mirror(cluster, uncompressed_bytes=limit)
+    await mirror.load([DEPLOYMENT], changed=lambda key: None)
+    written = [cluster.put(large(index)) for index in range(50)]
+    for manifest in written:
+        mirror.note(DEPLOYMENT, manifest)
+    kept = list(mirror._kept[DEPLOYMENT].values())
+    taken = [len(each.packed or b"") for each in kept]
+    whole = [len(marshal.dumps(each.manifest())) for each in kept]
+    assert sum(taken) < sum(whole) / 10 + limit
+    assert sum(len(each.packed or b"") for each in kept if each.dictionary is None) <= limit
+    assert (kept[-1].dictionary is None) == (limit > 0)
+    assert [each.manifest() for each in kept] == written
+
+
+async def test_an_object_that_changes_often_is_compressed_when_it_rests() -> None:
+    mirror = Mirror(FakeCluster(), uncompressed_bytes=15_000)
+    await mirror.load([DEPLOYMENT], changed=lambda key: None)
+    for version in range(1, 10):
+        for number in (0, version):
+            manifest = large(number)
+            manifest["metadata"]["resourceVersion"] = str(version)
+            mirror.note(DEPLOYMENT, manifest)
+    compressed = [place[1] for place, kept in mirror._kept[DEPLOYMENT].items() if kept.dictionary is not None]
+    assert compressed == [f"other-{number}" for number in range(1, 9)]
+
+
+async def test_a_list_finds_what_is_gone_also_if_it_was_compressed_during_the_list() -> None:
+    cluster = FakeCluster(page=1)
+    mirror = Mirror(cluster, uncompressed_bytes=50_000)
+    for index in range(5):
+        cluster.put(large(index))
+    await mirror.load([DEPLOYMENT], changed=lambda key: None)
+    cluster.remove(DEPLOYMENT, "default", "other-0")
+    for index in range(10, 20):
+        cluster.put(large(index))
+    changed = set[Key]()
+    await mirror.refresh([DEPLOYMENT], changed=changed.add)
+    assert ("default", "other-0") in changed
+    assert ("default", "other-0") not in mirror._kept[DEPLOYMENT]
 
 
 @given(first=manifests, second=manifests)
@@ -111,7 +150,10 @@ def test_an_object_is_read_as_it_was_kept_whatever_came_before_it(first: Any, se
         written = child(name=str(index), content=content)
         written["metadata"]["resourceVersion"] = "1"
         mirror.note(DEPLOYMENT, written)
-        assert mirror._kept[DEPLOYMENT]["default", str(index)].manifest() == written
+        kept = mirror._kept[DEPLOYMENT]["default", str(index)]
+        assert kept.manifest() == written
+        mirror._compress(DEPLOYMENT, kept)
+        assert kept.manifest() == written
 
 
 async def test_an_event_is_news_once(world: World) -> None:

@@ -1,4 +1,4 @@
-"""An object as the mirror keeps it: serialized and compressed, with what tells whether a watch event is news.
+"""An object as the mirror keeps it: serialized, compressed after a while, and with what tells whether a watch event is news.
 
 Objects of one kind have most of their text in common, so each is compressed with another object of its kind as the dictionary: a Pod of
 4 KiB takes 100 to 500 bytes, in about 10 µs, and 2 µs to read.
@@ -8,7 +8,8 @@ import hashlib
 import json
 import marshal
 import zlib
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +28,11 @@ _LEVEL, _WINDOW_BITS, _MEMORY_LEVEL = 1, -15, 5
 """The fastest compression, with a window of 32 KiB, without a header, and with 144 KiB of memory for as long as it takes."""
 DICTIONARY_LIMIT = 1 << 15
 """Maximum bytes of a dictionary: the size of the window."""
+UNCOMPRESSED_BYTES = 2 << 20
+"""Maximum bytes of objects that are not compressed: those of about 100 VLLMDeployments."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Kept:
     """An object as it was last seen.
 
@@ -37,7 +40,7 @@ class Kept:
         version: The resourceVersion.
         key: The VLLMDeployment that it is, or belongs to.
         packed: The serialized object. None after its deletion: an older version may still arrive.
-        dictionary: What `packed` was compressed with.
+        dictionary: What `packed` was compressed with; None if it is not compressed.
         digest: Changes with what matters of the object (`digest_of`). It is compared instead of the object, which need not be unpacked.
         noticed: Whether `note` has reported this version, or need not. If so, a watch event with it is ignored.
     """
@@ -45,7 +48,7 @@ class Kept:
     version: int
     key: Key
     packed: bytes | None
-    dictionary: bytes = b""
+    dictionary: bytes | None = None
     digest: bytes = b""
     noticed: bool = True
 
@@ -53,8 +56,45 @@ class Kept:
         """A copy of the object; None after its deletion."""
         if self.packed is None:
             return None
-        manifest: Manifest = marshal.loads(decompress(self.packed, self.dictionary))
+        serialized = self.packed if self.dictionary is None else decompress(self.packed, self.dictionary)
+        manifest: Manifest = marshal.loads(serialized)
         return manifest
+
+    def compress(self, dictionary: bytes) -> None:
+        """Compress what is kept, unless it is compressed."""
+        if self.packed is not None and self.dictionary is None:
+            self.packed, self.dictionary = compress(self.packed, dictionary), dictionary
+
+
+class Uncompressed:
+    """The objects that were kept last. Most are read or replaced soon, so they are compressed only when they leave."""
+
+    def __init__(self, limit: int) -> None:
+        """`limit` is the maximum of their serialized bytes."""
+        self._limit = limit
+        self._bytes = 0
+        self._kept: OrderedDict[tuple[Kind, ObjectName], Kept] = OrderedDict()
+
+    def put(self, kind: Kind, place: ObjectName, kept: Kept) -> Iterator[tuple[Kind, Kept]]:
+        """Add an object in place of its former version; yield those that leave, to be compressed."""
+        if (former := self._kept.pop((kind, place), None)) is not None:
+            self._bytes -= _size(former)
+        if kept.packed is not None:
+            self._kept[kind, place] = kept
+            self._bytes += _size(kept)
+        while self._bytes > self._limit:
+            (left, _), oldest = self._kept.popitem(last=False)
+            self._bytes -= _size(oldest)
+            yield left, oldest
+
+    def clear(self) -> None:
+        """Drop all."""
+        self._kept.clear()
+        self._bytes = 0
+
+
+def _size(kept: Kept) -> int:
+    return len(kept.packed or b"")
 
 
 def key_of(kind: Kind, manifest: Manifest) -> Key | None:
@@ -110,6 +150,11 @@ def digest_of(kind: Kind, manifest: Manifest) -> bytes:
 def _user_fields(manifest: Manifest) -> tuple[Any, ...]:
     metadata = manifest["metadata"]
     return tuple(metadata.get(field) for field in ("uid", "generation", "labels", "annotations", "deletionTimestamp"))
+
+
+def make_kept(kind: Kind, manifest: Manifest, key: Key) -> Kept:
+    """Keep an object, not compressed."""
+    return Kept(version_of(manifest), key, serialize(kind, manifest), digest=digest_of(kind, manifest))
 
 
 def serialize(kind: Kind, manifest: Manifest) -> bytes:

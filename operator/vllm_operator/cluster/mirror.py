@@ -12,15 +12,15 @@ Why this is safe:
   and finds what is gone.
 * Kinds that cannot be watched are not kept; they are read from the API server.
 
-Objects are kept serialized and compressed, which takes a fraction of the memory; each reader gets a copy. Lists are read in pages, so
-that no more than one page is ever in memory as Python objects. `managedFields` are kept only for children.
+Objects are kept serialized, and compressed after a while, which takes a fraction of the memory; each reader gets a copy. Lists are read in
+pages, so that no more than one page is ever in memory as Python objects. `managedFields` are kept only for children.
 Of a ControllerRevision, only the metadata and the number are kept: `find` returns these, and `get` reads the data, which is immutable, from
 the API server.
 """
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vllm_operator.api import labels as names
 from vllm_operator.cluster.client import (
@@ -42,14 +42,14 @@ from vllm_operator.cluster.client import (
 )
 from vllm_operator.cluster.kept import (
     DICTIONARY_LIMIT,
+    UNCOMPRESSED_BYTES,
     Kept,
     ObjectName,
-    compress,
-    digest_of,
+    Uncompressed,
     is_selected,
     key_of,
+    make_kept,
     name_of,
-    serialize,
     version_of,
 )
 
@@ -70,7 +70,9 @@ class _Write:
 class Mirror:
     """A `ClusterClient` in front of another one."""
 
-    def __init__(self, client: ClusterClient, *, serves: Callable[[str], bool] = lambda namespace: True) -> None:
+    def __init__(
+        self, client: ClusterClient, *, serves: Callable[[str], bool] = lambda namespace: True, uncompressed_bytes: int = UNCOMPRESSED_BYTES
+    ) -> None:
         """Keep nothing before `load`, and later no objects of a namespace for which `serves` is false: as if they did not exist."""
         self._client = client
         self._serves = serves
@@ -79,6 +81,7 @@ class Mirror:
         self._writing: dict[tuple[Kind, ObjectName], _Write] = {}
         self._kept: dict[Kind, dict[ObjectName, Kept]] = {}
         self._children: dict[Kind, dict[Key, tuple[ObjectName, ...]]] = {}
+        self._uncompressed = Uncompressed(uncompressed_bytes)
         self._dictionaries: dict[Kind, bytes] = {}
         """A large object of each kind, serialized. The others are compressed with it."""
         self._versions: dict[tuple[Kind, str | None], str] = {}
@@ -114,6 +117,7 @@ class Mirror:
         """Keep nothing more, because the watches have ended."""
         for kind in list(self._kept):
             self._drop(kind)
+        self._uncompressed.clear()
 
     async def list_keys(self, namespaces: Sequence[str] = ()) -> list[Key]:
         """The keys of all VLLMDeployments. Raises ClusterError."""
@@ -151,7 +155,7 @@ class Mirror:
         former = known.key if known is not None else None
         if (kept_key := key or former) is None:
             return set()
-        now = Kept(version, kept_key, None) if deleted or key is None else self._packed(kind, manifest, kept_key)
+        now = Kept(version, kept_key, None) if deleted or key is None else make_kept(kind, manifest, kept_key)
         self._keep(kind, manifest, now)
         is_seen = known is not None and known.noticed and key == former and now.packed is not None
         if is_seen and kind == DEPLOYMENT and known is not None and now.digest == known.digest:
@@ -345,22 +349,24 @@ class Mirror:
             write.version = version_of(manifest)
         known = self._kept[kind].get(name_of(manifest))
         if known is None or known.version < version_of(manifest):
-            now = self._packed(kind, manifest, key)
+            now = make_kept(kind, manifest, key)
             is_noticed = kind == VLLM_DEPLOYMENT and known is not None and known.noticed and known.digest == now.digest
-            self._keep(kind, manifest, replace(now, noticed=is_noticed or kind in _AWAITED_BY_NOBODY))
+            now.noticed = is_noticed or kind in _AWAITED_BY_NOBODY
+            self._keep(kind, manifest, now)
         return manifest
 
-    def _packed(self, kind: Kind, manifest: Manifest, key: Key) -> Kept:
-        serialized = serialize(kind, manifest)
-        dictionary = self._dictionaries.get(kind, b"")
+    def _compress(self, kind: Kind, kept: Kept) -> None:
+        serialized, dictionary = kept.packed or b"", self._dictionaries.get(kind, b"")
         if 2 * len(dictionary) < len(serialized) <= DICTIONARY_LIMIT:  # the first of a kind may have no status yet
             dictionary = self._dictionaries[kind] = serialized
-        return Kept(version_of(manifest), key, compress(serialized, dictionary), dictionary, digest_of(kind, manifest))
+        kept.compress(dictionary)
 
     def _keep(self, kind: Kind, manifest: Manifest, kept: Kept) -> None:
         place = name_of(manifest)
         known = self._kept[kind].get(place)
         self._kept[kind][place] = kept
+        for of_kind, oldest in self._uncompressed.put(kind, place, kept):
+            self._compress(of_kind, oldest)
         self._index(kind, place, known.key if known else None, None if kept.packed is None else kept.key)
 
     def _found(self, kind: Kind, key: Key) -> Iterator[Manifest]:
