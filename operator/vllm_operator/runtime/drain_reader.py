@@ -32,6 +32,8 @@ class DrainReader:
     async def read(self, pods: Sequence[Manifest], now: datetime) -> tuple[DrainingPod, ...]:
         """Return the draining ones of these Pods. A log that cannot be read costs only the number."""
         draining = [(pod, until) for pod in pods if (until := draining_until(pod)) is not None and until > now]
+        if not draining:
+            return ()
         numbers = await asyncio.gather(*(self._requests(pod, now) for pod, _ in draining[:MAX_PODS]))
         unread = [None] * (len(draining) - len(numbers))
         return tuple(

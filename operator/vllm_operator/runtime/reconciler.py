@@ -12,12 +12,11 @@ come first.
 Each reconciliation reads everything again and depends on nothing that an earlier one kept in memory.
 """
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol, TypeVar, cast
+from typing import Protocol
 
 from pydantic import ValidationError
 
@@ -71,8 +70,6 @@ from vllm_operator.status.conditions import describe_invalid_spec
 from vllm_operator.status.report import Report, report
 
 log = logging.getLogger(__name__)
-First = TypeVar("First")
-Second = TypeVar("Second")
 
 ACT_SECONDS = 0.1
 """Delay until a remedy is carried out, or room is made after a crash. The next reconciliation does it, because it reads the status."""
@@ -207,7 +204,8 @@ class Reconciler:
         may_defer = self._busy() and cache_outcome.activity.skipped is None
         if may_defer and await self._apply_deployments(snapshot, cache_outcome):
             return Result("deferred", ROLLOUT_SECONDS if self._is_new_rollout(resource) else None)
-        applied, _ = await _both(self._apply(snapshot, cache_outcome), self._revisions.record_former(resource, snapshot, revision))
+        applied = await self._apply(snapshot, cache_outcome)
+        await self._revisions.record_former(resource, snapshot, revision)
         await self._revisions.confirm(resource, snapshot, cache_outcome.manifests, applied.children)
         if applied.failure is not None and not _is_reported(applied.failure, resource):
             raise applied.failure
@@ -340,15 +338,6 @@ class Reconciler:
                 log.warning("cannot delete the stalled Pod %s: %s", pod.name, error)
                 continue
             self._metrics.wrote("delete", POD.kind)
-
-
-async def _both(first: Awaitable[First], second: Awaitable[Second]) -> tuple[First, Second]:
-    """Await both also if one fails, so that none goes on afterwards; then raise the first error."""
-    results = await asyncio.gather(first, second, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return cast(tuple[First, Second], tuple(results))
 
 
 def _without_plan(verdict: Verdict) -> tuple[Outcome, Callable[[int], Outcome]]:
