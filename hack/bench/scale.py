@@ -39,7 +39,7 @@ from testenv import Environment
 from vllm_operator.api import labels
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Manifest
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, DISRUPTION_BUDGET, POD, REVISION, SERVICE, VLLM_DEPLOYMENT, Kind, Manifest
 from vllm_operator.cluster.managed_fields import with_digest
 from vllm_operator.rendering.carried_plan import carried_value, carry, read_carried
 from vllm_operator.rendering.revision import revision_name
@@ -53,6 +53,7 @@ FOLDERS = {
     SERVICE: "services/specs",
     CLAIM: "persistentvolumeclaims",
     POD: "pods",
+    DISRUPTION_BUDGET: "poddisruptionbudgets",
 }
 """Where the API server keeps the objects of a kind in etcd."""
 BATCH = 50
@@ -67,7 +68,7 @@ class Copies:
     def __init__(self, fleet: Fleet, applied: Sequence[Manifest]) -> None:
         self._now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self.pods = len(fleet.behind.all(POD))
-        self._objects = [(kind, item) for kind in KINDS for item in fleet.behind.all(kind)]
+        self._objects = [(kind, item) for kind in FOLDERS for item in fleet.behind.all(kind)]
         self._desired = {(item["kind"], item["metadata"]["name"]): json.dumps(_without_digest(item)) for item in applied}
         [self._resource] = fleet.behind.all(VLLM_DEPLOYMENT)
         [deployment] = fleet.behind.all(DEPLOYMENT)
