@@ -30,10 +30,10 @@ pytestmark = [
 
 ENDS = ("events", "leadership", "memory", "preset watch", "presets", "stop", "supervisor", "user data", "worker", "workers")
 """Their end is the operator's end: it exits with 1 and is started again."""
-RESTARTED = ("log", "mirror", "piece of a log", "watches")
-"""They are started again, and that is counted. The log's task owns the one that waits for its next piece."""
-COUNTED_AS = {"piece of a log": "log"}
-WAITS = ("refusal", "end of a start")
+RESTARTED = ("log", "mirror", "stream of a log", "watches")
+"""They are started again, and that is counted. The log's task owns the one that reads its stream."""
+COUNTED_AS = {"stream of a log": "log"}
+WAITS = ("refusal",)
 """Short helpers of a task above that only wait: their end makes it look, once more or a little later."""
 OF_LIBRARIES = ("RequestHandler.start",)
 """One for each connection to the port of the probes; aiohttp opens another for the next."""
@@ -103,7 +103,7 @@ async def running(cluster: Cluster, sim: Simulator) -> AsyncIterator[Running]:
         await made.until(lambda: operator.readiness)
         await cluster.create(llama(cluster.namespace))
         sim.log(await the_pod(cluster)).write(RUNNING)
-        await made.until(lambda: made.find("piece of a log"))
+        await made.until(lambda: made.find("stream of a log"))
         yield made
     finally:
         stop.set()
