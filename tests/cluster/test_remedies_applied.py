@@ -89,7 +89,7 @@ async def test_a_remedy_that_helps_is_applied_reported_and_undone_with_the_spec(
     await sim.script(path="crash", pull="0", crash_after="hold", backoff="60")
     await served.create(llama(served.namespace, remediation={"mode": "Auto"}))
     await served.wait_for("Deployment", "llama", lambda d: d.get("status", {}).get("replicas"))
-    await sim.script(path="ok", load="0", pull="0")
+    await sim.script(path="ok", load="0", pull="0", backoff="60")
     await crash(served, sim)
     deployment = await served.wait_for("Deployment", "llama", lambda d: "5568" in arguments(d), within=40)
     assert in_order(" ".join(arguments(deployment)), "--max-model-len 5568")

@@ -113,3 +113,21 @@ async def test_a_former_plan_that_could_not_be_recorded_is_recorded_before_the_s
     assert kinds(bench) == ["Deployment"]
     await bench.settle()
     assert kinds(bench)[:2] == ["ControllerRevision", "VLLMDeployment"]
+
+
+async def test_a_change_that_the_controller_has_not_seen_yet_is_reported_a_moment_later(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(**ON_NODE)
+    fleet.ready(fleet.start())
+    await bench.settle()
+    assert bench.condition("Ready").status == "True"
+    deployment = bench.deployment()
+    generation, counts = deployment["metadata"]["generation"], {"replicas": 1, "updatedReplicas": 1}
+    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation - 1})
+    kinds(bench)
+    assert (await bench.reconciler.reconcile(KEY)).name == "deferred"
+    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation})
+    await bench.settle()
+    assert kinds(bench) == [], "it was an annotation, so the object stays Ready"
+    bench.cluster.set_status(DEPLOYMENT, "default", "llama", {**counts, "observedGeneration": generation - 1})
+    await bench.settle()
+    assert bench.condition("Ready").status == "False", "a controller that does not see it is awaited once"

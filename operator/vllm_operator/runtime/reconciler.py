@@ -13,14 +13,14 @@ Each reconciliation reads everything again and depends on nothing that an earlie
 """
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import Reason
+from vllm_operator.api.conditions import READY, Reason, find_condition
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.cluster.apply import Applied, Applier
@@ -50,6 +50,7 @@ from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
 from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
+from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.event_writer import EventWriter
@@ -161,6 +162,7 @@ class Reconciler:
         self._now = now
         self._plans = PlanCache()
         self._begun: Recent[int] = Recent(MAX_ROLLOUTS)  # the last generation whose rollout has begun, by uid
+        self._awaited: Recent[int] = Recent(MAX_ROLLOUTS)  # the last generation of the Deployment that was awaited, by uid
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
@@ -227,6 +229,22 @@ class Reconciler:
         self._begun.put(uid, generation)
         return True
 
+    def _awaits_controller(self, resource: VLLMDeployment, deployment: Mapping[str, Any] | None) -> bool:
+        """Whether the controller has yet to see a change of the Deployment of a VLLMDeployment that is Ready. True once for each change.
+
+        A change of an annotation, such as another plan for the same Pods, is a new generation as well. Until the controller has seen it,
+        nobody knows whether Pods are replaced.
+        """
+        generation = reading.integer(deployment, "metadata", "generation") or 0
+        ready = find_condition(resource.status.conditions, READY)
+        if ready is None or ready.status is not ConditionStatus.TRUE or generation == self._awaited.get(resource.metadata.uid):
+            return False
+        seen = reading.integer(deployment, "status", "observedGeneration")
+        if seen is None or seen >= generation:
+            return False
+        self._awaited.put(resource.metadata.uid, generation)
+        return True
+
     async def _report(
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
@@ -239,6 +257,8 @@ class Reconciler:
         decision, reported = self._decide(observation)
         is_applied = applied.written and applied.failure is None and not applied.refusals
         if is_applied and not reported.events and self._is_new_rollout(resource):
+            return Result("deferred", ROLLOUT_SECONDS)
+        if self._awaits_controller(resource, observation.deployment):
             return Result("deferred", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:
