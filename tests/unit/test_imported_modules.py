@@ -23,6 +23,12 @@ def test_of_the_kubernetes_package_only_the_asynchronous_transport_is_imported(m
     assert {"kubernetes.aio.client.rest", "kubernetes.aio.config.kube_config"} <= found
 
 
+def test_of_kopf_only_the_watch_is_imported() -> None:
+    found = imported_by("vllm_operator.app")
+    assert "kopf._cogs.clients.watching" in found
+    assert not {name for name in found if name.startswith(("kopf._core", "kopf._kits"))}
+
+
 def test_the_operator_imports_no_commands() -> None:
     assert not {name for name in imported_by("vllm_operator.app") if name.startswith("vllm_operator.cli.")}
 

@@ -1,35 +1,17 @@
 """Watches by kopf, on a server that answers as an API server does: what reaches the operator, over which connection, and their end."""
 
 import asyncio
-import gc
 import json
-import logging
 import ssl
-import threading
 from collections.abc import AsyncIterator
-from typing import Any, cast
+from typing import Any
 
-import kopf
 import pytest
 from aiohttp import web
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
 from vllm_operator.cluster.library import Configuration
-from vllm_operator.runtime.watches import NOTHING, NoMemories, Watches, connection_info
-
-CORE = {
-    "kind": "APIResourceList",
-    "groupVersion": "v1",
-    "resources": [
-        {"name": "pods", "singularName": "pod", "namespaced": True, "kind": "Pod", "verbs": ["get", "list", "watch"]},
-        {"name": "namespaces", "singularName": "namespace", "namespaced": False, "kind": "Namespace", "verbs": ["get", "list", "watch"]},
-    ],
-}
-ANSWERS = {
-    "/api": {"kind": "APIVersions", "versions": ["v1"]},
-    "/apis": {"kind": "APIGroupList", "groups": []},
-    "/api/v1": CORE,
-}
+from vllm_operator.runtime.watches import NOTHING, Watches, connection_info
 
 
 def pod(name: str, version: int) -> Manifest:
@@ -47,12 +29,15 @@ class Server:
         self.watched: list[str] = []
         self.prefix = ""
         self.url = ""
+        self.token = "t"
+        self.tokens_read = 0
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.hosts.add(request.host)
         path = request.path.removeprefix(self.prefix)
-        if path != "/api/v1/pods":
-            return web.json_response(ANSWERS[path])
+        assert path == "/api/v1/pods"
+        if request.headers["Authorization"] != f"Bearer {self.token}":
+            return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
         if "watch" not in request.query:
             self.lists.append({name: value for name, value in request.query.items() if name != "labelSelector"})
             if request.query.get("resourceVersion") == "7":
@@ -90,8 +75,8 @@ class Seen:
         self.events.append((kind.kind, type, manifest["metadata"]["name"]))
         self.changed.set()
 
-    def watches(self, configuration: Configuration, version: str = "9", of: "type[Watches] | None" = None) -> Watches:
-        return (of or Watches)(configuration, notice=self, outdated=self.outdated.append, kinds=[POD], versions={(POD, None): version})
+    def watches(self, configuration: Configuration, version: str = "9") -> Watches:
+        return Watches(configuration, notice=self, outdated=self.outdated.append, kinds=[POD], versions={(POD, None): version})
 
     async def until(self, number: int) -> None:
         async with asyncio.timeout(20):
@@ -107,10 +92,6 @@ def configuration_for(url: str, proxy: str | None = None) -> Configuration:
     return configuration
 
 
-def threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name == "watches"]
-
-
 @pytest.mark.parametrize("by_proxy", [False, True])
 async def test_events_arrive_over_the_clients_connection(server: Server, by_proxy: bool) -> None:
     configuration = configuration_for("http://api.invalid", proxy=server.url) if by_proxy else configuration_for(server.url)
@@ -124,7 +105,6 @@ async def test_events_arrive_over_the_clients_connection(server: Server, by_prox
     assert server.hosts == ({"api.invalid"} if by_proxy else {server.url.removeprefix("http://")})
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert threads() == []
 
 
 @pytest.mark.parametrize("prefix", ["", "/k8s/clusters/c-1"])
@@ -157,12 +137,6 @@ async def test_where_the_version_of_the_list_is_forgotten_already_the_mirror_lis
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_no_object_is_remembered() -> None:
-    memories = NoMemories()
-    await memories.recall(cast(kopf.RawBody, pod("a", 1)))
-    assert list(memories.iter_all_memories()) == []
-
-
 def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
     """Python 3.13 verifies strictly by default, which the certificate authorities of some clusters do not satisfy."""
 
@@ -177,38 +151,41 @@ def test_certificates_are_verified_as_by_the_client(monkeypatch: pytest.MonkeyPa
     assert not context.verify_flags & ssl.VERIFY_X509_STRICT
 
 
-class Stubborn(Watches):
-    """Its thread ends a while after it was told to, with an error."""
-
-    ended = False
-
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        await asyncio.to_thread(self._stop.wait)
-        await asyncio.sleep(0.2)  # so that whoever does not wait for the end goes on before it
-        loop.call_soon_threadsafe(lambda: self._pass_on(POD, "ADDED", pod("late", 1)))
-        self.ended = True
-        raise kopf.LoginError("no credentials")
-
-
-async def test_the_end_of_watches_is_awaited_and_what_comes_late_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_event_that_cannot_be_handled_costs_no_other(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     seen = Seen()
-    watches = seen.watches(configuration_for("http://api.invalid"), of=Stubborn)
-    assert isinstance(watches, Stubborn)
-    task = asyncio.create_task(watches.run())
-    await asyncio.sleep(0)
-    with caplog.at_level(logging.DEBUG):
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        assert watches.ended
-        await asyncio.sleep(0)
-        del task
-        gc.collect()
-    assert seen.events == []
-    assert "never retrieved" not in caplog.text
+    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
+    server.events.put_nowait({"type": "ADDED", "object": {"kind": "Pod", "metadata": {}}})
+    server.events.put_nowait({"type": "BOOKMARK", "object": {"kind": "Pod", "metadata": {"resourceVersion": "11"}}})
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 12)})
+    await seen.until(1)
+    assert seen.events == [("Pod", "ADDED", "new")]
+    assert "a watch event about an object of kind Pod could not be handled" in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_the_error_that_ends_kopf_ends_the_watches() -> None:
-    watches = Seen().watches(configuration_for("http://api.invalid"), of=Stubborn)
-    watches._stop.set()
-    with pytest.raises(kopf.LoginError):
-        await watches.run()
+async def test_a_session_that_is_refused_is_replaced(server: Server) -> None:
+    """Tokens expire. The next session has the one that the kubelet has written meanwhile."""
+    server.token, configuration, seen = "u", configuration_for(server.url), Seen()
+
+    def read_token(configuration: Configuration) -> None:
+        server.tokens_read += 1
+        configuration.api_key = {"BearerToken": f"Bearer {'t' if server.tokens_read == 1 else 'u'}"}
+
+    configuration.refresh_api_key_hook = read_token
+    task = asyncio.create_task(seen.watches(configuration).run())
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+    await seen.until(1)
+    assert (seen.events, server.tokens_read) == ([("Pod", "ADDED", "new")], 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_the_error_of_one_watch_ends_all(server: Server) -> None:
+    """The supervisor starts them again, after a new list."""
+    seen = Seen()
+    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
+    server.events.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 500}})
+    with pytest.raises(Exception, match="Error in the watch-stream"):
+        await task
+    assert not [task for task in asyncio.all_tasks() if "watch" in task.get_name()]

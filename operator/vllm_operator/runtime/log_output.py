@@ -14,7 +14,6 @@ log = logging.getLogger(__name__)
 
 LIBRARY_LEVELS = {
     "kopf": logging.WARNING,
-    "kopf._core.reactor.running": logging.ERROR,  # it warns that a thread receives no signals, which is intended
     "aiohttp.access": logging.WARNING,
     "asyncio": logging.WARNING,
     "kubernetes": logging.WARNING,

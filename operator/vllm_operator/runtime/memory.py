@@ -23,7 +23,7 @@ def tune() -> None:
 
 
 async def return_unused(*, seconds: float = INTERVAL_SECONDS) -> None:
-    """Collect the garbage that keeps itself alive, such as events that kopf has handled, and return free pages. Runs until cancelled.
+    """Collect the garbage that keeps itself alive, such as tasks that failed, and return free pages. Runs until cancelled.
 
     It takes some 10 ms, so it is done only if 20,000 objects more were created than freed since the last time.
     """

@@ -1,53 +1,48 @@
 """Watches on the objects of the cluster, by kopf. This is the only module that uses kopf.
 
-kopf provides discovery, list and watch, bookmarks, reconnection and the detection of dead connections. The operator embeds it:
+kopf provides list and watch, bookmarks, reconnection and the detection of dead connections. The operator uses this part alone
+(`infinite_watch`), in its own event loop:
 
-* In a thread with an event loop of its own. When kopf ends, it cancels all tasks of its loop, and reconciliations must go on.
-* With `on.event` handlers only, which hand the event over to the operator's loop. kopf's other handlers would write annotations or
-  finalizers to objects of users.
-* With storages that store nothing (`NoDifferences`, `NoProgress`, `NoMemories`). kopf would otherwise copy each object twice for each
-  event, to find out what changed for handlers that do not exist here, and remember each object.
+* Not kopf's handlers. A task and a queue for each object, and what they prepare for handlers, take four times as much CPU time as the
+  watch itself, and events pile up in memory if they are handled more slowly than they arrive. Here, the next event is read from the
+  connection when the last one has been handled. `infinite_watch` is not in kopf's public interface, so the minor version is pinned, and
+  the tests cover what is used. The rest of kopf is not imported (`cluster/library.py`).
 * With an HTTP session of its own, which adds to each of kopf's lists a selector that matches nothing. The mirror has listed the objects
-  already, page by page. kopf would hold all of them in memory at the same time, with a task for each, and does not report those that were
-  deleted while a watch was interrupted. The first list is as of the version of the mirror's, so the watch begins there. Later, when a watch
-  has lost its place, the mirror lists again (`runtime/mirroring.py`).
-
-Measured with 20,000 events about 2,000 Pods of 3 KiB on one core: kopf takes 0.32 ms of CPU time per event, with its default storages
-0.51 ms. A plain list and watch on aiohttp takes 0.02 ms. A backlog of 20,000 events takes 230 MiB, because kopf accepts events faster than
-it handles them; a plain loop has no backlog. At rest kopf takes 3 MiB. The alternative is about 150 lines that have to reproduce what is
-listed first, with tests against an API server that fails. It pays as soon as a cluster has hundreds of events per second.
+  already, page by page, and kopf does not report those that were deleted while a watch was interrupted. The first list is as of the
+  version of the mirror's, so the watch begins there. Later, when a watch has lost its place, the mirror lists again
+  (`runtime/mirroring.py`).
 
 Nodes are not watched, because they are large and change with every heartbeat.
 """
 
 import asyncio
-import contextlib
+import contextvars
+import logging
 import ssl
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
-# before kopf, which would otherwise import the whole package `kubernetes`
+# before kopf, which would otherwise be imported as a whole
 from vllm_operator.cluster.library import Configuration  # isort: split
 
 import aiohttp
-import kopf
-import uvloop
-from kopf._core.reactor.inventory import ResourceMemories, ResourceMemory  # the type of a public argument, which has no public name
+from kopf._cogs.clients import auth, watching
+from kopf._cogs.configs.configuration import OperatorSettings
+from kopf._cogs.structs import references
+from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, Vault
 
-from vllm_operator.api import labels
 from vllm_operator.cluster.client import Kind, Manifest, selector_of
-from vllm_operator.runtime.log_output import handle_loop_error
+from vllm_operator.runtime.log_output import describe_end
+
+log = logging.getLogger(__name__)
 
 NOTHING = "metadata.name=none,metadata.name!=none"
 """A field selector that matches no object."""
-WORKER_SECONDS = 0.5
-"""How long kopf keeps a task for an object without events. By default it is 5 s, which keeps the objects of a burst in memory."""
-EXIT_SECONDS = 1.5
-"""Maximum time to wait for the end of kopf."""
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
 """Delays between attempts to reach the API server. They are short, because a longer one delays the first event after an outage."""
+CHANGES = ("ADDED", "MODIFIED", "DELETED")
+"""Types of events about an object."""
 
 
 class Watches:
@@ -68,8 +63,8 @@ class Watches:
 
         Args:
             configuration: The connection to the API server.
-            notice: Called in the event loop of `run` with the kind, type and object of each watch event.
-            outdated: Called there with a kind of which events may have been missed.
+            notice: Called with the kind, type and object of each watch event.
+            outdated: Called with a kind of which events may have been missed.
             kinds: The kinds to watch.
             versions: The resourceVersion after which the events of a kind in a namespace (None: in all) are wanted.
             namespaces: The namespaces to watch; all if empty.
@@ -82,71 +77,56 @@ class Watches:
         self._namespaces = tuple(namespaces)
         self._timeout = request_timeout_seconds
         self._versions = {kind.path(namespace): version for (kind, namespace), version in versions.items()}
-        self._lists = {kind.path(namespace): kind for kind in kinds for namespace in namespaces or (None,)}
-        self._stop = threading.Event()
+        self._lists = {kind.path(namespace): kind for kind in kinds for namespace in self._namespaces_of(kind)}
 
     async def run(self) -> None:
         """Watch until cancelled, or until kopf gives up.
 
         Raises:
-            Exception: The error that ended kopf.
+            Exception: The error of the first watch that kopf gave up.
         """
-        loop = asyncio.get_running_loop()
-        ended: asyncio.Future[BaseException | None] = loop.create_future()
-
-        def serve() -> None:
-            error: BaseException | None = None
-            try:
-                uvloop.run(self._serve(loop))
-            except BaseException as raised:  # it would be lost with the thread
-                error = raised
-            _call(loop, lambda: None if ended.done() else ended.set_result(error))
-
-        thread = threading.Thread(target=serve, name="watches", daemon=True)
-        thread.start()
-        try:
-            error = await asyncio.shield(ended)
-        finally:
-            self._stop.set()
-            await asyncio.wait({ended}, timeout=EXIT_SECONDS)
-            if ended.done():
-                thread.join()
-        if error is not None:
-            raise error if isinstance(error, Exception) else RuntimeError(f"the watches ended with {error!r}")
-
-    async def _serve(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.get_running_loop().set_exception_handler(handle_loop_error)
-        await kopf.operator(
-            registry=self._make_registry(loop),
-            settings=self._make_settings(),
-            memories=NoMemories(),
-            standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-            stop_flag=self._stop,
-        )
-
-    def _make_registry(self, loop: asyncio.AbstractEventLoop) -> kopf.OperatorRegistry:
-        registry = kopf.OperatorRegistry()
-
-        @kopf.on.login(registry=registry)
-        async def login(**_: Any) -> kopf.AiohttpSession:
-            return self._open_session(loop)
-
+        vault, context = Vault(), contextvars.copy_context()
+        context.run(auth.vault_var.set, vault)  # where kopf looks for the session
+        settings = self._make_settings()
+        tasks = [asyncio.create_task(self._authenticate(vault), name="session of the watches")]
         for kind in self._kinds:
-            self._watch(registry, loop, kind)
-        return registry
+            for namespace in self._namespaces_of(kind):
+                watch = self._watch(kind, namespace, settings)
+                tasks.append(asyncio.create_task(watch, name=f"watch of {kind.plural}", context=context))
+        try:
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            first = next(iter(ended))
+            raise (None if first.cancelled() else first.exception()) or RuntimeError(f"{first.get_name()} {describe_end(first)}")
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await vault.close()
 
-    def _watch(self, registry: kopf.OperatorRegistry, loop: asyncio.AbstractEventLoop, kind: Kind) -> None:
-        async def handle(event: kopf.RawEvent, **_: Any) -> None:
-            if event["type"] is not None:
-                type, manifest = event["type"], cast(Manifest, event["object"])
-                _call(loop, lambda: self._pass_on(kind, type, manifest))
+    def _namespaces_of(self, kind: Kind) -> Sequence[str | None]:
+        return self._namespaces if self._namespaces and kind.namespaced else (None,)
 
-        kopf.on.event(kind.group, kind.api_version.rpartition("/")[2], kind.plural, id=kind.plural, registry=registry)(handle)
+    async def _authenticate(self, vault: Vault) -> None:
+        """Open a session at first, and another one after each 401."""
+        while True:
+            await vault.populate({"session": self._open_session()})
+            await vault.wait_for_emptiness()
 
-    def _open_session(self, loop: asyncio.AbstractEventLoop) -> kopf.AiohttpSession:
-        """Open connections as the operator's client does. kopf asks again after each 401."""
+    async def _watch(self, kind: Kind, namespace: str | None, settings: OperatorSettings) -> None:
+        resource = references.Resource(kind.group, kind.api_version.rpartition("/")[2], kind.plural, namespaced=kind.namespaced)
+        where = cast(references.Namespace, namespace)
+        async for event in watching.infinite_watch(settings=settings, resource=resource, namespace=where):
+            if not isinstance(event, watching.Bookmark) and event["type"] in CHANGES:
+                self._pass_on(kind, event["type"], cast(Manifest, event["object"]))
+
+    def _pass_on(self, kind: Kind, type: str, manifest: Manifest) -> None:
+        try:
+            self._notice(kind, type, manifest)
+        except Exception:  # one event must not end the watches
+            log.exception("a watch event about an object of kind %s could not be handled", kind.kind)
+
+    def _open_session(self) -> AiohttpSession:
+        """Open connections as the operator's client does."""
         info = connection_info(self._configuration)
         base = urlsplit(info.server).path.rstrip("/")
 
@@ -167,7 +147,7 @@ class Watches:
             request.url = empty
             response = await send(request)
             if response.ok:
-                _call(loop, lambda: None if self._stop.is_set() else self._outdated(kind))
+                self._outdated(kind)
             return response
 
         session = aiohttp.ClientSession(
@@ -176,24 +156,13 @@ class Watches:
             proxy=info.proxy_url,
             middlewares=(list_nothing,),
         )
-        return kopf.AiohttpSession(server=info.server, aiohttp_session=session)
+        return AiohttpSession(server=info.server, aiohttp_session=session)
 
-    def _pass_on(self, kind: Kind, type: str, manifest: Manifest) -> None:
-        if not self._stop.is_set():  # later events would mix with those of the watches that replace these
-            self._notice(kind, type, manifest)
-
-    def _make_settings(self) -> kopf.OperatorSettings:
-        settings = kopf.OperatorSettings()
-        settings.posting.enabled = False
-        settings.scanning.disabled = True  # the CRD exists already, and watching all CRDs would need a permission
-        settings.queueing.idle_timeout = WORKER_SECONDS
+    def _make_settings(self) -> OperatorSettings:
+        settings = OperatorSettings()
         settings.networking.request_timeout = self._timeout
         settings.networking.connect_timeout = self._timeout
         settings.networking.error_backoffs = RECONNECT_SECONDS
-        settings.process.ultimate_exiting_timeout = None  # it would end the process instead of the thread
-        settings.persistence.finalizer = f"{labels.GROUP}/finalizer"  # not used; the default has kopf's domain
-        settings.persistence.progress_storage = NoProgress()
-        settings.persistence.diffbase_storage = NoDifferences()
         for kind in self._kinds:
             if selector := selector_of(kind):
                 text = ",".join(f"{label}={value}" for label, value in selector.items())
@@ -201,7 +170,7 @@ class Watches:
         return settings
 
 
-class _ConnectionInfo(kopf.ConnectionInfo):
+class _ConnectionInfo(ConnectionInfo):
     def as_ssl_context(self) -> ssl.SSLContext:
         """Verify certificates as the operator's client does (`cluster/connection.py`), which Python 3.13 does not by default."""
         context = super().as_ssl_context()
@@ -209,7 +178,7 @@ class _ConnectionInfo(kopf.ConnectionInfo):
         return context
 
 
-def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
+def connection_info(configuration: Configuration) -> ConnectionInfo:
     """Return the connection of the operator's client in kopf's form."""
     if configuration.refresh_api_key_hook is not None:
         configuration.refresh_api_key_hook(configuration)
@@ -227,57 +196,3 @@ def connection_info(configuration: Configuration) -> kopf.ConnectionInfo:
         private_key_path=configuration.key_file,
         proxy_url=configuration.proxy,
     )
-
-
-_NOTHING = cast(kopf.BodyEssence, {})
-
-
-class NoDifferences(kopf.DiffBaseStorage):
-    """Stores no earlier state of an object, so that kopf computes no differences."""
-
-    def build(self, **_: Any) -> kopf.BodyEssence:
-        """Return nothing to compare."""
-        return _NOTHING
-
-    def fetch(self, **_: Any) -> kopf.BodyEssence | None:
-        """Return nothing."""
-        return None
-
-    def store(self, **_: Any) -> None:
-        """Store nothing."""
-
-
-class NoProgress(kopf.ProgressStorage):
-    """Stores no progress of handlers."""
-
-    def fetch(self, **_: Any) -> Any:
-        """Return nothing."""
-        return None
-
-    def store(self, **_: Any) -> None:
-        """Store nothing."""
-
-    def purge(self, **_: Any) -> None:
-        """Store nothing."""
-
-    def touch(self, **_: Any) -> None:
-        """Store nothing."""
-
-    def clear(self, *, essence: kopf.BodyEssence) -> kopf.BodyEssence:
-        """Return the object's essence as it is."""
-        return essence
-
-
-class NoMemories(ResourceMemories):
-    """Remembers no object. kopf would keep 1 KiB for each, for handlers that do not exist here."""
-
-    async def recall(
-        self, raw_body: kopf.RawBody, *, memobase: Any = None, noticed_by_listing: bool = False, ephemeral: bool = False
-    ) -> ResourceMemory:
-        """Return a new memory each time."""
-        return await super().recall(raw_body, memobase=memobase, noticed_by_listing=noticed_by_listing, ephemeral=True)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
-    with contextlib.suppress(RuntimeError):  # the operator's loop is closed
-        loop.call_soon_threadsafe(function)
