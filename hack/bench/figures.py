@@ -113,6 +113,11 @@ def delays(causes: Iterable[Request], effects: Iterable[Request], *, last: bool 
     return found
 
 
+def between(causes: Mapping[str, float], effects: Mapping[str, float]) -> dict[str, float]:
+    """Seconds from each cause to the effect of the same name; none for a cause without effect."""
+    return {name: max(0.0, effects[name] - moment) for name, moment in causes.items() if name in effects}
+
+
 def quantile(values: Iterable[float], part: float) -> float | None:
     """The value below which this part of the values is; None without values."""
     ordered = sorted(values)

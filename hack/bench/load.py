@@ -46,8 +46,8 @@ class Api:
         async with self._session.request(method, url, data=data, headers=headers, params=query, ssl=self._ssl, timeout=timeout) as response:
             yield response
 
-    async def watch(self, path: str) -> AsyncIterator[tuple[float, Any]]:
-        version = (await self.call("GET", path))["metadata"]["resourceVersion"]
+    async def watch(self, path: str, version: str = "") -> AsyncIterator[tuple[float, Any]]:
+        version = version or (await self.call("GET", path))["metadata"]["resourceVersion"]
         async with self._open("GET", path, watch="1", resourceVersion=version) as response:
             buffer = b""
             async for data in response.content.iter_any():
@@ -59,13 +59,14 @@ class Api:
 class Seen:
     """When a watch first showed each object as wanted, by name."""
 
-    def __init__(self, api: Api, path: str, wanted: Any) -> None:
+    def __init__(self, api: Api, path: str, wanted: Any, version: str = "") -> None:
+        """The watch begins at a resourceVersion, or now."""
         self.at: dict[str, float] = {}
-        self._task = asyncio.create_task(self._watch(api, path, wanted))
+        self._task = asyncio.create_task(self._watch(api, path, wanted, version))
         self._news = asyncio.Event()
 
-    async def _watch(self, api: Api, path: str, wanted: Any) -> None:
-        async for moment, event in api.watch(path):
+    async def _watch(self, api: Api, path: str, wanted: Any, version: str) -> None:
+        async for moment, event in api.watch(path, version):
             name = event["object"]["metadata"]["name"]
             if name not in self.at and wanted(event["object"]):
                 self.at[name] = moment

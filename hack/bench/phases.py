@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.contenders import VERSIONS, Contender, busy_seconds, cpu_of, cpu_seconds, descendants
-from bench.figures import Figure, Request, delays, foreign_share, of, parse_requests, quantile, reads_each, writes_each, writes_of
-from bench.load import AGENT, GROUP, NAMESPACE, Api, model
+from bench.figures import Figure, Request, between, delays, foreign_share, of, parse_requests, quantile, reads_each, writes_each, writes_of
+from bench.load import AGENT, GROUP, NAMESPACE, Api, Seen, model
 from testenv import Environment
 
 QUIET_SECONDS = 3.0
@@ -65,12 +65,19 @@ class Turn:
         self._resume(CONTROLLERS)
 
     async def ready(self) -> None:
-        """The Pods of all objects become Ready at once."""
+        """The Pods of all objects become Ready at once. A watch that does nothing else tells how late the API server is meanwhile."""
         async with self._phase("starting", self.names):
-            pods = await self._running_pods()
+            pods, version = await self._running_pods()
+        seen = Seen(self._api, PODS, _is_ready, version)
         async with self._phase("ready", self.names) as phase:
             await asyncio.gather(*(self._make_ready(pod) for pod in pods))
-        cause = [_renamed(request, request.name.rsplit("-", 2)[0]) for request in self._own("patch", "pods/status")]
+        seen.stop()
+        skew = time.time() - time.monotonic()
+        cause = [_renamed(request, _owner(request.name)) for request in self._own("patch", "pods/status")]
+        told = {_owner(name): moment + skew for name, moment in seen.at.items()}
+        self._add_delays(phase, "Pod Ready to the event of a bare watch", between({it.name: it.answered for it in cause}, told))
+        written = {request.name: request.answered for request in self._statuses()}
+        self._add_delays(phase, "the event of a bare watch to last write of the status", between(told, written))
         self._add_delays(phase, "Pod Ready to last write of the status", delays(cause, self._statuses(), last=True))
 
     async def steady(self, seconds: float) -> None:
@@ -234,17 +241,20 @@ class Turn:
         await self._until(lambda: time.time() - max(began, last()) >= QUIET_SECONDS, "it does not stop to write")
         return last() - skew
 
-    async def _running_pods(self) -> list[Any]:
-        """Wait until each object has a Pod that runs; return the Pods."""
+    async def _running_pods(self) -> tuple[list[Any], str]:
+        """Wait until each object has a Pod that runs; return the Pods, and the resourceVersion of their list."""
         found: list[Any] = []
+        version = ""
 
         async def run() -> bool:
-            pods = (await self._api.call("GET", PODS, resourceVersion="0"))["items"]
-            found[:] = [pod for pod in pods if pod["status"].get("phase") == "Running"]
+            nonlocal version
+            answer = await self._api.call("GET", PODS, resourceVersion="0")
+            found[:] = [pod for pod in answer["items"] if pod["status"].get("phase") == "Running"]
+            version = answer["metadata"]["resourceVersion"]
             return len(found) >= len(self.names)
 
         await self._until(run, "not all Pods run")
-        return found
+        return found, version
 
     async def _is_rolled_out(self) -> bool:
         """Whether all Pods are of the latest Deployments, and Ready."""
@@ -305,6 +315,15 @@ def held_pods() -> dict[str, str]:
 def _pods_are(path: str, load: str) -> dict[str, str]:
     prefix = "sim.vllm-operator.dev/"
     return {f"{prefix}path": path, f"{prefix}pull": "0", f"{prefix}load": load}
+
+
+def _owner(pod: str) -> str:
+    """The name of the Deployment of a Pod."""
+    return pod.rsplit("-", 2)[0]
+
+
+def _is_ready(pod: Any) -> bool:
+    return any((it["type"], it["status"]) == ("Ready", "True") for it in pod["status"].get("conditions") or ())
 
 
 def _renamed(request: Request, name: str) -> Request:

@@ -7,7 +7,20 @@ from typing import Any
 import pytest
 
 from bench.compare import PHASES, parse_options
-from bench.figures import Figure, Request, delays, foreign_share, of, parse_requests, quantile, reads_each, summarize, table, writes_each
+from bench.figures import (
+    Figure,
+    Request,
+    between,
+    delays,
+    foreign_share,
+    of,
+    parse_requests,
+    quantile,
+    reads_each,
+    summarize,
+    table,
+    writes_each,
+)
 
 OPERATOR = "vllm-operator/"
 LOAD = "bench-load"
@@ -78,6 +91,10 @@ def test_a_delay_ends_with_the_first_effect_after_its_cause() -> None:
     ]
     assert delays(causes, effects) == {"a": 1, "b": 0}
     assert delays(causes, effects, last=True) == {"a": 9, "b": 0}
+
+
+def test_an_effect_belongs_to_the_cause_of_its_name() -> None:
+    assert between({"a": 10, "b": 10, "without effect": 10}, {"a": 12, "b": 9, "without cause": 1}) == {"a": 2, "b": 0}
 
 
 def test_refused_writes_are_no_effects() -> None:
