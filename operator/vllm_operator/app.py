@@ -60,6 +60,7 @@ from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, Us
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
+from vllm_operator.status.pacing import LATER_PACE, PACE
 
 log = logging.getLogger(__name__)
 
@@ -67,8 +68,10 @@ STOP_SECONDS = 1.8
 """Maximum time to stop all parts. The kubelet would wait 30 s, but nobody at a terminal would."""
 SOON_SECONDS = 1.0
 """Delay after a watch event of `Urgency.SOON`."""
-LATER_SECONDS = 3.0
+LATER_SECONDS = PACE.total_seconds()
 """Delay after a watch event of `Urgency.LATER`. A rollout causes about ten of them within seconds, and the status does not show each."""
+LAST_SECONDS = LATER_PACE.total_seconds()
+"""Delay after a watch event of `Urgency.LAST`."""
 SECONDS_PER_KEY = 0.01
 """Additional delay for each key that waits: about how long a reconciliation takes. Under load, more events are handled together."""
 RELEASE_SECONDS = 1.0
@@ -154,7 +157,8 @@ class Operator:
             shard=shard,
             seconds=settings.resync_seconds,
             add_soon=lambda key: self._add_after(key, SOON_SECONDS),
-            add_later=lambda key: self._add_after(key, LATER_SECONDS),
+            add_later=lambda key: self._add_after(key, LATER_SECONDS, urgent=False),
+            add_last=lambda key: self._add_after(key, LAST_SECONDS, urgent=False),
             add_unchanged=lambda key: self.queue.add(key, urgent=False),
         )
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
@@ -216,8 +220,8 @@ class Operator:
         client.refused = self.supervisor.recheck_access
         memory.tune()
 
-    def _add_after(self, key: Key, seconds: float) -> None:
-        self.queue.add_after(key, seconds + len(self.queue) * SECONDS_PER_KEY)
+    def _add_after(self, key: Key, seconds: float, *, urgent: bool = True) -> None:
+        self.queue.add_after(key, seconds + len(self.queue) * SECONDS_PER_KEY, urgent=urgent)
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""

@@ -338,10 +338,10 @@ async def test_an_edit_of_a_deployment_is_news(world: World) -> None:
     assert world.mirror.note(DEPLOYMENT, edited)
 
 
-async def test_a_spec_that_no_status_is_about_is_told_apart(world: World) -> None:
-    key = ("default", "llama")
-    assert world.mirror.has_unseen_spec(key)
-    generation = world.cluster.put(llama())["metadata"]["generation"]
-    await world.mirror.apply_status({**llama(), "status": {"observedGeneration": generation}}, manager="us")
-    assert not world.mirror.has_unseen_spec(key)
-    assert not world.mirror.has_unseen_spec(("default", "unknown"))
+async def test_the_resource_and_its_deployment_can_be_looked_up_without_a_request(world: World) -> None:
+    before = dict(world.cluster.calls)
+    found = [world.mirror.kept(kind, ("default", "llama")) for kind in (VLLM_DEPLOYMENT, DEPLOYMENT)]
+    assert [manifest and manifest["kind"] for manifest in found] == ["VLLMDeployment", "Deployment"]
+    assert world.mirror.kept(VLLM_DEPLOYMENT, ("default", "unknown")) is None
+    assert world.mirror.kept(CLAIM, ("default", "llama")) is None
+    assert dict(world.cluster.calls) == before

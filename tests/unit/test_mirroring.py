@@ -116,68 +116,89 @@ async def test_where_nothing_may_be_watched_all_is_looked_at_all_the_same() -> N
     assert world.keys == [KEY]
 
 
-def pod(*, ready: bool = False, **state: Any) -> dict[str, Any]:
-    conditions = [{"type": "Ready", "status": str(ready)}]
-    return {"metadata": {}, "status": {"conditions": conditions, "containerStatuses": [{"state": state}] if state else []}}
+def pod(*, ready: bool = False, role: str = "engine", unschedulable: bool = False, **state: Any) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": str(ready)}, {"type": "PodScheduled", "status": str(not unschedulable)}]
+    metadata = {"labels": {labels.COMPONENT_LABEL: role}}
+    return {"metadata": metadata, "status": {"conditions": conditions, "containerStatuses": [{"state": state}] if state else []}}
 
 
-def rollout(generation: int, observed: int | None, *, replicas: int = 1, updated: int = 1) -> dict[str, Any]:
-    status = {"observedGeneration": observed, "replicas": replicas, "updatedReplicas": updated}
+def rollout(generation: int, observed: int | None, *, replicas: int = 1, updated: int = 1, ready: int = 0) -> dict[str, Any]:
+    status = {"observedGeneration": observed, "replicas": replicas, "updatedReplicas": updated, "readyReplicas": ready}
     return {"metadata": {"generation": generation}, "spec": {"replicas": 1}, "status": status}
 
 
+def known(resource: dict[str, Any] | None = None, deployment: dict[str, Any] | None = None) -> Callable[[Kind], dict[str, Any] | None]:
+    return {VLLM_DEPLOYMENT: resource, DEPLOYMENT: deployment}.get
+
+
+FIRST: dict[str, Any] = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1}}
+SERVED: dict[str, Any] = {"metadata": {"generation": 1}, "status": {"observedGeneration": 1, "url": "http://llama.default.svc:8000/v1"}}
 TERMINATING = {"deletionTimestamp": "2026-11-23T05:00:00Z"}
+NOW, SOON, LATER, LAST = Urgency.NOW, Urgency.SOON, Urgency.LATER, Urgency.LAST
 
 
 @pytest.mark.parametrize(
-    ("kind", "manifest", "urgency"),
+    ("kind", "manifest", "of_first", "of_served"),
     [
-        (POD, pod(), Urgency.LATER),
-        (POD, pod(waiting={"reason": "ContainerCreating"}), Urgency.LATER),
-        (POD, pod(running={}), Urgency.SOON),  # there is a log
-        (POD, pod(running={}, ready=True), Urgency.NOW),
-        (POD, pod(terminated={"exitCode": 1}), Urgency.NOW),
-        (POD, pod(terminated={"exitCode": 0}), Urgency.SOON),  # an init container, or a Job that is complete
-        (POD, pod(waiting={"reason": "ImagePullBackOff"}), Urgency.NOW),
-        (POD, {**pod(ready=True), "metadata": TERMINATING}, Urgency.LATER),  # makes room
-        (DEPLOYMENT, rollout(2, 2), Urgency.SOON),  # complete
-        (DEPLOYMENT, rollout(2, 2, updated=0), Urgency.LATER),
-        (DEPLOYMENT, rollout(2, 2, replicas=2), Urgency.LATER),
-        (DEPLOYMENT, {"metadata": {"generation": 1}}, Urgency.LATER),  # a new one
-        (DEPLOYMENT, rollout(3, 2), Urgency.NOW),  # somebody has changed its spec
-        (CLAIM, {"metadata": {}}, Urgency.SOON),
-        (CLAIM, {"metadata": TERMINATING}, Urgency.NOW),
-        (SERVICE, {"metadata": {}}, Urgency.NOW),
-        (VLLM_DEPLOYMENT, {"metadata": {}}, Urgency.NOW),
-        (POD, {"metadata": {}, "status": "hostile"}, Urgency.LATER),
-        (DEPLOYMENT, {"metadata": None, "spec": [], "status": "hostile"}, Urgency.LATER),
+        (POD, pod(), LATER, LAST),
+        (POD, pod(waiting={"reason": "ContainerCreating"}), LATER, LAST),
+        (POD, pod(unschedulable=True), LATER, LATER),
+        (POD, pod(running={}), SOON, SOON),  # there is a log
+        (POD, pod(running={}, ready=True), NOW, NOW),
+        (POD, pod(terminated={"exitCode": 1}), NOW, NOW),
+        (POD, pod(terminated={"exitCode": 0}), SOON, SOON),  # an init container, or a Job that is complete
+        (POD, pod(waiting={"reason": "ImagePullBackOff"}), NOW, NOW),
+        (POD, {**pod(ready=True), "metadata": TERMINATING}, LATER, LAST),  # makes room
+        (DEPLOYMENT, rollout(2, 2, ready=1), NOW, NOW),  # complete
+        (DEPLOYMENT, rollout(2, 2), LATER, LATER),  # a Pod tells when it is Ready, or has done so already
+        (DEPLOYMENT, rollout(2, 2, updated=0, ready=1), LATER, LAST),
+        (DEPLOYMENT, rollout(2, 2, replicas=2, ready=1), LATER, LAST),
+        (DEPLOYMENT, {"metadata": {"generation": 1}}, LATER, LAST),  # a new one
+        (DEPLOYMENT, rollout(3, 2), NOW, NOW),  # somebody has changed its spec
+        (CLAIM, {"metadata": {}}, SOON, SOON),
+        (CLAIM, {"metadata": TERMINATING}, NOW, NOW),
+        (SERVICE, {"metadata": {}}, NOW, NOW),
+        (VLLM_DEPLOYMENT, {"metadata": {}}, NOW, NOW),
+        (POD, {"metadata": {}, "status": "hostile"}, LATER, LAST),
+        (DEPLOYMENT, {"metadata": None, "spec": [], "status": "hostile"}, LATER, LAST),
     ],
 )
-def test_steps_of_a_rollout_can_be_handled_together(kind: Kind, manifest: dict[str, Any], urgency: Urgency) -> None:
-    assert urgency_of(kind, manifest) is urgency
+def test_steps_of_a_rollout_can_be_handled_together(kind: Kind, manifest: dict[str, Any], of_first: Urgency, of_served: Urgency) -> None:
+    complete = rollout(2, 2)
+    assert urgency_of(kind, manifest, known(FIRST, complete)) is of_first
+    assert urgency_of(kind, manifest, known(SERVED, complete)) is of_served
+
+
+@pytest.mark.parametrize("counted", [None, rollout(2, 1), rollout(2, 2, replicas=2), rollout(2, 2, updated=0)])
+def test_of_a_pod_that_is_ready_in_a_rollout_the_deployment_tells(counted: dict[str, Any] | None) -> None:
+    """Until it has counted the Pod, the status would say that the rollout is incomplete."""
+    assert urgency_of(POD, pod(running={}, ready=True), known(SERVED, counted)) is LAST
+    assert urgency_of(POD, pod(running={}, ready=True, role="primer"), known(SERVED, counted)) is NOW
 
 
 def test_a_pod_that_is_gone_makes_room_and_what_else_is_gone_is_put_right_at_once() -> None:
-    assert urgency_of(POD, pod(ready=True), deleted=True) is Urgency.LATER
-    assert urgency_of(DEPLOYMENT, rollout(2, 2), deleted=True) is Urgency.NOW
+    assert urgency_of(POD, pod(ready=True), known(FIRST, rollout(2, 2)), deleted=True) is LATER
+    assert urgency_of(DEPLOYMENT, rollout(2, 2), known(FIRST), deleted=True) is NOW
 
 
 async def test_progress_and_unchanged_objects_take_their_time() -> None:
-    cluster, now, soon, later, unchanged = FakeCluster(), list[Any](), list[Any](), list[Any](), list[Any]()
+    cluster, now, later, last, unchanged = FakeCluster(), list[Any](), list[Any](), list[Any](), list[Any]()
     cluster.put(llama())
-    mirroring = Mirroring(Mirror(cluster), now.append, add_soon=soon.append, add_later=later.append, add_unchanged=unchanged.append)
+    mirroring = Mirroring(Mirror(cluster), now.append, add_later=later.append, add_last=last.append, add_unchanged=unchanged.append)
     await mirroring.load(KINDS)
-    assert (now, soon, later, unchanged) == ([KEY], [], [], [])  # no status is about it
+    assert (now, later, last, unchanged) == ([KEY], [], [], [])  # no status is about it
     made = cluster.put(deployment())
     mirroring.notice(DEPLOYMENT, "MODIFIED", made)
-    assert (now, soon, later) == ([KEY], [], [KEY])
+    assert (now, later, last) == ([KEY], [KEY], [])
     made = cluster.put({**deployment(), "status": {"observedGeneration": made["metadata"]["generation"]}})
-    made = made | {"status": rollout(1, made["metadata"]["generation"])["status"], "spec": {"replicas": 1}}
+    made = made | {"status": rollout(1, made["metadata"]["generation"], ready=1)["status"], "spec": {"replicas": 1}}
     mirroring.notice(DEPLOYMENT, "MODIFIED", made)
-    assert (now, soon, later) == ([KEY], [KEY], [KEY])
+    assert (now, later, last) == ([KEY, KEY], [KEY], [])
     mirroring.notice(DEPLOYMENT, "DELETED", made)
-    assert (now, soon, later) == ([KEY, KEY], [KEY], [KEY])
+    assert (now, later, last) == ([KEY, KEY, KEY], [KEY], [])
     generation = cluster.put(llama())["metadata"]["generation"]
-    cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {"observedGeneration": generation})
+    cluster.set_status(VLLM_DEPLOYMENT, "default", "llama", {"observedGeneration": generation, "url": "http://llama.default.svc:8000/v1"})
     await mirroring.load(KINDS)
     assert unchanged == [KEY]
+    mirroring.notice(DEPLOYMENT, "ADDED", cluster.put(deployment()))
+    assert (now, later, last) == ([KEY, KEY, KEY], [KEY], [KEY])

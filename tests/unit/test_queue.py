@@ -357,6 +357,27 @@ async def test_no_key_waits_longer_than_twice_its_share_however_many_urgent_ones
     raise AssertionError(f"it waited for more than {turn} turns")
 
 
+async def test_all_urgent_keys_overtake_a_patient_one_until_its_patience_ends(clock: Clock, queue: WorkQueue[str]) -> None:
+    queue.add_patiently("rest", 0, patience_seconds=10)
+    for turn in range(4):
+        queue.add(f"urgent-{turn}a")
+        queue.add(f"urgent-{turn}b")
+        assert await queue.get() == f"urgent-{turn // 2}{'ab'[turn % 2]}"
+    clock.now += 10
+    assert {await queue.get(), await queue.get()} == {"urgent-2a", "rest"}
+
+
+async def test_a_patient_key_comes_at_once_when_nothing_is_urgent_or_it_becomes_so_itself(clock: Clock, queue: WorkQueue[str]) -> None:
+    queue.add_patiently("rest", 2, patience_seconds=10)
+    clock.now += 2
+    assert await queue.get() == "rest"
+    queue.add_patiently("edited", 0, patience_seconds=10)
+    queue.add("urgent")
+    queue.add("edited")
+    queue.add("urgent too")
+    assert [await queue.get() for _ in range(3)] == ["urgent", "edited", "urgent too"]
+
+
 async def test_without_urgent_keys_the_order_is_that_of_adding(queue: WorkQueue[str]) -> None:
     for key in "abcd":
         queue.add(key, urgent=False)

@@ -50,17 +50,17 @@ def test_a_step_waits_for_three_seconds(now: VLLMDeploymentStatus) -> None:
     assert held_until(BEFORE, now, (), o.at(3)) is None
 
 
-def test_in_later_rollouts_a_step_waits_for_ten_seconds() -> None:
+def test_in_later_rollouts_a_step_waits_for_twenty_seconds() -> None:
     before = BEFORE.model_copy(update={"url": "http://llama.default.svc:8000"})
     now = STEPS["the Deployment counts"].model_copy(update={"url": before.url})
     assert held_until(before, now, (), o.at(4)) == o.at(0) + LATER_PACE
-    assert held_until(before, now, (), o.at(10)) is None
+    assert held_until(before, now, (), o.at(20)) is None
 
 
 def test_a_rollout_that_only_looks_incomplete_waits_until_the_deployment_counts() -> None:
     now = STEPS["the Deployment counts"]
     assert held_until(BEFORE, now, (), o.at(30), ready_since=o.at(29)) == o.at(29) + LATER_PACE
-    assert held_until(BEFORE, now, (), o.at(40), ready_since=o.at(29)) is None
+    assert held_until(BEFORE, now, (), o.at(49), ready_since=o.at(29)) is None
     assert held_until(BEFORE, NEWS["a crash"], (), o.at(30), ready_since=o.at(29)) is None
 
 

@@ -130,13 +130,10 @@ class Mirror:
             for item in self._served(page)
         ]
 
-    def has_unseen_spec(self, key: Key) -> bool:
-        """Whether the status of a VLLMDeployment is about another generation than its spec."""
-        kept = self._kept.get(VLLM_DEPLOYMENT, {}).get(key)
-        manifest = kept.manifest() if kept is not None else None
-        if manifest is None:
-            return False
-        return bool(manifest["metadata"].get("generation") != (manifest.get("status") or {}).get("observedGeneration"))
+    def kept(self, kind: Kind, key: Key) -> Manifest | None:
+        """A VLLMDeployment or its Deployment, which has the same name, as far as it is kept; None otherwise."""
+        known = self._kept.get(kind, {}).get(key)
+        return known.manifest() if known is not None else None
 
     def note(self, kind: Kind, manifest: Manifest, *, deleted: bool = False) -> set[Key]:
         """Keep the object of a watch event; return the VLLMDeployments to reconcile, none if nothing is new.

@@ -202,7 +202,9 @@ class Follower:
             # `note_end` says so, too, but a stream may end before the watch tells
             if not (is_polled or was_refused) and await self._is_over():
                 break
-            self._catch_up()  # the report must not wait for the next try
+            # The report must not wait for the next try. That a Pod serves is known without its log.
+            is_silent = not (self._log.latest.lines or has_missed or was_refused)
+            self._catch_up(tell=not (is_silent and self._stop_at is not None))
             if is_polled and not wait:
                 self._publish()
                 is_last = await self._has_turn_at_end()
@@ -358,19 +360,20 @@ class Follower:
         self._dead = self._dead or ended is not None or "running" not in (status.get("state") or {})
         return False
 
-    def _catch_up(self) -> None:
+    def _catch_up(self, *, tell: bool = True) -> None:
         if not self.caught_up:
             self.caught_up = True
-            self._publish(force=True)
+            self._publish(force=True, tell=tell)
 
-    def _publish(self, *, force: bool = False) -> None:
+    def _publish(self, *, force: bool = False, tell: bool = True) -> None:
         state, old = self._log.latest, self._published
         if old is not None and not force:
             is_due = self._clock() - self._published_at >= self._settings.interval_seconds
             if is_same(old, state) or not (is_due or is_significant(old, state, self._settings.step_percent)):
                 return
         self._published, self._published_at = state, self._clock()
-        self._changed()
+        if tell:
+            self._changed()
 
     def _finish(self) -> None:
         self._log.end(has_ended=self._dead)

@@ -7,10 +7,12 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from functools import partial
 from typing import Any
 
+from vllm_operator.caches.context import is_replica
 from vllm_operator.cluster import client
-from vllm_operator.cluster.client import NAMESPACE, ClusterError, Key, Kind, Manifest
+from vllm_operator.cluster.client import DEPLOYMENT, NAMESPACE, VLLM_DEPLOYMENT, ClusterError, Key, Kind, Manifest
 from vllm_operator.cluster.mirror import Mirror
 from vllm_operator.cluster.shard import ServedNamespaces
 from vllm_operator.pods import reading
@@ -31,11 +33,14 @@ class Urgency(Enum):
     NOW: somebody may wait for it: a spec that was changed, a Pod that is Ready or has failed.
     SOON: it begins the next part of a start: a container runs, so that there is a log, or a PersistentVolumeClaim is bound.
     LATER: a step before that, or of a Pod that terminates. Such steps follow each other within seconds, and can be handled together.
+    LAST: such a step of an object that has served before. Its status shows the step only if it lasts (`status/pacing.py`), and the
+    Deployment tells when the rollout is complete.
     """
 
     NOW = "now"
     SOON = "soon"
     LATER = "later"
+    LAST = "last"
 
 
 class Mirroring:
@@ -52,15 +57,17 @@ class Mirroring:
         settle_seconds: float = SETTLE_SECONDS,
         add_soon: Callable[[Key], None] | None = None,
         add_later: Callable[[Key], None] | None = None,
+        add_last: Callable[[Key], None] | None = None,
         add_unchanged: Callable[[Key], None] | None = None,
     ) -> None:
         """Everything is listed again every `seconds`.
 
-        `add` is called with each key to reconcile. `add_soon` and `add_later` are called instead after a watch event of this `Urgency`,
-        and `add_unchanged` with the keys of objects of a list whose spec has not changed since their last status. `shard` is None for
-        all namespaces.
+        `add` is called with each key to reconcile. `add_soon`, `add_later` and `add_last` are called instead after a watch event of this
+        `Urgency`, and `add_unchanged` with the keys of objects of a list whose spec has not changed since their last status. `shard` is
+        None for all namespaces.
         """
-        self._add_by_urgency = {Urgency.NOW: add, Urgency.SOON: add_soon or add, Urgency.LATER: add_later or add_soon or add}
+        later = add_later or add_soon or add
+        self._add_by_urgency = {Urgency.NOW: add, Urgency.SOON: add_soon or add, Urgency.LATER: later, Urgency.LAST: add_last or later}
         self._add_unchanged = add_unchanged or add
         self._mirror = mirror
         mirror.changed = add
@@ -83,7 +90,7 @@ class Mirroring:
     async def add_all(self) -> None:
         """Add the keys of all VLLMDeployments. Raises ClusterError."""
         for key in await self._mirror.list_keys(self._namespaces):
-            add = self._add if self._mirror.has_unseen_spec(key) else self._add_unchanged
+            add = self._add if _has_unseen_spec(self._mirror.kept(VLLM_DEPLOYMENT, key)) else self._add_unchanged
             add(key)
 
     def notice(self, kind: Kind, type: str, manifest: Manifest) -> None:
@@ -93,9 +100,10 @@ class Mirroring:
                 self._moved.add(manifest["metadata"]["name"])
                 self._recheck.set()
             return
-        add = self._add_by_urgency[urgency_of(kind, manifest, deleted=type == "DELETED")]
-        for key in self._mirror.note(kind, manifest, deleted=type == "DELETED"):
-            add(key)
+        deleted = type == "DELETED"
+        for key in self._mirror.note(kind, manifest, deleted=deleted):
+            related = partial(self._mirror.kept, key=key)
+            self._add_by_urgency[urgency_of(kind, manifest, related, deleted=deleted)](key)
 
     def versions(self) -> dict[tuple[Kind, str | None], str]:
         """The resourceVersion of the last list of each kind, by kind and namespace (None: all)."""
@@ -142,42 +150,68 @@ class Mirroring:
             await asyncio.sleep(min(RETRY_SECONDS, 20 * self._settle))
 
 
-def urgency_of(kind: Kind, manifest: Manifest, *, deleted: bool = False) -> Urgency:
-    """How soon to handle that an object was created, changed or deleted."""
+def urgency_of(kind: Kind, manifest: Manifest, related: Callable[[Kind], Manifest | None], *, deleted: bool = False) -> Urgency:
+    """How soon to handle that an object was created, changed or deleted.
+
+    `related` returns the VLLMDeployment that the object belongs to, or its Deployment; None if it is not known.
+    """
     match kind:
         case client.POD:
-            return _urgency_of_pod(manifest, deleted=deleted)
+            return _urgency_of_pod(manifest, related, deleted=deleted)
         case _ if deleted:
             return Urgency.NOW
         case client.DEPLOYMENT:
-            return _urgency_of_deployment(manifest)
+            return _urgency_of_deployment(manifest, related)
         case client.CLAIM:
             return Urgency.NOW if reading.text(manifest, "metadata", "deletionTimestamp") else Urgency.SOON
         case _:
             return Urgency.NOW
 
 
-def _urgency_of_pod(pod: Manifest, *, deleted: bool) -> Urgency:
+def _urgency_of_pod(pod: Manifest, related: Callable[[Kind], Manifest | None], *, deleted: bool) -> Urgency:
     if deleted or reading.text(pod, "metadata", "deletionTimestamp"):
-        return Urgency.LATER  # usually it makes room for another one
-    if _is_ready(pod) or _has_failed(pod):
+        return _urgency_of_step(related)  # usually it makes room for another one
+    if _has_failed(pod):
         return Urgency.NOW
-    has_log = any({"running", "terminated"} & state.keys() for state in _container_states(pod))
-    return Urgency.SOON if has_log else Urgency.LATER
+    if _has_condition(pod, "Ready", "True"):
+        # Before the Deployment has counted the Pod, the rollout looks incomplete, so the Deployment tells.
+        return Urgency.NOW if not is_replica(pod) or _is_rolled_out(related(DEPLOYMENT)) else _urgency_of_step(related)
+    if any({"running", "terminated"} & state.keys() for state in _container_states(pod)):
+        return Urgency.SOON  # there is a log
+    return Urgency.LATER if _has_condition(pod, "PodScheduled", "False") else _urgency_of_step(related)
 
 
-def _urgency_of_deployment(deployment: Manifest) -> Urgency:
+def _urgency_of_deployment(deployment: Manifest, related: Callable[[Kind], Manifest | None]) -> Urgency:
     """A Deployment whose spec was changed is repaired now. What it counts of its Pods is read once the rollout is complete."""
-    generation = reading.integer(deployment, "metadata", "generation")
-    wanted = reading.integer(deployment, "spec", "replicas")
-    counts = [reading.integer(deployment, "status", field) or 0 for field in ("replicas", "updatedReplicas")]
-    if (seen := reading.integer(deployment, "status", "observedGeneration")) is not None and seen != generation:
+    seen = reading.integer(deployment, "status", "observedGeneration")
+    if seen is not None and seen != reading.integer(deployment, "metadata", "generation"):
         return Urgency.NOW
-    return Urgency.SOON if seen is not None and counts == [wanted, wanted] else Urgency.LATER
+    if seen is None or not _is_rolled_out(deployment):
+        return _urgency_of_step(related)
+    # A Pod that is not counted as ready yet may have told so already, before it was counted at all.
+    is_ready = reading.integer(deployment, "status", "readyReplicas") == reading.integer(deployment, "spec", "replicas")
+    return Urgency.NOW if is_ready else Urgency.LATER
 
 
-def _is_ready(pod: Manifest) -> bool:
-    return any((it.get("type"), it.get("status")) == ("Ready", "True") for it in reading.objects(pod, "status", "conditions"))
+def _urgency_of_step(related: Callable[[Kind], Manifest | None]) -> Urgency:
+    return Urgency.LAST if reading.text(related(VLLM_DEPLOYMENT), "status", "url") else Urgency.LATER
+
+
+def _is_rolled_out(deployment: Manifest | None) -> bool:
+    """Whether all Pods run the current spec, as far as their Deployment has counted them. They need not be ready."""
+    counts = [reading.integer(deployment, "status", field) or 0 for field in ("replicas", "updatedReplicas")]
+    seen, generation = reading.integer(deployment, "status", "observedGeneration"), reading.integer(deployment, "metadata", "generation")
+    return seen == generation and counts == [reading.integer(deployment, "spec", "replicas")] * 2
+
+
+def _has_unseen_spec(resource: Manifest | None) -> bool:
+    """Whether the status of a VLLMDeployment is about another generation than its spec."""
+    generation = reading.integer(resource, "metadata", "generation")
+    return resource is not None and generation != reading.integer(resource, "status", "observedGeneration")
+
+
+def _has_condition(pod: Manifest, type: str, status: str) -> bool:
+    return any((it.get("type"), it.get("status")) == (type, status) for it in reading.objects(pod, "status", "conditions"))
 
 
 def _has_failed(pod: Manifest) -> bool:

@@ -5,6 +5,8 @@ processed becomes dirty, and is handed out again after `done`. So no change is l
 
 A key is *urgent* or not. An urgent key overtakes others, but only at every second turn: the turns between belong to the key that has
 waited longest. A key before which n keys were added is therefore handed out at most at turn 2n + 2, whatever is added later.
+
+A key can be *patient*: what is urgent about it has been done. Until its patience ends, all urgent keys overtake it.
 """
 
 import asyncio
@@ -61,6 +63,7 @@ class WorkQueue(Generic[Key]):
         self._urgent: dict[Key, None] = {}  # those of the ready keys
         self._overtaken = False
         self._relaxed: set[Key] = set()  # keys that wait, or are delayed, and are not urgent
+        self._patient: dict[Key, float] = {}  # those of them that are patient, and until when
         self._handed_out_at = -math.inf
         self._dirty: dict[Key, float] = {}
         self._processing: dict[Key, float] = {}
@@ -97,6 +100,7 @@ class WorkQueue(Generic[Key]):
         """Remember whether a key is urgent. It is if one of those who added it said so."""
         if urgent:
             self._relaxed.discard(key)
+            self._patient.pop(key, None)
             if key in self._ready:
                 self._make_urgent(key)
         elif key not in self._dirty and key not in self._due:
@@ -119,6 +123,12 @@ class WorkQueue(Generic[Key]):
             return
         self._note_urgency(key, urgent=urgent)
         self._delay(key, self._clock() + seconds)
+
+    def add_patiently(self, key: Key, seconds: float, *, patience_seconds: float) -> None:
+        """Add a key later that is not urgent. For so long after that, all urgent keys overtake it."""
+        self.add_after(key, seconds, urgent=False)
+        if key in self._relaxed:
+            self._patient[key] = self._clock() + seconds + patience_seconds
 
     def has_urgent(self) -> bool:
         """Whether an urgent key waits for a worker."""
@@ -170,14 +180,17 @@ class WorkQueue(Generic[Key]):
                 if not self._urgent:
                     self._calm.set()
                 self._relaxed.discard(key)
+                self._patient.pop(key, None)
                 self._processing[key] = self._handed_out_at = self._clock()
                 return key
             await self._wait()
 
     def _take(self) -> Key:
-        """The next ready key: the oldest urgent one, or at every second turn the oldest of all."""
+        """The next ready key: the oldest urgent one, or at every second turn the oldest of all if it is not patient."""
         oldest = next(iter(self._ready))
         first = next(iter(self._urgent), oldest)
+        if first != oldest and self._patient.get(oldest, -math.inf) > self._clock():
+            return first
         self._overtaken = first != oldest and not self._overtaken
         return first if self._overtaken else oldest
 

@@ -224,10 +224,14 @@ class Reconciler:
     def _is_new_rollout(self, resource: VLLMDeployment) -> bool:
         """Whether a new spec has just changed the children. True once for each spec: what its rollout begins with is reported with it."""
         uid, generation = resource.metadata.uid, resource.metadata.generation or 0
-        if not resource.status.has_plan or generation in (resource.status.observed_generation, self._begun.get(uid)):
+        if not resource.status.has_plan or generation == resource.status.observed_generation or self._has_begun(resource):
             return False
         self._begun.put(uid, generation)
         return True
+
+    def _has_begun(self, resource: VLLMDeployment) -> bool:
+        """Whether the rollout of the current spec was awaited by an earlier reconciliation."""
+        return self._begun.get(resource.metadata.uid) == (resource.metadata.generation or 0)
 
     def _awaits_controller(self, resource: VLLMDeployment, deployment: Mapping[str, Any] | None) -> bool:
         """Whether the controller has yet to see a change of the Deployment of a VLLMDeployment that is Ready. True once for each change.
@@ -238,6 +242,8 @@ class Reconciler:
         generation = reading.integer(deployment, "metadata", "generation") or 0
         ready = find_condition(resource.status.conditions, READY)
         if ready is None or ready.status is not ConditionStatus.TRUE or generation == self._awaited.get(resource.metadata.uid):
+            return False
+        if resource.status.observed_generation != resource.metadata.generation and self._has_begun(resource):
             return False
         seen = reading.integer(deployment, "status", "observedGeneration")
         if seen is None or seen >= generation:

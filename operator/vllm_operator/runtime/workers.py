@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 
 OUTAGE_SECONDS = 3.0
 """Maximum delay between two attempts while the API server is unavailable. It is how late the operator may be when it is back."""
+PATIENCE_SECONDS = 10.0
+"""How long the rest of a reconciliation that has written a Deployment waits at most until all Deployments of other objects are written."""
 REFUSED_SECONDS = 5.0
 """Minimum delay after an error that time alone does not fix: a missing permission, a bug."""
 
@@ -105,7 +107,7 @@ class Workers:
         if result.name == "gone":
             return
         if result.name == "deferred":
-            self._queue.add_after(key, result.requeue_seconds or 0.0, urgent=False)
+            self._queue.add_patiently(key, result.requeue_seconds or 0.0, patience_seconds=PATIENCE_SECONDS)
             return
         resync = self._resync * random.uniform(0.9, 1.0)
         if result.requeue_seconds is None or result.requeue_seconds >= resync:

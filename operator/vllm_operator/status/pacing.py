@@ -16,8 +16,8 @@ from vllm_operator.status.events import EventDraft
 
 PACE = timedelta(seconds=3)
 """Minimum time between the last change of the status and such a step, if nothing has served yet."""
-LATER_PACE = timedelta(seconds=10)
-"""The same in later rollouts. An engine writes its first line after about as long."""
+LATER_PACE = timedelta(seconds=20)
+"""The same in later rollouts. An old Pod has usually made room by then, and an engine has written its first line."""
 _STEPS = (Reason.NOT_STARTED, Reason.PROGRESSING, Reason.ROLLING_OUT, Reason.REPLICAS_NOT_READY, Reason.PULLING_IMAGE)
 _EARLY = (None, Stage.SCHEDULING, Stage.IMAGE_PULL, Stage.PROCESS_START)
 _MOVING = (READY, STARTING)
