@@ -17,7 +17,8 @@ from bench.figures import Figure, Request, between, delays, foreign_share, of, p
 from bench.load import AGENT, GROUP, NAMESPACE, Api, Seen, model
 from testenv import Environment
 
-QUIET_SECONDS = 3.0
+QUIET_SECONDS = 6.0
+"""After so long without a write a phase is over. The controllers count Pods for some seconds longer, which would add to the next phase."""
 LIMIT_SECONDS = 300.0
 OBJECTS = f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments"
 DEPLOYMENTS = f"/apis/apps/v1/namespaces/{NAMESPACE}/deployments"
