@@ -11,6 +11,7 @@ from aiohttp import web
 
 from vllm_operator.cluster.client import POD, Kind, Manifest
 from vllm_operator.cluster.library import Configuration
+from vllm_operator.runtime import watches
 from vllm_operator.runtime.watches import NOTHING, Watches, connection_info
 
 
@@ -31,12 +32,16 @@ class Server:
         self.url = ""
         self.token = "t"
         self.tokens_read = 0
+        self.refusals = 0
+        self.refused = asyncio.Event()
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         self.hosts.add(request.host)
         path = request.path.removeprefix(self.prefix)
         assert path == "/api/v1/pods"
         if request.headers["Authorization"] != f"Bearer {self.token}":
+            self.refusals += 1
+            self.refused.set()
             return web.json_response({"kind": "Status", "code": 401, "reason": "Unauthorized"}, status=401)
         if "watch" not in request.query:
             self.lists.append({name: value for name, value in request.query.items() if name != "labelSelector"})
@@ -164,7 +169,7 @@ async def test_an_event_that_cannot_be_handled_costs_no_other(server: Server, ca
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_a_session_that_is_refused_is_replaced(server: Server) -> None:
+async def test_a_session_that_is_refused_is_replaced(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens expire. The next session has the one that the kubelet has written meanwhile."""
     server.token, configuration, seen = "u", configuration_for(server.url), Seen()
 
@@ -172,11 +177,22 @@ async def test_a_session_that_is_refused_is_replaced(server: Server) -> None:
         server.tokens_read += 1
         configuration.api_key = {"BearerToken": f"Bearer {'t' if server.tokens_read == 1 else 'u'}"}
 
+    monkeypatch.setattr(watches, "SESSION_SECONDS", 0.05)
     configuration.refresh_api_key_hook = read_token
     task = asyncio.create_task(seen.watches(configuration).run())
     server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
     await seen.until(1)
     assert (seen.events, server.tokens_read) == ([("Pod", "ADDED", "new")], 2)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_while_all_sessions_are_refused_the_api_server_is_not_asked_all_the_time(server: Server) -> None:
+    server.token = "another"
+    task = asyncio.create_task(Seen().watches(configuration_for(server.url)).run())
+    await server.refused.wait()
+    await asyncio.sleep(0.2)
+    assert server.refusals == 1
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -41,6 +41,8 @@ NOTHING = "metadata.name=none,metadata.name!=none"
 """A field selector that matches no object."""
 RECONNECT_SECONDS = (0.5, 0.5, 1.0, 1.0, *(2.0,) * 30)
 """Delays between attempts to reach the API server. They are short, because a longer one delays the first event after an outage."""
+SESSION_SECONDS = 1.0
+"""Delay before another session, if the API server has refused the last one as soon as it was opened."""
 CHANGES = ("ADDED", "MODIFIED", "DELETED")
 """Types of events about an object."""
 
@@ -107,10 +109,14 @@ class Watches:
         return self._namespaces if self._namespaces and kind.namespaced else (None,)
 
     async def _authenticate(self, vault: Vault) -> None:
-        """Open a session at first, and another one after each 401."""
+        """Open a session at first, and another one after each 401. While all are refused, open one a second."""
+        clock = asyncio.get_running_loop().time
         while True:
+            opened_at = clock()
             await vault.populate({"session": self._open_session()})
             await vault.wait_for_emptiness()
+            if clock() - opened_at < SESSION_SECONDS:
+                await asyncio.sleep(SESSION_SECONDS)
 
     async def _watch(self, kind: Kind, namespace: str | None, settings: OperatorSettings) -> None:
         resource = references.Resource(kind.group, kind.api_version.rpartition("/")[2], kind.plural, namespaced=kind.namespaced)
