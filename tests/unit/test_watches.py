@@ -6,6 +6,7 @@ import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
+import aiohttp
 import pytest
 from aiohttp import web
 
@@ -165,6 +166,25 @@ async def test_an_event_that_cannot_be_handled_costs_no_other(server: Server, ca
     await seen.until(1)
     assert seen.events == [("Pod", "ADDED", "new")]
     assert "a watch event about an object of kind Pod could not be handled" in caplog.text
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_watch_survives_a_socket_that_uvloop_takes_for_another_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """https://github.com/MagicStack/uvloop/issues/653"""
+    connect, failures = aiohttp.TCPConnector.connect, iter(range(2))
+
+    async def fail_at_first(*args: Any, **options: Any) -> Any:
+        if next(failures, None) is not None:
+            raise RuntimeError("File descriptor 17 is used by transport <TCPTransport closed=False reading=True 0x55966af61ad0>")
+        return await connect(*args, **options)
+
+    monkeypatch.setattr(aiohttp.TCPConnector, "connect", fail_at_first)
+    seen = Seen()
+    task = asyncio.create_task(seen.watches(configuration_for(server.url)).run())
+    server.events.put_nowait({"type": "ADDED", "object": pod("new", 11)})
+    await seen.until(1)
+    assert seen.events == [("Pod", "ADDED", "new")]
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
 

@@ -8,5 +8,5 @@ writing     apply (children), managed_fields (whether they are up to date), owne
             lease (leader election)
 sharing     shard (the namespaces of one of several operators)
 hub         hub
-helper      recent (bounded memory)
+helpers     recent (bounded memory), sockets (a workaround for uvloop)
 """

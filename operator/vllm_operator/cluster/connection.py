@@ -21,6 +21,7 @@ from yaml import YAMLError, safe_load
 
 from vllm_operator.cluster.library import ConfigException, Configuration, RESTClientObject, load_incluster_config, load_kube_config
 from vllm_operator.cluster.responses import CHUNK_BYTES
+from vllm_operator.cluster.sockets import check_socket
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class Connection:
         configuration.connection_pool_maxsize = 0
         # aiohttp buffers twice this much of a stream; lines are split elsewhere
         # with `trust_env`, it would look for a proxy and a .netrc file before each request, in a thread
-        configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False}
+        configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False, "middlewares": (check_socket,)}
         return _Session(RESTClientObject(configuration))
 
 

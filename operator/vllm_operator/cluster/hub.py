@@ -16,6 +16,7 @@ from urllib.parse import quote, urljoin, urlsplit
 import aiohttp
 
 from vllm_operator import __version__
+from vllm_operator.cluster.sockets import check_socket
 from vllm_operator.planning.model.facts import ModelFiles
 from vllm_operator.planning.model.tensors import HEADER_LIMIT, LENGTH_BYTES, TensorSizes, add_up, combine, header_length, read_header
 from vllm_operator.pods.reading import mapping
@@ -174,6 +175,7 @@ class HttpHub:
                 trust_env=True,
                 headers={"User-Agent": f"vllm-operator/{__version__}"},
                 cookie_jar=aiohttp.DummyCookieJar(),
+                middlewares=(check_socket,),
             )
         return self._opened
 

@@ -33,6 +33,7 @@ from kopf._cogs.structs import references
 from kopf._cogs.structs.credentials import AiohttpSession, ConnectionInfo, Vault
 
 from vllm_operator.cluster.client import Kind, Manifest, selector_of
+from vllm_operator.cluster.sockets import check_socket
 from vllm_operator.runtime.log_output import describe_end
 
 log = logging.getLogger(__name__)
@@ -160,7 +161,7 @@ class Watches:
             connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
             headers=info.as_http_headers(),
             proxy=info.proxy_url,
-            middlewares=(list_nothing,),
+            middlewares=(list_nothing, check_socket),
         )
         return AiohttpSession(server=info.server, aiohttp_session=session)
 
