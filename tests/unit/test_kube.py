@@ -394,18 +394,3 @@ async def test_at_most_one_page_of_a_list_is_in_memory(server: Server, connect: 
     assert (len(first.items), len(second.items)) == (0, 1)
     with pytest.raises(StopAsyncIteration):
         await anext(pages)
-
-
-async def test_a_socket_that_uvloop_takes_for_another_one_is_a_failed_connection(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """https://github.com/MagicStack/uvloop/issues/653"""
-
-    async def connect(*_: object, **__: object) -> None:
-        raise RuntimeError("File descriptor 17 is used by transport <TCPTransport closed=False reading=True 0x55966af61ad0>")
-
-    client = KubeClient(server.configuration(GOOD))
-    with monkeypatch.context() as patch:
-        patch.setattr(aiohttp.TCPConnector, "connect", connect)
-        with pytest.raises(Unavailable, match="File descriptor 17 is used by transport"):
-            await client.get(CONFIG_MAP, "rules", "default")
-    assert (await client.get(CONFIG_MAP, "rules", "default"))["kind"] == "ConfigMap"
-    await client.close()
