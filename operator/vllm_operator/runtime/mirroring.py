@@ -211,7 +211,7 @@ def _has_unseen_spec(resource: Manifest | None) -> bool:
 
 
 def _has_condition(pod: Manifest, type: str, status: str) -> bool:
-    return any((it.get("type"), it.get("status")) == (type, status) for it in reading.objects(pod, "status", "conditions"))
+    return reading.named(pod, type, "status", "conditions").get("status") == status
 
 
 def _has_failed(pod: Manifest) -> bool:
