@@ -133,14 +133,17 @@ def _uses_claim_templates(deployment: Manifest) -> bool:
     return any(claim.get("resourceClaimTemplateName") for claim in pod.get("resourceClaims") or ())
 
 
-async def read_claim(client: ClusterClient, snapshot: Snapshot, claim_name: str | None) -> Manifest | None:
-    """The PersistentVolumeClaim of the caches, a child or named in the spec; None if it does not exist."""
-    if claim_name is None:
-        return None
-    for child in snapshot.children:
-        if child["kind"] == CLAIM.kind and child["metadata"]["name"] == claim_name:
-            return child
-    return await _get(client, CLAIM, claim_name, snapshot.resource["metadata"]["namespace"])
+async def read_claims(client: ClusterClient, snapshot: Snapshot, *claim_names: str | None) -> list[Manifest | None]:
+    """The PersistentVolumeClaims with these names, children or named in the spec; None for each that does not exist or has no name.
+
+    Those of a new object are not kept, and a new object waits for them: they are read at the same time.
+    """
+    children = {child["metadata"]["name"]: child for child in snapshot.children if child["kind"] == CLAIM.kind}
+    absent = list({name for name in claim_names if name is not None and name not in children})
+    namespace = snapshot.resource["metadata"]["namespace"]
+    read = await asyncio.gather(*(_get(client, CLAIM, name, namespace) for name in absent)) if absent else ()
+    found = children | dict(zip(absent, read, strict=True))
+    return [found[name] if name is not None else None for name in claim_names]
 
 
 def _is_of_another(child: Manifest, name: str) -> bool:

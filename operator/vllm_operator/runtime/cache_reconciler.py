@@ -51,7 +51,7 @@ from vllm_operator.cluster.client import (
     Manifest,
     NotFound,
 )
-from vllm_operator.cluster.observe import Snapshot, find_pods, read_claim
+from vllm_operator.cluster.observe import Snapshot, find_pods, read_claims
 from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
@@ -173,7 +173,7 @@ class CacheReconciler:
             ClusterError: Try again.
         """
         for removal in find_removals(snapshot.pods):
-            claims = [await read_claim(self._client, snapshot, claim) for claim in sorted(removal.claims)]
+            claims = await read_claims(self._client, snapshot, *sorted(removal.claims))
             if not any(map(is_terminating, claims)):
                 continue
             try:
@@ -198,6 +198,7 @@ class CacheReconciler:
         deployment = snapshot.child(DEPLOYMENT)
         name = _claim_name(resource, deployment)
         weights_name = weights_claim(template_spec(deployment))
+        claim, weights = await read_claims(self._client, snapshot, name, weights_name)
         is_own = deployment is not None and _is_replicas(deployment, resource)
         is_fewer = is_own and resource.spec.replicas < (reading.integer(deployment, "spec", "replicas") or 0)
         return CacheOutcome(
@@ -206,9 +207,9 @@ class CacheReconciler:
             outcome=outcome,
             kept=list(snapshot.children),
             claim_name=name,
-            claim=await read_claim(self._client, snapshot, name),
+            claim=claim,
             weights_claim_name=weights_name,
-            weights_claim=await read_claim(self._client, snapshot, weights_name),
+            weights_claim=weights,
             held_replicas=resource.spec.replicas if is_fewer else None,
         )
 
@@ -236,11 +237,10 @@ class CacheReconciler:
         manifests = self._rendered.render(*carried_out(resource, plan))
         desired = _deployment_of(manifests)
         address = cache_address(template_spec(desired))
-        claim = await read_claim(self._client, snapshot, address.claim if address else None)
         weights_name = weights_claim(template_spec(desired))
         if address is not None and weights_name == address.claim:
             weights_name = None
-        weights = await read_claim(self._client, snapshot, weights_name)
+        claim, weights = await read_claims(self._client, snapshot, address.claim if address else None, weights_name)
         claims = {found["metadata"]["name"]: found for found in (claim, weights) if found is not None}
         if (commit := fetched_commit(resource, desired, claims)) is not None:
             manifests = self._rendered.render(*carried_out(resource, with_commit(plan, resource, commit)))
