@@ -38,6 +38,22 @@ values = st.recursive(
 )
 
 
+@given(st.recursive(values | st.floats(allow_nan=False) | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_what_is_read_is_what_python_reads(value: object) -> None:
+    for escaped in (True, False):
+        text = json.dumps(value, ensure_ascii=escaped, indent=2)
+        assert DeepDecoder().decode(text) == json.JSONDecoder().decode(text) == value
+
+
+UNUSUAL = ['"\\ud800"', '"\ud800"', '{"a": 1, "a": 2}', "-0", "1" * 40, "1e999", "123456789.12345678901234567890", " [1 ] "]
+
+
+@pytest.mark.parametrize("text", UNUSUAL)
+def test_values_at_the_limits_are_read_as_python_reads_them(text: str) -> None:
+    expected = json.JSONDecoder().decode(text)
+    assert (DeepDecoder().decode(text), type(DeepDecoder().decode(text))) == (expected, type(expected))
+
+
 @given(value=values, limit=st.integers(1, 6))
 def test_what_is_cut_is_json_of_that_depth(value: object, limit: int) -> None:
     assert json.loads(cut(json.dumps(value), limit)) == shallow(value, limit)
