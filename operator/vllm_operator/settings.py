@@ -108,7 +108,7 @@ class Settings:
     there to the kubelet. If more are wanted, none is followed: each is read every `log_turn_seconds`."""
     log_turn_seconds: int = 6
     """Interval at which each log is read while more than `log_streams` are wanted. With more than 900 logs it is longer, so that at most
-    150 are read in a second."""
+    150 are read in a second, and also while the API server is busy, so that a read takes longer than 0.2 s."""
     log_replay_bytes: int = 64 * 1024 * 1024
     """Maximum size of an existing log that is read to restore the state of a start. A start writes less than 1 MiB."""
     log_line_bytes: int = 64 * 1024

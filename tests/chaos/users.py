@@ -228,7 +228,7 @@ class Users:
         return False
 
     async def settle(self) -> None:
-        """Gives claims back, and removes children that an edit of their labels has taken away from the operator."""
+        """Gives claims back, removes children that an edit of their labels has taken away from the operator, and waits for deletions."""
         for name in self._names:
             is_taken = (CLAIM, f"{name}-cache") in self._fields_of_others.names()
             if is_taken and not await self._return_claim(name, within=SETTLE_SECONDS):
@@ -245,6 +245,9 @@ class Users:
                 elif child is not None and not ours <= child["metadata"].get("labels", {}).items():
                     await self._remove(kind, child["metadata"]["name"])
                     self._journal.note(f"delete {kind} {child['metadata']['name']}, which is not the operator's any more")
+            found = await self._client.find("VLLMDeployment", name)
+            if found is not None and "deletionTimestamp" in found["metadata"]:  # what is applied to it would go with it
+                await self._client.wait_until_gone("VLLMDeployment", name, within=SETTLE_SECONDS)
 
     async def _wait_until_replaced(self, child: Manifest, kind: str) -> None:
         name = child["metadata"]["name"]

@@ -252,6 +252,7 @@ async def test_logs_that_are_followed_give_way_when_there_are_more_than_places_a
 
 async def test_a_pod_that_serves_while_places_are_scarce_is_read_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "LINGER_SECONDS", 0.05)
+    monkeypatch.setattr(follower, "SPREAD_SECONDS", 0.05)
     world = World(streams=1, turn_seconds=1000.0)
     world.cluster.script_log("default", "p0", (line(1, "a"), FOREVER), (line(1, "a"), line(2, "b"), FOREVER))
     world.cluster.script_log("default", "p1", *[(line(1, "x"), FOREVER)] * 9)

@@ -43,6 +43,8 @@ SILENT_SLOT_SECONDS = 1.0
 """The same while slots are scarce."""
 LINGER_SECONDS = 2.0
 """How long to wait for the last lines of a start after its Pod is Ready."""
+SPREAD_SECONDS = 6.0
+"""How much longer at most while slots are scarce: hundreds of Pods may become Ready at once, and each waits for its turn."""
 REST_FACTOR = 2.0
 """A follower pauses this many times as long as it took to read the lines, so a log gets a third of the CPU time at most."""
 FORBIDDEN_SECONDS = 60.0
@@ -160,11 +162,12 @@ class Follower:
         is_last = False
         while self._dead or is_last or not self._is_due():
             before, dead = self._log.latest.lines, self._dead
-            wait = 0.0
+            wait, began = 0.0, self._clock()
             has_missed = was_refused = is_unreachable = False
             try:
                 async with self._slots.hold():
                     self._kubelets.check(self.run.node)
+                    began = self._clock()
                     await self._read()
                 has_missed = self._is_at_end and (self._log.is_unsure or not self._log.latest.lines)
                 self._has_read_end = dead and self._is_at_end and not has_missed
@@ -207,19 +210,21 @@ class Follower:
             self._catch_up(tell=not (is_silent and self._stop_at is not None))
             if is_polled and not wait:
                 self._publish()
-                is_last = await self._has_turn_at_end()
+                is_last = await self._has_turn_at_end(self._clock() - began)
             elif is_unreachable:
                 with self._kubelets.waiting(self.run.node, self._wake):
                     await self._rest(wait, unless=lambda: not self._kubelets.seconds_left(self.run.node))
             elif not self._was_silent:
                 await self._rest(wait or self._backoff(tries))
 
-    async def _has_turn_at_end(self) -> bool:
-        """Wait for the next turn while slots are scarce. Return whether it is the last: the Pod serves, and its last lines can be read."""
-        pause = self._slots.pause_seconds(self._settings.turn_seconds) * random.uniform(0.8, 1.2)
-        turn = self._clock() + pause
+    async def _has_turn_at_end(self, took: float) -> bool:
+        """Wait for the next turn while slots are scarce. Return whether it is the last: the Pod serves, and its last lines can be read.
+
+        `took` are the seconds of the last read.
+        """
+        turn = self._clock() + self._slots.pause_seconds(self._settings.turn_seconds, took) * random.uniform(0.8, 1.2)
         while not self._dead and self._slots.are_scarce:
-            until = turn if self._stop_at is None else self._stop_at
+            until = turn if self._stop_at is None else max(self._stop_at, min(turn, self._stop_at + SPREAD_SECONDS))
             if (left := until - self._clock()) <= 0:
                 break
             await wait_for(self._wake, left)

@@ -7,6 +7,11 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 READS_PER_SECOND = 150.0
 """Maximum number of logs that are read in a second while slots are scarce. Each read is a request to the API server and to a kubelet."""
+LOAD_FACTOR = 30.0
+"""The pause between two reads of a log is at least this many times as long as the last one took. A read takes 10 ms, and hundreds while the
+API server is busy, which then gets fewer of them."""
+LONGEST_SECONDS = 60.0
+"""The longest such pause."""
 
 
 class Slots:
@@ -41,9 +46,9 @@ class Slots:
         finally:
             self._members.remove(wake)
 
-    def pause_seconds(self, least: float) -> float:
-        """How long to wait between two reads of a log while slots are scarce."""
-        return max(least, len(self._members) / READS_PER_SECOND)
+    def pause_seconds(self, least: float, took: float) -> float:
+        """How long to wait between two reads of a log while slots are scarce. `took` are the seconds of the last one."""
+        return max(least, len(self._members) / READS_PER_SECOND, min(took * LOAD_FACTOR, LONGEST_SECONDS))
 
     @asynccontextmanager
     async def hold(self) -> AsyncIterator[None]:
