@@ -10,8 +10,8 @@ READS_PER_SECOND = 150.0
 LOAD_FACTOR = 30.0
 """The pause between two reads of a log is at least this many times as long as the last one took. A read takes 10 ms, and hundreds while the
 API server is busy, which then gets fewer of them."""
-LONGEST_SECONDS = 60.0
-"""The longest such pause."""
+LONGEST_SECONDS = 10.0
+"""The longest such pause: a stage of a start must not be told much later."""
 
 
 class Slots:
