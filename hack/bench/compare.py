@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.contenders import Contender, floor, other_commit, remove_checkout, this_checkout
 from bench.figures import Figure, Row, summarize, table
-from bench.load import Api, prepare
+from bench.load import Api, prepare, spec_of
 from bench.phases import Turn, held_pods
 from testenv import Environment
 from testenv.nodes import gpu_node
@@ -43,7 +43,7 @@ async def take_turn(contender: Contender, options: argparse.Namespace) -> list[F
             api = Api(environment, session)
             await prepare(api, contender.checkout, **held_pods())
             await contender.start(environment.kubeconfig)
-            turn = Turn(environment, api, contender, options.objects, spec_of(options))
+            turn = Turn(environment, api, contender, options.objects, spec_of(volumes=options.volumes))
             try:
                 await run_phases(turn, options)
             finally:
@@ -67,11 +67,6 @@ async def run_phases(turn: Turn, options: argparse.Namespace) -> None:
         began = time.monotonic()
         await actions[name]()
         print(f"  {name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-
-
-def spec_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Fields of all objects."""
-    return {} if options.volumes else {"cache": {"hostPath": "/var/cache/vllm"}}
 
 
 async def compare(contenders: Sequence[Contender], options: argparse.Namespace) -> list[tuple[str, list[Figure]]]:
@@ -137,7 +132,7 @@ def main() -> None:
         other = other_commit(options.against, folder, options.profile) if options.against else None
         try:
             contenders += [other] if other is not None else []
-            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")], spec_of(options))]
+            contenders += [] if options.no_floor else [floor(folder, [gpu_node("h100-sxm", "gpu")], spec_of(volumes=options.volumes))]
             turns = asyncio.run(compare(contenders, options))
         finally:
             if other is not None:

@@ -88,6 +88,11 @@ def model(name: str, version: str = "0.20.1", **spec: Any) -> Any:
     return {"apiVersion": "vllm-operator.dev/v1alpha1", "kind": "VLLMDeployment", "metadata": metadata, "spec": spec}
 
 
+def spec_of(*, volumes: bool) -> dict[str, Any]:
+    """Fields of all objects: with PersistentVolumeClaims, or with caches on the node."""
+    return {} if volumes else {"cache": {"hostPath": "/var/cache/vllm"}}
+
+
 def quantile(values: Sequence[float], part: float) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(len(ordered) * part))]

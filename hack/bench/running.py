@@ -1,6 +1,6 @@
 """Measure the speed and the idle load of the operator on a real API server.
 
-    python hack/bench/running.py [--burst 100] [--starts 100] [--idle 60] [--outage 40]
+    python hack/bench/running.py [--burst 100] [--starts 100] [--idle 60] [--outage 40] [--no-volumes]
 
 Prints a table. All numbers are measured from outside, with watches on the API server and from /proc. Other work of the machine
 affects them, so compare only numbers of one machine.
@@ -16,13 +16,14 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.byte_code import with_byte_code
-from bench.load import GROUP, NAMESPACE, Api, Seen, model, prepare, spread
+from bench.load import GROUP, NAMESPACE, Api, Seen, model, prepare, spec_of, spread
 from testenv import Environment
 from testenv.cri import LogWriter
 from testenv.nodes import gpu_node
@@ -96,7 +97,9 @@ def flood_log(log: LogWriter, stop: threading.Event) -> None:
 class Bench:
     """The measurements and their table."""
 
-    def __init__(self, environment: Environment, api: Api, operator: Operator) -> None:
+    def __init__(self, environment: Environment, api: Api, operator: Operator, spec: Mapping[str, Any] | None = None) -> None:
+        """`spec` has fields of all CRs."""
+        self.spec = spec or {}
         self.environment = environment
         self.api = api
         self.operator = operator
@@ -107,7 +110,7 @@ class Bench:
         print(f"{what:<52} {value}", flush=True)
 
     async def create(self, name: str) -> float:
-        await self.api.call("POST", f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments", model(name))
+        await self.api.call("POST", f"{GROUP}/namespaces/{NAMESPACE}/vllmdeployments", model(name, **self.spec))
         return time.monotonic()
 
     async def one_at_a_time(self, number: int) -> None:
@@ -235,6 +238,7 @@ async def main() -> None:
     parser.add_argument("--starts", type=int, default=100, help="Pods that start at once")
     parser.add_argument("--idle", type=float, default=60, help="seconds")
     parser.add_argument("--outage", type=float, default=0, help="seconds; 0 leaves it out")
+    parser.add_argument("--no-volumes", dest="volumes", action="store_false", help="CRs without PVCs, with caches on the node")
     options = parser.parse_args()
     nodes = (options.single + options.burst + options.starts) // 8 + 2
     began = time.monotonic()
@@ -247,7 +251,7 @@ async def main() -> None:
             operator = Operator(environment.kubeconfig)
             await operator.start()
             try:
-                await measure(Bench(environment, api, operator), options, ready)
+                await measure(Bench(environment, api, operator, spec_of(volumes=options.volumes)), options, ready)
             finally:
                 await operator.stop()
 

@@ -44,7 +44,12 @@ class Kind:
     @property
     def group(self) -> str:
         """The API group; empty for the core group."""
-        return self.api_version.partition("/")[0] if "/" in self.api_version else ""
+        return self.api_version.rpartition("/")[0]
+
+    @property
+    def version(self) -> str:
+        """The version within the API group."""
+        return self.api_version.rpartition("/")[2]
 
     def path(self, namespace: str | None = None, name: str | None = None, subresource: str | None = None) -> str:
         """The URL path of the collection, of one object, or of one of its subresources."""

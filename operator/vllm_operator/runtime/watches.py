@@ -120,7 +120,7 @@ class Watches:
                 await asyncio.sleep(SESSION_SECONDS)
 
     async def _watch(self, kind: Kind, namespace: str | None, settings: OperatorSettings) -> None:
-        resource = references.Resource(kind.group, kind.api_version.rpartition("/")[2], kind.plural, namespaced=kind.namespaced)
+        resource = references.Resource(kind.group, kind.version, kind.plural, namespaced=kind.namespaced)
         where = cast(references.Namespace, namespace)
         async for event in watching.infinite_watch(settings=settings, resource=resource, namespace=where):
             if not isinstance(event, watching.Bookmark) and event["type"] in CHANGES:
@@ -173,7 +173,7 @@ class Watches:
         for kind in self._kinds:
             if selector := selector_of(kind):
                 text = ",".join(f"{label}={value}" for label, value in selector.items())
-                settings.watching.label_selectors[kind.group, kind.api_version.rpartition("/")[2], kind.plural] = text
+                settings.watching.label_selectors[kind.group, kind.version, kind.plural] = text
         return settings
 
 
