@@ -1,9 +1,9 @@
 """Measure what it costs to follow logs: memory and CPU for each stream, against a server that speaks TLS as an API server does.
 
-    python hack/bench/streams.py --streams 200
+    python hack/bench/streams.py --streams 200 [--http1]
 
-Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. The server is
-another process. Nothing else of the operator runs.
+Each log begins with a recorded start (`--replay` KiB of it), then is silent, as that of an engine that loads weights. With `--http1`, the
+server does not speak HTTP/2, so each log takes a connection. The server is another process. Nothing else of the operator runs.
 """
 
 import argparse
@@ -16,6 +16,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import cast
+
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.events import RequestReceived
+from h2.settings import SettingCodes, Settings
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -26,7 +32,8 @@ ROOT = Path(__file__).parent.parent.parent
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, text: bytes) -> None:
     """Send a log that does not end."""
-    await reader.readuntil(b"\r\n\r\n")
+    if not (await reader.read(4096)).endswith(b"\r\n\r\n"):
+        return  # it has asked for HTTP/2, and comes again
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nTransfer-Encoding: chunked\r\n\r\n")
     for begin in range(0, len(text), 4096):
         piece = text[begin : begin + 4096]
@@ -36,9 +43,41 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, tex
     writer.close()
 
 
-async def serve(folder: Path, port: int, text: bytes) -> None:
+class Http2Answers(asyncio.Protocol):
+    """A connection on which each request is answered with a log that does not end."""
+
+    def __init__(self, text: bytes) -> None:
+        self._h2, self._text = H2Connection(H2Configuration(client_side=False)), text
+        self._left: dict[int, bytes] = {}
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        self._h2.local_settings = Settings(client=False, initial_values={SettingCodes.MAX_CONCURRENT_STREAMS: 100})
+        self._h2.initiate_connection()
+        self._transport.write(self._h2.data_to_send())
+
+    def data_received(self, data: bytes) -> None:
+        for event in self._h2.receive_data(data):
+            if isinstance(event, RequestReceived):
+                self._h2.send_headers(event.stream_id, [(":status", "200"), ("content-type", "text/plain")])
+                self._left[event.stream_id] = self._text
+        for stream, text in list(self._left.items()):
+            while text and (size := min(4096, self._h2.local_flow_control_window(stream))):
+                self._h2.send_data(stream, text[:size])
+                text = text[size:]
+            self._left[stream] = text
+        self._transport.write(self._h2.data_to_send())
+
+
+async def serve(folder: Path, port: int, text: bytes, *, http1: bool) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "tls.crt", folder / "tls.key")
+    if not http1:
+        context.set_alpn_protocols(["h2"])
+        loop = asyncio.get_running_loop()
+        many = await loop.create_server(lambda: Http2Answers(text), "127.0.0.1", port, ssl=context)
+        print("ready", flush=True)
+        await many.serve_forever()
     server = await asyncio.start_server(lambda reader, writer: answer(reader, writer, text), "127.0.0.1", port, ssl=context, backlog=1000)
     print("ready", flush=True)
     await server.serve_forever()
@@ -101,6 +140,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--replay", type=int, default=64, help="KiB of a start that each log has")
+    parser.add_argument("--http1", action="store_true", help="a server that does not speak HTTP/2")
     parser.add_argument("--serve", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -111,7 +151,7 @@ def main() -> None:
         for line in lines:
             if len(text) + len(line) <= limit:
                 text += line
-        asyncio.run(serve(Path(options.serve), options.port, text))
+        asyncio.run(serve(Path(options.serve), options.port, text, http1=options.http1))
         return
     import uvloop
 
@@ -121,6 +161,7 @@ def main() -> None:
         port = reserved.getsockname()[1]
         reserved.close()
         command = [sys.executable, __file__, "--serve", folder, "--port", str(port), "--replay", str(options.replay)]
+        command += ["--http1"] if options.http1 else []
         server = subprocess.Popen(command, stdout=subprocess.PIPE)
         try:
             assert server.stdout

@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 from yaml import YAMLError, safe_load
 
+from vllm_operator.cluster.http2 import Http2
 from vllm_operator.cluster.library import ConfigException, Configuration, RESTClientObject, load_incluster_config, load_kube_config
 from vllm_operator.cluster.responses import CHUNK_BYTES
 from vllm_operator.cluster.sockets import check_socket
@@ -80,11 +81,21 @@ def configuration_paths() -> list[Path]:
 
 
 @dataclass(slots=True, eq=False)
-class _Session:
-    """The connections with one set of certificates, and how many requests use them."""
+class Session:
+    """The connections with one set of certificates, and how many requests use them.
+
+    `rest` is for requests, over HTTP/1.1. `http2` is for responses that stay open, and None where HTTP/2 cannot be used.
+    """
 
     rest: RESTClientObject
+    http2: Http2 | None
     users: int = 0
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self.rest.close()
+        if self.http2 is not None:
+            self.http2.close()
 
 
 class Connection:
@@ -115,20 +126,20 @@ class Connection:
         self._checked_at = time.monotonic()
         self._versions = file_versions(configuration)
         self._session = self._open_session(configuration)
-        self._retired: set[_Session] = set()
+        self._retired: set[Session] = set()
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[RESTClientObject]:
+    async def use(self) -> AsyncIterator[Session]:
         """The current session. One that was replaced stays open until its last request ends."""
         session = self._session
         session.users += 1
         try:
-            yield session.rest
+            yield session
         finally:
             session.users -= 1
             if session in self._retired and not session.users:
                 self._retired.remove(session)
-                await session.rest.close()
+                await session.close()
 
     async def authorization(self) -> str | None:
         """The Authorization header; None without a token or a password.
@@ -167,7 +178,7 @@ class Connection:
     async def close(self) -> None:
         """Close all connections."""
         for session in (self._session, *self._retired):
-            await session.rest.close()
+            await session.close()
 
     async def check_files(self) -> None:
         """Open a new session if the kubeconfig, the CA bundle or the client certificate has changed. Check every ten seconds.
@@ -201,9 +212,9 @@ class Connection:
         if old.users:
             self._retired.add(old)
         else:
-            await old.rest.close()
+            await old.close()
 
-    def _open_session(self, configuration: Configuration) -> _Session:
+    def _open_session(self, configuration: Configuration) -> Session:
         if self._traces:
             configuration.trace_configs = list(self._traces)
         # each stream needs a connection; its owner limits their number
@@ -211,7 +222,14 @@ class Connection:
         # aiohttp buffers twice this much of a stream; lines are split elsewhere
         # with `trust_env`, it would look for a proxy and a .netrc file before each request, in a thread
         configuration.client_session_kwargs = {"read_bufsize": CHUNK_BYTES, "trust_env": False, "middlewares": (check_socket,)}
-        return _Session(RESTClientObject(configuration))
+        return Session(RESTClientObject(configuration), self._make_http2(configuration))
+
+    def _make_http2(self, configuration: Configuration) -> Http2 | None:
+        """None behind a proxy, and without TLS, which is where a server says that it speaks HTTP/2."""
+        if configuration.proxy or not configuration.host.startswith("https://"):
+            return None
+        context = RESTClientObject(configuration).ssl_context  # one of its own, because it offers another protocol
+        return Http2(configuration.host, context, server_hostname=configuration.tls_server_name, timeout_seconds=self._timeout)
 
 
 def file_versions(configuration: Configuration) -> tuple[tuple[int, int, int] | None, ...]:

@@ -7,6 +7,7 @@ and errors of `aiohttp` become the errors of `vllm_operator.cluster.client`.
 import asyncio
 import json
 import logging
+import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -34,10 +35,10 @@ from vllm_operator.cluster.client import (
     Unavailable,
     kind_of,
 )
-from vllm_operator.cluster.connection import Connection, MissingConnectionError
+from vllm_operator.cluster.connection import Connection, MissingConnectionError, Session
 from vllm_operator.cluster.lease import Fence
-from vllm_operator.cluster.library import ConfigException, Configuration, RESTClientObject, RESTResponse
-from vllm_operator.cluster.responses import REJECTED, describe, error_of, read_body, read_chunks, watch_events
+from vllm_operator.cluster.library import ConfigException, Configuration, RESTResponse
+from vllm_operator.cluster.responses import REJECTED, Http1Response, OpenResponse, describe, error_of, read_body, read_chunks, watch_events
 
 log = logging.getLogger(__name__)
 
@@ -230,20 +231,34 @@ class KubeClient:
                 credentials = await self._authorization()
                 try:
                     async with asyncio.timeout(seconds):
-                        response = await self._send(session, "GET", path, credentials, query=query, limit=limit)
+                        response = await self._open(session, path, credentials, query=query, limit=limit)
                 except TimeoutError as error:
                     raise Unavailable(f"{describe(error)} (GET {self.configuration.host}{path})") from error
                 try:
-                    if response.status == 401 and attempt == 1:
-                        await read_body(response)  # which frees the connection
-                        if await self._refresh(credentials):
-                            continue
+                    if response.status == 401 and attempt == 1 and await self._refresh(credentials):
+                        continue
                     if response.status >= 400:
-                        raise self._error(response, await read_body(response), verb, resource)
-                    yield read_chunks(response.response)
+                        data = b"".join([chunk async for chunk in read_chunks(response)])
+                        raise self._error(response, data, verb, resource)
+                    yield read_chunks(response)
                     return
                 finally:
-                    response.response.close()
+                    response.close()
+
+    async def _open(
+        self, session: Session, path: str, credentials: str | None, *, query: Mapping[str, Any], limit: aiohttp.ClientTimeout
+    ) -> OpenResponse:
+        """Send a request for a response that stays open: over HTTP/2 if the server speaks it. Raises Unavailable."""
+        if session.http2 is not None:
+            headers = [(name.lower(), value) for name, value in self._headers(path, credentials).items()]
+            try:
+                response = await session.http2.request(path + _encoded(tuple(query.items())), headers)
+            except (OSError, TimeoutError) as error:
+                raise self._lost(error, "GET", path) from error
+            if response is not None:
+                return response
+        rest = await self._send(session, "GET", path, credentials, query=query, limit=limit)
+        return Http1Response(rest.response)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -313,7 +328,7 @@ class KubeClient:
 
     async def _send(
         self,
-        session: RESTClientObject,
+        session: Session,
         method: str,
         path: str,
         credentials: str | None,
@@ -323,21 +338,24 @@ class KubeClient:
         query: Mapping[str, Any] | None = None,
         limit: Any,
     ) -> RESTResponse:
-        headers = {
-            "Content-Type": content_type,
-            "Accept": "application/json" if not path.endswith("/log") else "*/*",
-            "User-Agent": f"vllm-operator/{__version__}",
-        }
-        if credentials:
-            headers["Authorization"] = credentials
+        headers = {"Content-Type": content_type, **self._headers(path, credentials)}
         url = self.configuration.host.rstrip("/") + path + (_encoded(tuple(query.items())) if query else "")
         try:
-            return await session.request(method, url, headers=headers, body=body, _request_timeout=limit)
+            return await session.rest.request(method, url, headers=headers, body=body, _request_timeout=limit)
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            self._lost_at = time.monotonic()
-            if isinstance(error, aiohttp.ClientSSLError):
-                self._connection.check_soon()  # a certificate may have been replaced
-            raise Unavailable(f"{describe(error)} ({method} {self.configuration.host}{path})") from error
+            raise self._lost(error, method, path) from error
+
+    @staticmethod
+    def _headers(path: str, credentials: str | None) -> dict[str, str]:
+        headers = {"Accept": "application/json" if not path.endswith("/log") else "*/*", "User-Agent": f"vllm-operator/{__version__}"}
+        return {**headers, "Authorization": credentials} if credentials else headers
+
+    def _lost(self, error: Exception, method: str, path: str) -> Unavailable:
+        """Note that a request got no response."""
+        self._lost_at = time.monotonic()
+        if isinstance(error, (aiohttp.ClientSSLError, ssl.SSLError)):
+            self._connection.check_soon()  # a certificate may have been replaced
+        return Unavailable(f"{describe(error)} ({method} {self.configuration.host}{path})")
 
     async def _authorization(self) -> str | None:
         """The Authorization header. Raises Unauthorized if the token cannot be read."""
@@ -356,7 +374,7 @@ class KubeClient:
         except (ConfigException, OSError, ValueError) as error:
             raise Unauthorized(f"{REJECTED} They cannot be read again: {describe(error)}") from error
 
-    def _error(self, response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+    def _error(self, response: RESTResponse | OpenResponse, data: bytes, verb: str, resource: str) -> ClusterError:
         if response.status in (401, 403):
             if time.monotonic() - self._lost_at < RETURNING_SECONDS:
                 return Unavailable(f"The API server is back after an outage and still refuses to {verb} {resource}")

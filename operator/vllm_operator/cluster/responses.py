@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
 
 # before aiohttp, which would otherwise load certificates that nothing uses
 from vllm_operator.cluster.library import RESTResponse  # isort: split
@@ -52,10 +52,53 @@ async def read_body(response: RESTResponse) -> bytes:
     return data
 
 
-async def read_chunks(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+class OpenResponse(Protocol):
+    """A response that is read as it arrives: an `Http2Response`, or an `Http1Response`."""
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, by name in any case."""
+
+    async def read(self) -> bytes:
+        """Wait for the next bytes, at most `CHUNK_BYTES`; empty at the end. Raises OSError or aiohttp.ClientError."""
+
+    def close(self) -> None:
+        """Want no more of it."""
+
+
+class Http1Response:
+    """A response on a connection of its own."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self._response.status
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers, by name in any case."""
+        return self._response.headers
+
+    async def read(self) -> bytes:
+        """Wait for the next bytes. Raises OSError or aiohttp.ClientError."""
+        return await self._response.content.read(CHUNK_BYTES)
+
+    def close(self) -> None:
+        """Close the connection, unless the response has been read to its end."""
+        self._response.close()
+
+
+async def read_chunks(response: OpenResponse) -> AsyncIterator[bytes]:
     """Read a body as it arrives, in chunks of at most `CHUNK_BYTES`. Raises Unavailable."""
     try:
-        while chunk := await response.content.read(CHUNK_BYTES):
+        while chunk := await response.read():
             yield chunk
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise Unavailable(describe(error)) from error
@@ -79,7 +122,7 @@ def describe(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
-def error_of(response: RESTResponse, data: bytes, verb: str, resource: str) -> ClusterError:
+def error_of(response: RESTResponse | OpenResponse, data: bytes, verb: str, resource: str) -> ClusterError:
     """Make an error of a response that is not a success."""
     try:
         status = json.loads(data)
