@@ -60,7 +60,7 @@ from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes, Read, Us
 from vllm_operator.runtime.watches import Watches
 from vllm_operator.runtime.workers import Workers
 from vllm_operator.settings import PREFIX, ArtifactNaming, LogFormat, Settings, SettingsError
-from vllm_operator.status.pacing import LATER_PACE, PACE
+from vllm_operator.status.pacing import PACE, later_pace
 
 log = logging.getLogger(__name__)
 
@@ -70,8 +70,6 @@ SOON_SECONDS = 1.0
 """Delay after a watch event of `Urgency.SOON`."""
 LATER_SECONDS = PACE.total_seconds()
 """Delay after a watch event of `Urgency.LATER`. A rollout causes about ten of them within seconds, and the status does not show each."""
-LAST_SECONDS = LATER_PACE.total_seconds()
-"""Delay after a watch event of `Urgency.LAST`."""
 SECONDS_PER_KEY = 0.01
 """Additional delay for each key that waits: about how long a reconciliation takes. Under load, more events are handled together."""
 RELEASE_SECONDS = 1.0
@@ -158,7 +156,7 @@ class Operator:
             seconds=settings.resync_seconds,
             add_soon=lambda key: self._add_after(key, SOON_SECONDS),
             add_later=lambda key: self._add_after(key, LATER_SECONDS, urgent=False),
-            add_last=lambda key: self._add_after(key, LAST_SECONDS, urgent=False),
+            add_last=self._add_last,
             add_unchanged=lambda key: self.queue.add(key, urgent=False),
         )
         known, crashes = KnownCatalog.of(load_catalog()), KnownCrashes.of(load_startup())
@@ -179,7 +177,7 @@ class Operator:
         )
         self.presets = Presets(client, namespaces=settings.namespaces, seconds=settings.resync_seconds, changed=self.queue.add)
         self.events = EventWriter(mirror, count=self.metrics.wrote, busy=self.queue.has_urgent, calm=self.queue.until_calm)
-        reconciler = Reconciler(
+        self.reconciler = Reconciler(
             mirror,
             known,
             crashes,
@@ -194,7 +192,7 @@ class Operator:
             integrations=settings.integrations,
             busy=self.queue.has_urgent,
         )
-        self.workers = Workers(self.queue, reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
+        self.workers = Workers(self.queue, self.reconciler, self.metrics, number=settings.workers, resync_seconds=settings.resync_seconds)
         self.metrics.observe_queue(lambda: len(self.queue), self.queue.oldest_seconds)
         self.metrics.observe_streams(self.followers.streams)
         self.user_data = (
@@ -222,6 +220,10 @@ class Operator:
 
     def _add_after(self, key: Key, seconds: float, *, urgent: bool = True) -> None:
         self.queue.add_after(key, seconds + len(self.queue) * SECONDS_PER_KEY, urgent=urgent)
+
+    def _add_last(self, key: Key) -> None:
+        """Add a key after a watch event of `Urgency.LAST`."""
+        self._add_after(key, later_pace(self.reconciler.rollouts.recent()).total_seconds(), urgent=False)
 
     def _make_leadership(self) -> Leadership | None:
         """Return None if leader election is off."""

@@ -1,5 +1,6 @@
 """Steps of a rollout that follow each other within seconds are one write of the status, and nothing that matters waits for it."""
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -55,6 +56,15 @@ def test_in_later_rollouts_a_step_waits_for_twenty_seconds() -> None:
     now = STEPS["the Deployment counts"].model_copy(update={"url": before.url})
     assert held_until(before, now, (), o.at(4)) == o.at(0) + LATER_PACE
     assert held_until(before, now, (), o.at(20)) is None
+
+
+@pytest.mark.parametrize(("rollouts", "seconds"), [(1, 20.1), (100, 30), (400, 60), (5000, 60)])
+def test_the_more_rollouts_have_begun_the_longer_a_step_waits(rollouts: int, seconds: float) -> None:
+    before = BEFORE.model_copy(update={"url": "http://llama.default.svc:8000"})
+    now = STEPS["the Deployment counts"].model_copy(update={"url": before.url})
+    assert held_until(before, now, (), o.at(4), recent_rollouts=rollouts) == o.at(0) + timedelta(seconds=seconds)
+    assert held_until(before, now, (), o.at(61), recent_rollouts=rollouts) is None
+    assert held_until(BEFORE, STEPS["the Deployment counts"], (), o.at(1), recent_rollouts=rollouts) == o.at(0) + PACE
 
 
 def test_a_rollout_that_only_looks_incomplete_waits_until_the_deployment_counts() -> None:

@@ -13,14 +13,14 @@ Each reconciliation reads everything again and depends on nothing that an earlie
 """
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
 from pydantic import ValidationError
 
-from vllm_operator.api.conditions import READY, Reason, find_condition
+from vllm_operator.api.conditions import Reason
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.api.status import ConditionStatus
 from vllm_operator.cluster.apply import Applied, Applier
@@ -41,7 +41,6 @@ from vllm_operator.cluster.hub import HubAnswer
 from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, observe
 from vllm_operator.cluster.ownership import is_controlled_by
-from vllm_operator.cluster.recent import Recent
 from vllm_operator.cluster.schema import PodSchemas
 from vllm_operator.observation.crashes import find_crashes
 from vllm_operator.observation.observation import Observation, ObservedState
@@ -50,7 +49,6 @@ from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import ACCEPTED, Outcome, Verdict, not_accepted
 from vllm_operator.planning.pinning import max_age_seconds
 from vllm_operator.planning.planner import plan
-from vllm_operator.pods import reading
 from vllm_operator.remediation.decision import Decision, decide, load_remediator
 from vllm_operator.runtime.cache_reconciler import CacheOutcome, CacheReconciler
 from vllm_operator.runtime.event_writer import EventWriter
@@ -64,6 +62,7 @@ from vllm_operator.runtime.optional_objects import OptionalObjects
 from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.presets import Presets
+from vllm_operator.runtime.rollouts import Rollouts
 from vllm_operator.runtime.scaling_reconciler import ScalingReconciler
 from vllm_operator.runtime.status_writer import StatusWriter
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
@@ -78,7 +77,6 @@ DELETION_SECONDS = 1.0
 """Delay until the next reconciliation while a child is being deleted. Usually a watch event comes earlier."""
 ROLLOUT_SECONDS = 2.0
 """Maximum delay between a change of the children by a new spec and the status. Usually a Pod shows earlier that the rollout has begun."""
-MAX_ROLLOUTS = 4096
 HUB_SECONDS = 30.0
 """Maximum time between two reconciliations of an object that waits for the hub. Usually the hub's answer comes earlier."""
 
@@ -161,8 +159,7 @@ class Reconciler:
         self._busy = busy
         self._now = now
         self._plans = PlanCache()
-        self._begun: Recent[int] = Recent(MAX_ROLLOUTS)  # the last generation whose rollout has begun, by uid
-        self._awaited: Recent[int] = Recent(MAX_ROLLOUTS)  # the last generation of the Deployment that was awaited, by uid
+        self.rollouts = Rollouts(now)
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
         self._applier = Applier(client, count=metrics.wrote)
@@ -205,7 +202,7 @@ class Reconciler:
         # why caches were not filled before a rollout is only known while the rollout has not begun
         may_defer = self._busy() and cache_outcome.activity.skipped is None
         if may_defer and await self._apply_deployments(snapshot, cache_outcome):
-            return Result("deferred", ROLLOUT_SECONDS if self._is_new_rollout(resource) else None)
+            return Result("deferred", ROLLOUT_SECONDS if self.rollouts.begin(resource) else None)
         applied = await self._apply(snapshot, cache_outcome)
         await self._revisions.record_former(resource, snapshot, revision)
         await self._revisions.confirm(resource, snapshot, cache_outcome.manifests, applied.children)
@@ -221,36 +218,6 @@ class Reconciler:
             raise applied.failure
         return result
 
-    def _is_new_rollout(self, resource: VLLMDeployment) -> bool:
-        """Whether a new spec has just changed the children. True once for each spec: what its rollout begins with is reported with it."""
-        uid, generation = resource.metadata.uid, resource.metadata.generation or 0
-        if not resource.status.has_plan or generation == resource.status.observed_generation or self._has_begun(resource):
-            return False
-        self._begun.put(uid, generation)
-        return True
-
-    def _has_begun(self, resource: VLLMDeployment) -> bool:
-        """Whether the rollout of the current spec was awaited by an earlier reconciliation."""
-        return self._begun.get(resource.metadata.uid) == (resource.metadata.generation or 0)
-
-    def _awaits_controller(self, resource: VLLMDeployment, deployment: Mapping[str, Any] | None) -> bool:
-        """Whether the controller has yet to see a change of the Deployment of a VLLMDeployment that is Ready. True once for each change.
-
-        A change of an annotation, such as another plan for the same Pods, is a new generation as well. Until the controller has seen it,
-        nobody knows whether Pods are replaced.
-        """
-        generation = reading.integer(deployment, "metadata", "generation") or 0
-        ready = find_condition(resource.status.conditions, READY)
-        if ready is None or ready.status is not ConditionStatus.TRUE or generation == self._awaited.get(resource.metadata.uid):
-            return False
-        if resource.status.observed_generation != resource.metadata.generation and self._has_begun(resource):
-            return False
-        seen = reading.integer(deployment, "status", "observedGeneration")
-        if seen is None or seen >= generation:
-            return False
-        self._awaited.put(resource.metadata.uid, generation)
-        return True
-
     async def _report(
         self, key: Key, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome, revision: str | None, applied: Applied
     ) -> Result:
@@ -259,12 +226,13 @@ class Reconciler:
             return Result("waiting", CATCH_UP_SECONDS)
         exposure = await reconcile_exposure(self._optional, resource, snapshot.resource)
         observation, look_again = await self._observations.read(resource, snapshot, cache_outcome, applied, revision=revision)
-        observation = replace(observation, exposure=exposure, scaling=await self._scaling.reconcile(resource, snapshot.resource))
+        scaling = await self._scaling.reconcile(resource, snapshot.resource)
+        observation = replace(observation, exposure=exposure, scaling=scaling, recent_rollouts=self.rollouts.recent())
         decision, reported = self._decide(observation)
         is_applied = applied.written and applied.failure is None and not applied.refusals
-        if is_applied and not reported.events and self._is_new_rollout(resource):
+        if is_applied and not reported.events and self.rollouts.begin(resource):
             return Result("deferred", ROLLOUT_SECONDS)
-        if self._awaits_controller(resource, observation.deployment):
+        if self.rollouts.await_controller(resource, observation.deployment):
             return Result("deferred", ROLLOUT_SECONDS)
         await self._status.write(resource, snapshot.resource, reported)
         if revision is not None:

@@ -18,9 +18,18 @@ PACE = timedelta(seconds=3)
 """Minimum time between the last change of the status and such a step, if nothing has served yet."""
 LATER_PACE = timedelta(seconds=20)
 """The same in later rollouts. An old Pod has usually made room by then, and an engine has written its first line."""
+PACE_OF_EACH = timedelta(milliseconds=100)
+"""How much longer for each rollout that has begun recently. Controllers and scheduler take some tens of them in a second. So with hundreds,
+each step lasts, and if each object reported its steps, all rollouts would take longer."""
+LONGEST_PACE = timedelta(seconds=60)
 _STEPS = (Reason.NOT_STARTED, Reason.PROGRESSING, Reason.ROLLING_OUT, Reason.REPLICAS_NOT_READY, Reason.PULLING_IMAGE)
 _EARLY = (None, Stage.SCHEDULING, Stage.IMAGE_PULL, Stage.PROCESS_START)
 _MOVING = (READY, STARTING)
+
+
+def later_pace(recent_rollouts: int) -> timedelta:
+    """The pace in later rollouts, if so many have begun recently."""
+    return min(LATER_PACE + recent_rollouts * PACE_OF_EACH, LONGEST_PACE)
 
 
 def held_until(
@@ -30,6 +39,7 @@ def held_until(
     now: datetime,
     *,
     ready_since: datetime | None = None,
+    recent_rollouts: int = 0,
 ) -> datetime | None:
     """Return until when the previous status stays; None if the new one is to be written now, or is equal.
 
@@ -39,6 +49,7 @@ def held_until(
         events: What is to be recorded with it.
         now: The current time.
         ready_since: When the newest ready Pod became ready. Until its Deployment has counted it, the rollout looks incomplete.
+        recent_rollouts: How many VLLMDeployments have begun a rollout recently.
     """
     if events or status == previous or not _is_step(previous, status):
         return None
@@ -46,9 +57,10 @@ def held_until(
     stamps = [condition.last_transition_time for condition in conditions if condition is not None]
     stamps += [previous.startup.update_time] if previous.startup is not None else []
     changed = [moment for stamp in stamps if (moment := reading.moment(stamp)) is not None and moment <= now]
-    pace = PACE if previous.url is None else LATER_PACE
-    due = [moment + pace for moment in changed] + ([ready_since + LATER_PACE] if ready_since is not None else [])
-    return max((moment for moment in due if now < moment <= now + LATER_PACE), default=None)
+    later = later_pace(recent_rollouts)
+    pace = PACE if previous.url is None else later
+    due = [moment + pace for moment in changed] + ([ready_since + later] if ready_since is not None else [])
+    return max((moment for moment in due if now < moment <= now + later), default=None)
 
 
 def _is_step(previous: VLLMDeploymentStatus, status: VLLMDeploymentStatus) -> bool:

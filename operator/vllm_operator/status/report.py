@@ -73,7 +73,14 @@ def report(observed: ObservedState, crashes: Crashes, decision: Decision) -> Rep
     status = _status(observed, crashes, decision, plan, block)
     events = draft_events(observed, status, crashes, plan)
     ready_since = rollout.last_ready(observed)
-    held_until = pacing.held_until(observation.previous, status, events, observation.now, ready_since=ready_since)
+    held_until = pacing.held_until(
+        observation.previous,
+        status,
+        events,
+        observation.now,
+        ready_since=ready_since,
+        recent_rollouts=observation.recent_rollouts,
+    )
     return Report(
         status=observation.previous if held_until is not None else status,
         events=events,
