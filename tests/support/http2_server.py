@@ -44,6 +44,10 @@ class Connection(asyncio.Protocol):
         self.flush()
         self.server.news.set()
 
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        self.server.news.set()
+
     def begin(self, stream: int, status: int = 200, **headers: str) -> None:
         """Send the headers of a response."""
         self.h2.send_headers(stream, [(":status", str(status)), *((name.replace("_", "-"), text) for name, text in headers.items())])

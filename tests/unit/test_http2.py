@@ -70,6 +70,14 @@ async def test_another_connection_is_opened_where_the_server_allows_no_more_resp
     assert len(server.connections) == 3
 
 
+async def test_a_server_that_allows_no_responses_is_an_error(server: Http2Server, client: Http2) -> None:
+    server.max_open = 0
+    with pytest.raises(OSError, match="takes no request"):
+        await opened(client)
+    [connection] = server.connections
+    await server.until(lambda: connection.transport is None)
+
+
 async def test_a_reader_that_pauses_holds_back_one_window_and_no_other_reader(server: Http2Server, client: Http2) -> None:
     paused, other = await opened(client), await opened(client)
     [connection] = server.connections
@@ -189,10 +197,7 @@ async def test_a_connection_without_responses_is_closed_after_a_while(
     response = await opened(client)
     [connection] = server.connections
     connection.end(response.number)
-    assert connection.transport is not None
-    async with asyncio.timeout(5):
-        while not connection.transport.is_closing():  # noqa: ASYNC110 - nothing tells
-            await asyncio.sleep(0.01)
+    await server.until(lambda: connection.transport is None)
 
 
 async def test_a_connection_takes_a_limited_number_of_requests(server: Http2Server, client: Http2, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -99,4 +99,5 @@ class Http2:
         if connection.has_room:
             self._connections.append(connection)
         elif not self._is_refused:
-            raise ConnectionResetError("the server ended the connection as soon as it was opened")
+            connection.close()
+            raise ConnectionResetError("the server takes no request on the connection that was opened")

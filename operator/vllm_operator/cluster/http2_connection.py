@@ -245,7 +245,8 @@ class Http2Connection(asyncio.Protocol):
         size, data = event.flow_controlled_length or 0, event.data or b""
         self._untold += size
         if self._untold >= CONNECTION_WINDOW_BYTES // 2:
-            self._h2.increment_flow_control_window(self._untold)
+            with suppress(H2Error):  # a GOAWAY came with these bytes
+                self._h2.increment_flow_control_window(self._untold)
             self._untold = 0
         if response is not None:
             response.feed(data, size - len(data))
