@@ -1,4 +1,4 @@
-"""Measure how soon the status shows the stages of many Pods that start at once, beside fewer streams than Pods.
+"""Measure how soon the status shows the stages of many Pods that start at once.
 
     python hack/bench/starts.py --pods 1000
 
