@@ -112,7 +112,7 @@ class Http2Response:
 
     def _raise_if_over(self) -> None:
         if self._error is not None:
-            raise self._error
+            raise self._error.with_traceback(None)  # all readers of a connection get the same object: its traceback would grow
         if self._has_ended:
             raise ConnectionResetError("the response ended without a status")
 

@@ -248,7 +248,11 @@ class PlanRevisions:
         for name, value in plan:
             if isinstance(value, list) and all(isinstance(part, BaseModel) for part in value):
                 shared[name] = [self._share(part) for part in value]
-        return plan.model_copy(update=shared)
+        kept = plan.model_copy(update=shared)
+        # pydantic keeps the names of the fields that were set: 2 KiB for each plan. It never changes those of a frozen model.
+        fields = kept.model_fields_set
+        object.__setattr__(kept, "__pydantic_fields_set__", self._parts.setdefault(frozenset(fields), fields))
+        return kept
 
     def _share(self, part: object) -> object:
         try:
