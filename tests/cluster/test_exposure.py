@@ -61,6 +61,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     for definition in DEFINITIONS:
         await served.create(definition)
         await served.wait_for("CustomResourceDefinition", definition["metadata"]["name"], has("Established", "True"))
+        await served.wait_until_served(definition["spec"]["names"]["kind"])
     await look_again(served, "after the installation")
     await served.wait_for("VLLMDeployment", "llama", is_exposed)
     route = await served.wait_for("HTTPRoute", "llama", bool)

@@ -94,6 +94,7 @@ async def test_keda_gets_an_object_that_its_schema_accepts_as_soon_as_it_is_inst
 
     await served.create(SCALED_OBJECT)
     await served.wait_for("CustomResourceDefinition", SCALED_OBJECT["metadata"]["name"], has("Established", "True"))
+    await served.wait_until_served("ScaledObject")
     await look_again(served, "after the installation")
     await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Autoscaled"))
     created = await served.wait_for("ScaledObject", "llama", bool)
