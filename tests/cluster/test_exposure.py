@@ -10,6 +10,7 @@ import yaml
 from support.account import ACCOUNT, granted, make_account, remove_account, rules_of
 from support.audit import AuditTrail
 from support.cluster import Cluster, Manifest
+from support.crd import install_crd
 from support.operator_process import OperatorProcess, condition, has, llama
 
 pytestmark = pytest.mark.cluster
@@ -59,9 +60,7 @@ async def test_a_gateway_serves_the_engine_as_soon_as_its_kinds_are_installed(
     pods = await served.list_all("Pod")
 
     for definition in DEFINITIONS:
-        await served.create(definition)
-        await served.wait_for("CustomResourceDefinition", definition["metadata"]["name"], has("Established", "True"))
-        await served.wait_until_served(definition["spec"]["names"]["kind"])
+        await install_crd(served, definition)
     await look_again(served, "after the installation")
     await served.wait_for("VLLMDeployment", "llama", is_exposed)
     route = await served.wait_for("HTTPRoute", "llama", bool)

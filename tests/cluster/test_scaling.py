@@ -10,6 +10,7 @@ import yaml
 from support.account import ACCOUNT, granted, make_account, remove_account, rules_of
 from support.audit import AuditTrail
 from support.cluster import Cluster, Simulator
+from support.crd import install_crd
 from support.metrics_adapter import serve_metrics
 from support.operator_process import OperatorProcess, condition, has, llama
 
@@ -92,9 +93,7 @@ async def test_keda_gets_an_object_that_its_schema_accepts_as_soon_as_it_is_inst
     assert "kubectl apply --server-side -f https://github.com/kedacore/keda" in condition(told, "Autoscaled")["message"]
     await served.wait_for("VLLMDeployment", "llama", has("Ready", "True"))
 
-    await served.create(SCALED_OBJECT)
-    await served.wait_for("CustomResourceDefinition", SCALED_OBJECT["metadata"]["name"], has("Established", "True"))
-    await served.wait_until_served("ScaledObject")
+    await install_crd(served, SCALED_OBJECT)
     await look_again(served, "after the installation")
     await served.wait_for("VLLMDeployment", "llama", lambda it: not condition(it, "Autoscaled"))
     created = await served.wait_for("ScaledObject", "llama", bool)

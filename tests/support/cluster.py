@@ -204,19 +204,6 @@ class Cluster:
         """Waits until the first container of a Pod runs."""
         await self.wait_for("Pod", pod, lambda it: (it["status"].get("containerStatuses") or [{}])[0].get("state", {}).get("running"))
 
-    async def wait_until_served(self, kind: str) -> None:
-        """Waits until the API server serves a new kind: for a moment after `Established`, it may still say that there is none."""
-        async with asyncio.timeout(PATIENCE):
-            while True:
-                try:
-                    await self.list_all(kind)
-                except RefusedError as refused:
-                    if refused.status != 404:
-                        raise
-                else:
-                    return
-                await asyncio.sleep(0.05)
-
     async def wait_until_gone(self, kind: str, name: str, *, within: float = PATIENCE) -> None:
         async with asyncio.timeout(within):
             while True:

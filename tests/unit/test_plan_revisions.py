@@ -13,7 +13,6 @@ from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.cluster.client import DEPLOYMENT, REVISION, VLLM_DEPLOYMENT, Forbidden
 from vllm_operator.rendering.carried_plan import carried_name
 from vllm_operator.rendering.revision import OLD_REVISIONS, render_revision, revision_name
-from vllm_operator.runtime.plan_revisions import PlanRevisions
 
 Manifest = dict[str, Any]
 PUBLISHING: Manifest = {
@@ -77,20 +76,6 @@ async def serve_as_recorded(bench: Bench, fleet: Fleet) -> Manifest:
     bench.cluster.writes.clear()
     [revision] = revisions(bench)
     return revision
-
-
-async def test_remembered_plans_share_memory_and_a_changed_copy_of_one_leaves_the_others_alone(bench: Bench, fleet: Fleet) -> None:
-    await fleet.serve()
-    plan = bench.plan()
-    revisions = PlanRevisions(bench.cluster, count=lambda verb, kind: None)
-    first, second = (revisions._with_shared_parts(plan.model_copy()) for _ in range(2))
-    assert first.model_fields_set is second.model_fields_set
-    assert first == second == plan
-    unset = next(name for name in type(plan).model_fields if name not in plan.model_fields_set)
-    changed = first.model_copy(update={unset: None})
-    assert unset in changed.model_fields_set
-    assert first == second == plan
-    assert second.model_dump(exclude_unset=True) == plan.model_dump(exclude_unset=True)
 
 
 async def test_a_recorded_plan_stays_where_it_is(bench: Bench, fleet: Fleet) -> None:
