@@ -145,7 +145,12 @@ def digest_of(kind: Kind, manifest: Manifest) -> bytes:
             matters = (*_user_fields(manifest), owners, seen, failure.get("status"), failure.get("message"))
         case _:
             return b""
-    return hashlib.blake2b(marshal.dumps(matters, _DIGEST_VERSION), digest_size=16).digest()
+    return digest(matters)
+
+
+def digest(value: Any) -> bytes:
+    """A digest of 16 bytes of a value that marshal can serialize. Equal values have equal digests."""
+    return hashlib.blake2b(marshal.dumps(value, _DIGEST_VERSION), digest_size=16).digest()
 
 
 def _user_fields(manifest: Manifest) -> tuple[Any, ...]:

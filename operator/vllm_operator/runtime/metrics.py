@@ -1,7 +1,5 @@
 """Metrics of the operator in Prometheus format."""
 
-import hashlib
-import marshal
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -16,6 +14,7 @@ from vllm_operator import __version__
 from vllm_operator.api.conditions import ORDER, Reason
 from vllm_operator.api.status import CacheStatus, VLLMDeploymentStatus
 from vllm_operator.catalog.startup import load_startup
+from vllm_operator.cluster.kept import digest
 from vllm_operator.startup.state import Stage
 from vllm_operator.status.estimates import StartClock
 
@@ -25,8 +24,6 @@ RESULTS = ("success", "waiting", "retry", "refused", "gone", "bug")
 OTHER = "Other"
 """Label value for reasons that are not documented. Names of users' crash signatures must not become label values."""
 _OBJECT = ("namespace", "name")
-_DIGEST_VERSION = 2
-"""The last version of marshal without references to earlier objects: equal values have equal bytes."""
 Key = tuple[str, str]
 
 
@@ -129,17 +126,17 @@ class _Deployments:
     def __init__(self, reasons: Collection[str]) -> None:
         self._reasons = reasons
         self._digests: dict[Key, bytes] = {}
-        """Tells whether the samples of an object have changed, in a fiftieth of the memory that they take."""
+        """Tell whether the samples of an object have changed. The samples themselves would take about 2 KiB."""
         self._text: dict[str, dict[Key, bytes]] = {name: {} for name in _FAMILIES}
 
     def show(self, key: Key, status: VLLMDeploymentStatus, start: StartClock | None) -> None:
         """Replace the samples of an object."""
         samples = list(_samples(status, start, self._reasons))
-        digest = hashlib.blake2b(marshal.dumps(samples, _DIGEST_VERSION), digest_size=16).digest()
-        if digest == self._digests.get(key):
+        now = digest(samples)
+        if now == self._digests.get(key):
             return
         self.forget(key)
-        self._digests[key] = digest
+        self._digests[key] = now
         for name, of_family in groupby(sorted(samples), key=itemgetter(0)):
             self._text[name][key] = b"".join(_line(key, sample) for sample in of_family)
 
