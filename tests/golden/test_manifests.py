@@ -3,6 +3,7 @@
 A difference here is a rollout of every such deployment when the operator is upgraded: mean it.
 """
 
+import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,17 @@ def test_equal_input_gives_equal_manifests(folder: Path) -> None:
 def test_manifests_are_plain_json_without_nulls(folder: Path) -> None:
     for path, value in walk(render(*read_case(folder))):
         assert type(value) in (dict, list, str, int, bool), f"{path} is {value!r}"
+
+
+@pytest.mark.parametrize("replicas", [0, 3])
+@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
+def test_scaling_leaves_the_pod_template_byte_equal(folder: Path, replicas: int) -> None:
+    resource, plan = read_case(folder)
+    scaled = resource.model_copy(update={"spec": resource.spec.model_copy(update={"replicas": replicas})})
+    before, after = (
+        [json.dumps(each["spec"]["template"]) for each in render(it, plan) if each["kind"] == "Deployment"] for it in (resource, scaled)
+    )
+    assert before == after
 
 
 def walk(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:

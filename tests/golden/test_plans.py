@@ -4,6 +4,7 @@ Each folder of `cases` is one situation. What is the same everywhere (the variab
 parts of the cache key, the predicted memory) is left out of the recordings; it is tested where it is made.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -16,18 +17,18 @@ import yaml
 from support.gpus import inventory_of, real_node
 from support.manifests import without_programs
 from support.plans import known
+from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.status import VLLMDeploymentStatus
 from vllm_operator.api.validation import violations
 from vllm_operator.cli.plan import conditions_of
 from vllm_operator.cli.presets import merge_preset_of
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import read_held
-from vllm_operator.planning.model.facts import NO_FILES
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.planning.planner import plan
 from vllm_operator.rendering.container import LOG_ENVIRONMENT
 from vllm_operator.rendering.manifests import render
-from vllm_operator.runtime.plan_cache import PlanCache
 
 CASES = sorted(folder for folder in (Path(__file__).parent / "cases").iterdir() if folder.is_dir())
 
@@ -132,15 +133,34 @@ def test_planning_again_with_everything_shuffled_gives_the_same(folder: Path) ->
     assert again == outcome_of(folder)
 
 
-@pytest.mark.parametrize("folder", CASES, ids=lambda folder: folder.name)
-def test_objects_with_equal_specs_share_a_plan_and_only_refusals_name_their_object(folder: Path) -> None:
-    resource, outcome = read_resource(folder), outcome_of(folder)
-    metadata = resource.metadata.model_copy(update={"name": "another", "namespace": "elsewhere", "uid": "its-own", "labels": {"a": "b"}})
-    another = resource.model_copy(update={"metadata": metadata})
-    inventory = read_inventory(folder)
-    cache_of_plans = PlanCache()
-    first = cache_of_plans.plan(resource, inventory, known(), NO_FILES)
-    second = cache_of_plans.plan(another, inventory, known(), NO_FILES)
-    assert second == plan(another, inventory, known())
-    assert first == outcome
-    assert (second is first) is (outcome.plan is not None)
+OBSERVED = {
+    "observedGeneration": 3,
+    "replicas": 2,
+    "readyReplicas": 1,
+    "pinnedPlan": {"revision": "demo-1", "image": "vllm", "measured": {"weightsMebibytes": 4321, "kvCacheMebibytes": 1234}},
+    "cache": {"claimName": "another", "coldStartSeconds": 900, "artifact": {"rejected": [f"sha256:{'0' * 64}"], "digest": "sha256:1"}},
+    "lastCrash": {"signature": "unknown", "pod": "demo-1", "time": "2026-11-21T12:00:00Z", "restarts": 3},
+    "startup": {"stage": "LoadingWeights"},
+}
+"""Observations in a status. Decisions of the operator (remedies, the generation of the caches) change Pods, so they are left out."""
+
+
+@pytest.mark.parametrize("folder", PLANNED, ids=lambda folder: folder.name)
+@pytest.mark.parametrize("replicas", [0, 3])
+def test_scaling_and_a_new_status_leave_the_pod_template_byte_equal(folder: Path, replicas: int) -> None:
+    resource, pinned = read_resource(folder), outcome_of(folder).plan
+    assert pinned is not None
+    scaled = VLLMDeployment(
+        metadata=resource.metadata.model_copy(update={"generation": resource.metadata.generation + 1}),
+        spec=resource.spec.model_copy(update={"replicas": replicas}),
+        status=VLLMDeploymentStatus.model_validate(OBSERVED),
+        preset=resource.preset,
+    )
+    kept = plan(scaled.with_pinned(pinned), read_inventory(folder), known(), pinned=pinned).plan
+    assert kept is not None
+    assert template_of(scaled, kept) == template_of(resource, pinned)
+
+
+def template_of(resource: VLLMDeployment, made: Plan) -> str:
+    [deployment] = [manifest for manifest in render(resource, made) if manifest["kind"] == "Deployment"]
+    return json.dumps(deployment["spec"]["template"])

@@ -12,6 +12,7 @@ from support.operators import Bench, llama
 from support.plans import deployment, known
 from vllm_operator.api.plan import Plan
 from vllm_operator.api.resource import VLLMDeployment
+from vllm_operator.api.spec import SizingSpec
 from vllm_operator.cluster.client import POD, RESOURCE_CLAIM, Forbidden
 from vllm_operator.cluster.inventory import NODE_LISTS, InventoryCache
 from vllm_operator.planning.inventory.usage import read_held
@@ -269,7 +270,8 @@ async def test_a_plan_that_is_not_pinned_yet_does_not_change_with_the_pods_of_ot
     first = await free.count(resource, inventory, [])
     bench.cluster.put(pod("l40s", 4))
     assert await free.count(resource, inventory, []) is first
-    changed = resource.model_copy(update={"metadata": resource.metadata.model_copy(update={"generation": 2})})
+    # an edited preset changes the spec of the same generation
+    changed = resource.model_copy(update={"spec": resource.spec.model_copy(update={"sizing": SizingSpec(concurrency=2)})})
     assert (await free.count(changed, inventory, [])).used == {("l40s", "nvidia.com/gpu"): 4}
 
 

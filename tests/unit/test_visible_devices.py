@@ -9,7 +9,7 @@ from support.gpus import real_node
 from support.plans import deployment, planned
 from vllm_operator.api.resource import VLLMDeployment
 from vllm_operator.planning.outcome import Outcome
-from vllm_operator.planning.placement.visible_devices import translate
+from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.rendering.manifests import render
 
 ONE, OTHER = "MIG-8949ea7d-9166-53ce-9bac-6c58262addf9", "MIG-1d47f2d1-0dbc-5a9d-8c5e-77d15d5a6bd3"
@@ -119,6 +119,27 @@ def test_a_claim_asks_for_the_whole_gpus_that_are_named(given: str) -> None:
     assert "CUDA_VISIBLE_DEVICES" not in yaml.safe_dump_all(render(wanted, found.plan))
 
 
+@pytest.mark.parametrize(("replicas", "scaled"), [(1, 3), (2, 3), (2, 0)])
+def test_scaling_keeps_the_devices_of_the_plan_in_force(replicas: int, scaled: int) -> None:
+    def of(number: int) -> VLLMDeployment:
+        return resource(f"{GPU},{OTHER_GPU}", accelerator={"allocation": "DRA"}, replicas=number)
+
+    made = planned(of(replicas), real_node("h100-sxm", "h100-sxm"), slices=(WHOLE,)).plan
+    assert made is not None
+    assert made.uuids == [GPU, OTHER_GPU]
+    kept = planned(of(scaled), real_node("h100-sxm", "h100-sxm"), slices=(WHOLE,), pinned=made).plan
+    assert kept is not None
+    before, after = (
+        [
+            each["spec"]["template"] if each["kind"] == "Deployment" else each
+            for each in render(*it)
+            if each["kind"] in ("Deployment", "ResourceClaimTemplate")
+        ]
+        for it in ((of(replicas), made), (of(scaled), kept))
+    )
+    assert before == after
+
+
 def test_a_gpu_that_no_node_has_is_named() -> None:
     wanted = deployment(accelerator={"allocation": "DRA", "uuids": ["GPU-00000000-0000-0000-0000-000000000000"]})
     found = planned(wanted, real_node("h100-sxm", "h100-sxm"), slices=(WHOLE,))
@@ -146,5 +167,5 @@ def test_the_variable_of_the_container_runtime_is_warned_of(value: str, version:
 def test_a_variable_from_elsewhere_is_left_alone() -> None:
     env = [{"name": "CUDA_VISIBLE_DEVICES", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
     given = deployment(engine={"version": "0.20.1", "env": env}, **claims())
-    assert translate(given) == (given, ())
+    assert translate(given) == Translation(given)
     assert outcome(given).plan is not None

@@ -215,6 +215,12 @@ class Plan(Model):
     memory_mebibytes: int | None = Field(default=None, ge=0, description="Memory of one GPU or MIG slice in MiB. Absent if unknown.")
     resource: str = Field(max_length=256, description="Extended resource that each Pod requests, for example nvidia.com/gpu.")
     count: int = Field(ge=0, le=64, description="Quantity of the resource that each Pod requests.")
+    uuids: list[Annotated[str, Field(max_length=64)]] | None = Field(
+        default=None,
+        max_length=64,
+        description="UUIDs from CUDA_VISIBLE_DEVICES in `spec.engine.env` that the ResourceClaim requests. Absent if the variable is kept.",
+        json_schema_extra=list_atomic(),
+    )
     node_requirements: list[NodeRequirement] = Field(
         default_factory=list, max_length=32, description="Node affinity of the Pods.", json_schema_extra=list_atomic()
     )

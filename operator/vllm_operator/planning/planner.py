@@ -73,7 +73,7 @@ from vllm_operator.planning.placement.sizing import (
     wanted_length,
 )
 from vllm_operator.planning.placement.target import Request, Target, find_rejections, find_targets, in_use_of
-from vllm_operator.planning.placement.visible_devices import translate
+from vllm_operator.planning.placement.visible_devices import Translation, translate
 from vllm_operator.planning.pod_template import PodTemplateError, check_containers, check_pod_template, run_as_user, tolerations_of
 
 TEXT_LIMIT, NOTES_LIMIT, ENV_LIMIT, ARGS_LIMIT = 1024, 32, 128, 64
@@ -102,9 +102,9 @@ def plan(
     """
     in_force = pinned is not None and is_in_force(pinned, resource)
     digest = digest_of(resource.spec)
-    resource, translated = translate(resource)
+    resource = (translation := translate(resource)).resource
     inventory = inventory.with_templates(read_instance_pools(catalog.instance_types, catalog.gpus))
-    fresh = _FreshPlan(resource, translated, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
+    fresh = _FreshPlan(resource, translation, inventory, catalog, pinned, in_force, digest, cache_generation, files).outcome()
     if pinned is None or not in_force:
         return fresh
     return keep_plan(with_cache_generation(pinned, resource, catalog.caches, cache_generation), fresh, catalog.gpus, resource.preset_change)
@@ -142,7 +142,7 @@ class _FreshPlan:
     """The arguments of `plan`, and the steps to a new plan."""
 
     resource: VLLMDeployment
-    translated: tuple[str, ...]
+    translation: Translation
     inventory: Inventory
     catalog: Catalog
     pinned: Plan | None
@@ -344,7 +344,7 @@ class _FreshPlan:
             *version.notes,
             *((target.fit.note,) if target.fit.note else ()),
             *notes_about(facts, self.files),
-            *notes_of(Severity.INFO, [*self.translated, *overridden, *about_unknown_size(resource, weights, facts.weight_bytes)]),
+            *notes_of(Severity.INFO, [*self.translation.notes, *overridden, *about_unknown_size(resource, weights, facts.weight_bytes)]),
         ]
         return Plan(
             observed_generation=resource.metadata.generation,
@@ -361,6 +361,7 @@ class _FreshPlan:
             memory_mebibytes=target.pool.memory_mebibytes,
             resource=target.resource,
             count=target.count,
+            uuids=list(self.translation.uuids) or None,
             node_requirements=list(target.requirements),
             cache_key=cache.key,
             cache_key_parts=list(cache.parts),

@@ -12,7 +12,7 @@ from vllm_operator.api.resource import VLLMDeployment, metadata_of, selector_of
 from vllm_operator.api.spec import VLLMDeploymentSpec
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.planning.engine.deadline import deadline_seconds
-from vllm_operator.planning.placement.visible_devices import translate
+from vllm_operator.planning.placement.visible_devices import with_uuids
 from vllm_operator.rendering.container import PORT, PORT_NAME
 from vllm_operator.rendering.pod import render_pod_template
 from vllm_operator.rendering.resource_claim import render_resource_claim_template
@@ -29,7 +29,7 @@ def render(resource: VLLMDeployment, plan: Plan) -> list[dict[str, Any]]:
     Raises:
         PodTemplateError: `spec.podTemplate` cannot be merged.
     """
-    resource, _ = translate(resource)
+    resource = with_uuids(resource, plan.uuids or ())
     deployment = render_deployment(resource, plan)
     # If spec.podTemplate mounts another volume for the caches or weights, the Pods do not use the operator's PVC.
     mounted = claims_of(template_spec(deployment))

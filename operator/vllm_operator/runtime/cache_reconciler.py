@@ -56,7 +56,7 @@ from vllm_operator.cluster.ownership import is_controlled_by
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.remediation.in_force import carried_out
-from vllm_operator.runtime.render_cache import RenderCache
+from vllm_operator.rendering.manifests import render
 from vllm_operator.runtime.user_data import KnownCatalog, KnownCrashes
 
 log = logging.getLogger(__name__)
@@ -111,7 +111,6 @@ class CacheReconciler:
         self._count = count
         self._primer_patience_seconds = primer_patience_seconds
         self._now = now
-        self._rendered = RenderCache()
 
     async def reconcile(
         self, resource: VLLMDeployment, snapshot: Snapshot, outcome: Outcome, replan: Callable[[int], Outcome]
@@ -234,7 +233,7 @@ class CacheReconciler:
 
     async def _read_context(self, resource: VLLMDeployment, snapshot: Snapshot, plan: Plan) -> tuple[CacheContext, list[Manifest]]:
         """Render a plan, and read what decisions about its caches depend on."""
-        manifests = self._rendered.render(*carried_out(resource, plan))
+        manifests = render(*carried_out(resource, plan))
         desired = _deployment_of(manifests)
         address = cache_address(template_spec(desired))
         weights_name = weights_claim(template_spec(desired))
@@ -243,7 +242,7 @@ class CacheReconciler:
         claim, weights = await read_claims(self._client, snapshot, address.claim if address else None, weights_name)
         claims = {found["metadata"]["name"]: found for found in (claim, weights) if found is not None}
         if (commit := fetched_commit(resource, desired, claims)) is not None:
-            manifests = self._rendered.render(*carried_out(resource, with_commit(plan, resource, commit)))
+            manifests = render(*carried_out(resource, with_commit(plan, resource, commit)))
             desired = _deployment_of(manifests)
         desired_claims = {manifest["metadata"]["name"]: manifest for manifest in manifests if manifest["kind"] == CLAIM.kind}
         context = CacheContext(

@@ -11,7 +11,7 @@ from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.recent import Recent
 from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.inventory.usage import HeldDevices
-from vllm_operator.planning.pinning import needs_usage
+from vllm_operator.planning.pinning import digest_of, needs_usage
 from vllm_operator.pods.reading import text
 
 MAX_BEGUN = 1024
@@ -20,9 +20,12 @@ MAX_BEGUN = 1024
 
 @dataclass(frozen=True, slots=True)
 class _Begun:
-    """What a plan was made from that is not pinned yet. It must be the same again: other Pods come and go meanwhile."""
+    """Input of a plan that is not pinned yet. The plan must be the same again, but other Pods come and go meanwhile.
 
-    generation: int
+    `spec` is a digest of the spec with its preset, which changes without a new generation.
+    """
+
+    spec: str
     replan_token: str | None
     inventory: Inventory
     counted: Inventory
@@ -54,15 +57,15 @@ class FreeDevices:
         if not needs_usage(resource, inventory, listed_pools=listed_pools):
             self._begun.drop(metadata.uid)
             return inventory
-        token = metadata.annotations.get(REPLAN_ANNOTATION)
+        spec, token = digest_of(resource.spec), metadata.annotations.get(REPLAN_ANNOTATION)
         begun = self._begun.get(metadata.uid)
-        if begun is not None and begun.inventory is inventory and (begun.generation, begun.replan_token) == (metadata.generation, token):
+        if begun is not None and begun.inventory is inventory and (begun.spec, begun.replan_token) == (spec, token):
             return begun.counted
         policy = resource.spec.accelerator.policy if resource.spec.accelerator else None
         held = await self._inventories.held(insist=policy is AcceleratorPolicy.MOST_FREE)
         uids = {text(pod, "metadata", "uid") for pod in pods}
         counted = self._combined(inventory, held, (metadata.namespace, metadata.name), uids)
-        self._begun.put(metadata.uid, _Begun(metadata.generation, token, inventory, counted))
+        self._begun.put(metadata.uid, _Begun(spec, token, inventory, counted))
         return counted
 
     def _combined(self, inventory: Inventory, held: HeldDevices | None, owner: tuple[str, str], pods: Set[str]) -> Inventory:

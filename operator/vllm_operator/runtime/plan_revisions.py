@@ -17,7 +17,7 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from vllm_operator.api.conditions import Reason
 from vllm_operator.api.labels import PLAN_ANNOTATION, REPLAN_ANNOTATION
@@ -54,10 +54,7 @@ log = logging.getLogger(__name__)
 
 MAX_PLANS = 8192
 """Objects whose pinned plan is remembered. Another one is read again at its next reconciliation.
-Each takes 6 to 25 KiB, the less the more it has in common with others."""
-
-MAX_PARTS = 4096
-"""Parts of plans that are kept once. An object has up to 80."""
+Each takes about 25 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +89,6 @@ class PlanRevisions:
         self._count = count
         self._known: Recent[_Known] = Recent(MAX_PLANS)  # by UID of the VLLMDeployment
         self._replaced: Recent[_Known] = Recent(MAX_PLANS)  # those that the status still names, by UID
-        self._parts: dict[object, object] = {}
 
     async def read(self, resource: VLLMDeployment, snapshot: Snapshot) -> VLLMDeployment | Verdict:
         """Return the object with the plan that is pinned, if any, or why that plan cannot be used.
@@ -195,7 +191,7 @@ class PlanRevisions:
         problem = f"Deployment {resource.metadata.name} does not carry the pinned plan"
         if deployment is not None and carried_name(resource, deployment) == name:
             try:
-                plan = self._with_shared_parts(read_carried(resource, deployment))
+                plan = read_carried(resource, deployment)
             except RevisionError as error:
                 problem = str(error)
             else:
@@ -205,7 +201,7 @@ class PlanRevisions:
             revision = await self._client.get(REVISION, name, resource.metadata.namespace)
         except NotFound:
             raise RevisionError(f"{problem}, and ControllerRevision {name} does not exist") from None
-        plan = self._with_shared_parts(read_revision(resource, revision))
+        plan = read_revision(resource, revision)
         self._known.put(uid, _Known(name, plan))
         return plan
 
@@ -228,7 +224,7 @@ class PlanRevisions:
         else:
             if known is not None and is_named:
                 self._replaced.put(uid, known)
-            known = _Known(name, self._with_shared_parts(without_observed(plan)), pinned=plan)
+            known = _Known(name, without_observed(plan), pinned=plan)
         self._known.put(uid, known)
         return known
 
@@ -239,26 +235,6 @@ class PlanRevisions:
         value = carry(known.name, known.plan)
         self._known.put(resource.metadata.uid, replace(known, value=value))
         return value
-
-    def _with_shared_parts(self, plan: Plan) -> Plan:
-        """Return the plan with parts that other plans have as well, such as variables: most of its 25 KiB. They never change."""
-        if len(self._parts) > MAX_PARTS:
-            self._parts.clear()
-        shared: dict[str, object] = {}
-        for name, value in plan:
-            if isinstance(value, list) and all(isinstance(part, BaseModel) for part in value):
-                shared[name] = [self._share(part) for part in value]
-        kept = plan.model_copy(update=shared)
-        # pydantic keeps the names of the fields that were set: 2 KiB for each plan. It never changes those of a frozen model.
-        fields = kept.model_fields_set
-        object.__setattr__(kept, "__pydantic_fields_set__", self._parts.setdefault(frozenset(fields), fields))
-        return kept
-
-    def _share(self, part: object) -> object:
-        try:
-            return self._parts.setdefault(part, part)
-        except TypeError:  # it contains a list
-            return part
 
     async def _record(self, resource: VLLMDeployment, known: _Known, revisions: Sequence[Manifest]) -> Verdict | None:
         """Write a plan into a ControllerRevision beside these; return why it cannot be written."""

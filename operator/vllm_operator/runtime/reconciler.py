@@ -59,7 +59,6 @@ from vllm_operator.runtime.metrics import Metrics
 from vllm_operator.runtime.model_configs import ModelConfigs
 from vllm_operator.runtime.observation_reader import LogStates, ObservationReader
 from vllm_operator.runtime.optional_objects import OptionalObjects
-from vllm_operator.runtime.plan_cache import PlanCache
 from vllm_operator.runtime.plan_revisions import PlanRevisions
 from vllm_operator.runtime.presets import Presets
 from vllm_operator.runtime.rollouts import Rollouts
@@ -158,7 +157,6 @@ class Reconciler:
         self._presets = presets or Presets(client)
         self._busy = busy
         self._now = now
-        self._plans = PlanCache()
         self.rollouts = Rollouts(now)
         self._revisions = PlanRevisions(client, count=metrics.wrote)
         self._remediator = load_remediator()
@@ -278,7 +276,8 @@ class Reconciler:
         def replan(generation: int) -> Outcome:
             return plan(resource, inventory, catalog, pinned=resource.pinned, cache_generation=generation, files=files)
 
-        return self._plans.plan(resource, inventory, catalog, files), replan
+        cache = resource.status.cache
+        return replan((cache.generation or 0) if cache else 0), replan
 
     async def _pin(self, resource: VLLMDeployment, snapshot: Snapshot, cache_outcome: CacheOutcome) -> tuple[CacheOutcome, str | None]:
         """Let the Deployment carry the plan, or record it. Return the name of its revision. What cannot be recorded is not applied."""
