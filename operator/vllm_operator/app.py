@@ -172,6 +172,7 @@ class Operator:
             mirror,
             known,
             crashes,
+            inventory=inventory,
             count=self.metrics.wrote,
             primer_patience_seconds=settings.priming_patience_seconds,
         )

@@ -98,7 +98,9 @@ class Bench:
             self.cluster,
             catalog,
             crashes,
-            caches=CacheReconciler(self.cluster, catalog, crashes, count=self.metrics.wrote, now=lambda: self.now),
+            caches=CacheReconciler(
+                self.cluster, catalog, crashes, inventory=self.inventory, count=self.metrics.wrote, now=lambda: self.now
+            ),
             inventory=self.inventory,
             logs=self.logs,
             metrics=self.metrics,

@@ -249,7 +249,9 @@ async def test_a_plan_whose_key_has_no_generation_does_not_hang_on_a_quarantined
     bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, "spec": {}})
     snapshot = await observe(bench.cluster, *KEY)
     assert snapshot is not None
-    caches = CacheReconciler(bench.cluster, known_catalog(), known_crashes(), count=bench.metrics.wrote, now=lambda: bench.now)
+    caches = CacheReconciler(
+        bench.cluster, known_catalog(), known_crashes(), inventory=bench.inventory, count=bench.metrics.wrote, now=lambda: bench.now
+    )
     found = await caches.reconcile(VLLMDeployment.parse(bench.resource()), snapshot, outcome, lambda generation: outcome)
     assert found.outcome.plan is not None
     assert found.outcome.plan.cache_key == directory

@@ -7,12 +7,13 @@ import pytest
 
 from support.fleet import Fleet
 from support.followed_logs import FOREVER, World
+from support.gpus import device, real_node, resource_slice
 from support.logs import RUNNING, line
 from support.logs import pod as engine_pod
-from support.operators import Bench
+from support.operators import Bench, llama
 from vllm_operator.api import labels
 from vllm_operator.api.resource import Role
-from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, VLLM_DEPLOYMENT, Forbidden
+from vllm_operator.cluster.client import CLAIM, DEPLOYMENT, JOB, POD, RESOURCE_SLICE, VLLM_DEPLOYMENT, Forbidden
 from vllm_operator.pods import reading
 from vllm_operator.startup.state import Progress, Stage, StartupState
 
@@ -25,7 +26,7 @@ def jobs(bench: Bench) -> list[dict[str, Any]]:
     return [dict(job) for job in bench.cluster.all(JOB)]
 
 
-def run_job(bench: Bench, job: dict[str, Any], **state: Any) -> str:
+def run_job(bench: Bench, job: dict[str, Any], *, node: str = "node-1", **state: Any) -> str:
     """The Pod of a Job is in this state; return its name."""
     metadata = job["metadata"]
     name = f"{metadata['name']}-abcde"
@@ -39,7 +40,7 @@ def run_job(bench: Bench, job: dict[str, Any], **state: Any) -> str:
             "labels": job["spec"]["template"]["metadata"]["labels"],
             "ownerReferences": [owner],
         },
-        "spec": job["spec"]["template"]["spec"],
+        "spec": {**job["spec"]["template"]["spec"], "nodeName": node},
     }
     bench.cluster.put(pod)
     is_over = state.get("state", {}).get("terminated", {}).get("exitCode") == 0
@@ -47,6 +48,42 @@ def run_job(bench: Bench, job: dict[str, Any], **state: Any) -> str:
     status = {"phase": "Succeeded" if is_over else "Running", "containerStatuses": [container]}
     bench.cluster.edit(POD, "default", name, {"status": status})
     return name
+
+
+def nodes_of(job: dict[str, Any]) -> list[str]:
+    """The nodes that a Job names."""
+    terms = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    fields = [field for term in terms["nodeSelectorTerms"] for field in term.get("matchFields", ())]
+    assert all((field["key"], field["operator"], len(field["values"])) == ("metadata.name", "In", 1) for field in fields)
+    return [field["values"][0] for field in fields]
+
+
+def tell(bench: Bench, about: dict[str, Any], reason: str, message: str) -> None:
+    """A controller or the kubelet writes an event."""
+    metadata = about["metadata"]
+    involved = {"kind": about["kind"], "name": metadata["name"], "uid": metadata["uid"], "namespace": "default"}
+    event = {"reason": reason, "message": message, "involvedObject": involved, "lastTimestamp": reading.stamp(bench.now)}
+    bench.cluster.put({"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason.lower(), "namespace": "default"}, **event})
+    bench.pass_time(120)
+
+
+def pod_of(bench: Bench, name: str) -> dict[str, Any]:
+    return next(dict(pod) for pod in bench.cluster.all(POD) if pod["metadata"]["name"] == name)
+
+
+async def serve_and_change(bench: Bench, fleet: Fleet, **spec: Any) -> dict[str, Any]:
+    """A replica serves, then another revision is asked for; return the Job that fetches it."""
+    await fleet.serve(weights=PREFETCH, cache={"priming": "Never"}, **spec)
+    pod = run_job(bench, jobs(bench)[0], state=ended(FETCHED))
+    await fleet.settle()
+    bench.cluster.remove(JOB, "default", jobs(bench)[0]["metadata"]["name"])  # its TTL has passed
+    bench.cluster.remove(POD, "default", pod)
+    for _ in range(fleet.replicas() or 0):
+        fleet.ready(fleet.start())
+    await fleet.settle()
+    await fleet.change(model={"uri": bench.resource()["spec"]["model"]["uri"], "revision": "v2"})
+    [job] = jobs(bench)
+    return job
 
 
 def ended(result: dict[str, Any], code: int = 0) -> dict[str, Any]:
@@ -120,11 +157,184 @@ async def test_replicas_serve_the_previous_spec_while_another_revision_is_fetche
     assert "2 replicas serve the previous spec until then" in bench.message("Starting")
     first, second = jobs(bench)
     new = second if "v2" in json.dumps(second["spec"]["template"]["spec"]["containers"][0]["env"]) else first
-    assert new["spec"]["template"]["spec"]["nodeName"] == "node-1", "the PVC is mounted there"
+    assert nodes_of(new) == ["node-1"], "the PVC is mounted there"
     run_job(bench, new, state=ended({**FETCHED, "commit": OTHER}))
     await fleet.settle()
     assert flag(fleet, "--revision") == OTHER
     assert sorted(fleet.annotations("llama-weights").values()) == sorted([COMMIT, OTHER])
+
+
+async def test_replicas_are_scaled_both_ways_while_another_revision_is_fetched(bench: Bench, fleet: Fleet) -> None:
+    job = await serve_and_change(bench, fleet, replicas=2)
+    run_job(bench, job, state={"running": {"startedAt": fleet.time()}})
+    for replicas in (6, 1, 3):
+        await fleet.change(replicas=replicas)
+        assert (fleet.replicas(), flag(fleet, "--revision")) == (replicas, COMMIT)
+
+
+async def test_a_job_follows_the_replicas_to_another_node(bench: Bench, fleet: Fleet) -> None:
+    job = await serve_and_change(bench, fleet)
+    assert nodes_of(job) == ["node-1"]
+    pod = run_job(bench, job, state={"running": {"startedAt": fleet.time()}})
+    [first] = [name for name in fleet.pods() if name != pod]
+    fleet.gone(first)
+    second = fleet.start()
+    bench.cluster.edit(POD, "default", second, {"spec": {"nodeName": "node-2"}})
+    fleet.ready(second)
+    await fleet.settle()
+    [replaced] = jobs(bench)
+    assert nodes_of(replaced) == ["node-2"]
+    assert replaced["metadata"]["uid"] != job["metadata"]["uid"]
+    await fleet.settle()
+    assert jobs(bench) == [replaced]
+
+
+async def test_a_job_that_runs_stays_when_the_replicas_are_gone(bench: Bench, fleet: Fleet) -> None:
+    job = await serve_and_change(bench, fleet)
+    pod = run_job(bench, job, state={"running": {"startedAt": fleet.time()}})
+    for name in fleet.pods():
+        if name != pod:
+            fleet.gone(name)
+    await fleet.settle()
+    assert [each["metadata"]["uid"] for each in jobs(bench)] == [job["metadata"]["uid"]]
+
+
+async def test_a_job_that_waits_for_a_node_is_replaced_when_the_replicas_are_gone(bench: Bench, fleet: Fleet) -> None:
+    job = await serve_and_change(bench, fleet)
+    for name in fleet.pods():
+        fleet.gone(name)
+    await fleet.settle()
+    [replaced] = jobs(bench)
+    assert replaced["metadata"]["uid"] != job["metadata"]["uid"]
+    assert nodes_of(replaced) == []
+
+
+async def test_a_job_has_a_deadline_that_grows_with_the_weights_and_another_one_follows(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH, model={"uri": "hf://acme/large", "facts": {"weightSize": "700Gi"}})
+    [job] = jobs(bench)
+    assert job["spec"]["activeDeadlineSeconds"] > 4 * 3600
+    failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "Job was active longer than specified deadline"}
+    bench.cluster.edit(JOB, "default", job["metadata"]["name"], {"status": {"conditions": [failed]}})
+    await fleet.settle()
+    assert "It waits: Job was active longer than specified deadline." in bench.message("Starting")
+    result = await bench.reconciler.reconcile(("default", "llama"))
+    assert result.requeue_seconds is not None
+    assert result.requeue_seconds <= 30
+    bench.cluster.remove(JOB, "default", job["metadata"]["name"])  # its TTL has passed
+    await fleet.settle()
+    assert [each["metadata"]["name"] for each in jobs(bench)] == [job["metadata"]["name"]]
+
+
+async def test_a_short_deadline_of_starts_is_not_that_of_the_job(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH, startup={"deadlineSeconds": 600})
+    assert jobs(bench)[0]["spec"]["activeDeadlineSeconds"] == 3600
+
+
+async def test_a_quota_that_refuses_the_pod_of_the_job_is_named(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH)
+    tell(bench, jobs(bench)[0], "FailedCreate", 'pods "llama-fetch-1" is forbidden: exceeded quota: small, requested: pods=1')
+    bench.restart()
+    await fleet.settle()
+    starting = bench.condition("Starting")
+    assert (starting.status, starting.reason) == ("False", "FetchFailed")
+    assert "exceeded quota: small" in starting.message
+
+
+UNSCHEDULABLE = {
+    "type": "PodScheduled",
+    "status": "False",
+    "reason": "Unschedulable",
+    "message": "0/3 nodes are available: Insufficient cpu.",
+}
+
+
+async def test_the_message_of_the_scheduler_is_shown(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH)
+    pod = run_job(bench, jobs(bench)[0], node="")
+    bench.cluster.edit(POD, "default", pod, {"status": {"phase": "Pending", "conditions": [UNSCHEDULABLE], "containerStatuses": []}})
+    await fleet.settle()
+    assert bench.condition("Starting").reason == "FetchFailed"
+    assert f"Its Pod {pod} waits: 0/3 nodes are available: Insufficient cpu." in bench.message("Starting")
+
+
+async def test_a_volume_that_is_in_use_on_another_node_is_named(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH)
+    pod = run_job(bench, jobs(bench)[0], state={"waiting": {"reason": "ContainerCreating"}})
+    tell(bench, pod_of(bench, pod), "FailedAttachVolume", 'Multi-Attach error for volume "pvc-1". Volume is already used by pod(s) other-1')
+    await fleet.settle()
+    assert bench.condition("Starting").reason == "FetchingWeights"
+    assert "Volume is already used by pod(s) other-1" in bench.message("Starting")
+
+
+async def test_a_lost_node_is_named_and_stale_progress_is_not_shown(bench: Bench, fleet: Fleet) -> None:
+    await fleet.serve(weights=PREFETCH)
+    pod = run_job(bench, jobs(bench)[0], state={"running": {"startedAt": fleet.time()}})
+    progress = Progress(4 << 30, 16 << 30, "Downloading files", 720)
+    bench.logs.told = {(fleet.uid(pod), 0): StartupState(stage=Stage.WEIGHT_DOWNLOAD, progress=progress, lines=3)}
+    bench.cluster.edit(POD, "default", pod, {"status": {"reason": "NodeLost"}})
+    await fleet.settle()
+    assert bench.condition("Starting").reason == "FetchFailed"
+    assert "Node node-1 has stopped reporting" in bench.message("Starting")
+    assert "12 min left" not in bench.message("Starting")
+
+
+@pytest.mark.parametrize("spec", [{"volume": {"accessMode": "ReadWriteOncePod"}}, {"claimName": "theirs"}], ids=["own", "named"])
+async def test_no_job_fetches_to_a_volume_for_one_pod(bench: Bench, fleet: Fleet, spec: dict[str, Any]) -> None:
+    metadata = {"name": "theirs", "namespace": "default"}
+    claim = {"spec": {"accessModes": ["ReadWriteOncePod"]}, "status": {"phase": "Bound"}}
+    bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": metadata, **claim})
+    await fleet.serve(weights=spec)
+    fleet.ready(fleet.start())
+    await fleet.settle()
+    await fleet.change(weights={**spec, **PREFETCH})
+    assert jobs(bench) == []
+    starting = bench.condition("Starting")
+    assert (starting.status, starting.reason, fleet.replicas()) == ("False", "FetchFailed", 1)
+    assert "Only one Pod can mount" in starting.message
+    assert "remove spec.weights.prefetch" in starting.message
+    await fleet.change(weights={**spec, "prefetch": None})
+    assert (fleet.replicas(), bench.message("Starting")) == (1, "")
+
+
+async def test_with_dynamic_resource_allocation_the_job_runs_only_where_the_gpus_of_the_plan_are() -> None:
+    gpu_node = real_node("h100-sxm")
+    other = {**gpu_node, "metadata": {"name": "no-gpu"}, "status": {}}
+    bench = Bench(gpu_node, other)
+    fleet = Fleet(bench)
+    slices = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "slice"}, **resource_slice(gpu_node["metadata"]["name"], device())}
+    bench.cluster.put(slices)
+    bench.cluster.put(llama(weights=PREFETCH, accelerator={"allocation": "DRA"}))
+    await fleet.settle()
+    [job] = jobs(bench)
+    assert nodes_of(job) == [gpu_node["metadata"]["name"]]
+    assert "resourceClaims" not in job["spec"]["template"]["spec"]
+    [term] = job["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"][0]["key"] == "kubernetes.io/arch", "what the engines require is required, too"
+    run_job(bench, job, node=gpu_node["metadata"]["name"], state=ended(FETCHED))
+    await fleet.settle()
+    assert fleet.replicas() == 1
+
+
+async def test_with_dynamic_resource_allocation_and_no_node_the_volume_is_not_bound_elsewhere() -> None:
+    gpu_node = real_node("h100-sxm")
+    bench = Bench(gpu_node)
+    fleet = Fleet(bench)
+    slices = {"apiVersion": "resource.k8s.io/v1", "metadata": {"name": "slice"}, **resource_slice(gpu_node["metadata"]["name"], device())}
+    bench.cluster.put(slices)
+    bench.cluster.put(llama(weights=PREFETCH, accelerator={"allocation": "DRA"}))
+    await fleet.settle()
+    bench.cluster.remove(JOB, "default", jobs(bench)[0]["metadata"]["name"])
+    bench.cluster.remove(RESOURCE_SLICE, None, "slice")
+    bench.pass_time(60)
+    await fleet.settle()
+    assert jobs(bench) == []
+    assert "no available node with the GPUs of the plan" in bench.message("Starting")
+    bench.cluster.put(slices)
+    bench.pass_time(60)
+    await fleet.settle()
+    assert nodes_of(jobs(bench)[0]) == [gpu_node["metadata"]["name"]]
 
 
 async def test_a_job_that_the_spec_no_longer_asks_for_is_deleted(bench: Bench, fleet: Fleet) -> None:

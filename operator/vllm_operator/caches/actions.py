@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from vllm_operator.caches.activity import CacheActivity, Remounting
+from vllm_operator.caches.activity import CacheActivity, FetchingState, Remounting
 from vllm_operator.caches.address import claims_of, template_spec
 from vllm_operator.caches.cleaning import CleaningNeed, cleaning_record, describe_cleaning, find_cleaning_need
 from vllm_operator.caches.context import CacheContext
 from vllm_operator.caches.directories import image_activity, image_record
-from vllm_operator.caches.prefetching import NO_FETCHING, FetchingPlan, plan_fetching
+from vllm_operator.caches.prefetching import NO_FETCHING, RECHECK_SECONDS, FetchingPlan, plan_fetching
 from vllm_operator.caches.priming import PrimingDecision, apply_priming, decide, held_replicas
 from vllm_operator.caches.publishing import PublicationNeed, describe_publication
 from vllm_operator.caches.records import Changes, quarantine_record, usage_record, writable
@@ -64,7 +64,9 @@ def plan_cache_actions(
     fetching = plan_fetching(context)
     if fetching.state is not None:
         runs = (reading.integer(context.deployment, "spec", "replicas") or 0) > 0
-        priming = PrimingDecision(CacheActivity(held=runs, fetching=fetching.state), replicas=0, record=priming.record)
+        recheck = RECHECK_SECONDS if fetching.job is not None or fetching.state.state is FetchingState.IMPOSSIBLE else None
+        activity = CacheActivity(held=runs, fetching=fetching.state, recheck_seconds=recheck)
+        priming = PrimingDecision(activity, replicas=0, record=priming.record)
     fitted, note = fit_claims(manifests, context)
     record = priming.record | quarantine_record(context.claim, context.resource.status.cache) | cleaning_record(context)
     record |= image_record(context) | remounted

@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from vllm_operator.pods.view import PodView
+
 
 class PrimingStep(StrEnum):
     """Who fills an empty cache."""
@@ -149,6 +151,8 @@ class FetchingState(StrEnum):
     """The last attempt failed. The kubelet makes another one."""
     REFUSED = "Refused"
     """The API server refused the Job or the record."""
+    IMPOSSIBLE = "Impossible"
+    """No Job can download to the PVC. `result` says why: `OnePod` can mount it, or `NoNode` has the GPUs of the plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,10 +162,9 @@ class Fetching:
     Attributes:
         state: Its state.
         claim: The PVC.
-        pod: The Pod of the Job; empty without one.
-        run: The current run of its container.
+        view: The Pod of the Job; None without one.
         result: Why the last attempt failed, in one word.
-        why: The obstacle: the message of the program, the kubelet, the scheduler or the API server. Untrusted.
+        why: The obstacle: the message of the program or the API server. Untrusted.
         needed_bytes: Space that is needed, if there is too little.
         free_bytes: Space that is free, if there is too little.
         commit: The commit that was downloaded.
@@ -169,8 +172,7 @@ class Fetching:
 
     state: FetchingState
     claim: str
-    pod: str = ""
-    run: tuple[str, int] = ("", 0)
+    view: PodView | None = None
     result: str = ""
     why: str = ""
     needed_bytes: int | None = None

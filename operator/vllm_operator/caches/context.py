@@ -37,6 +37,7 @@ class CacheContext:
         weights_claim_name: The PVC of the weights, if it is another one.
         weights_modes: Access modes of the PVC of the weights, if it is another one.
         pods: The Pods of the VLLMDeployment, including primers.
+        gpu_nodes: The nodes with the GPUs of the plan, sorted. Read only for a Job that may bind the volume of the weights.
         holder: The other VLLMDeployment that holds the priming lease; None if there is none or it does not exist.
         holder_pods: The Pods of the holder.
         now: The current time, UTC.
@@ -55,6 +56,7 @@ class CacheContext:
     weights_claim_name: str | None = None
     weights_modes: tuple[str, ...] = ()
     pods: tuple[Manifest, ...] = ()
+    gpu_nodes: tuple[str, ...] = ()
     holder: Manifest | None = None
     holder_pods: tuple[Manifest, ...] = ()
     primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS

@@ -6,7 +6,12 @@ current spec; replicas with the previous one continue. The Job reports the commi
 weights on it, and every VLLMDeployment with the same model and PVC finds the record.
 
 The kubelet restarts the container of the Job until it succeeds, with growing pauses, so what a user corrects outside of the spec (a
-licence, a token, a proxy) takes effect by itself. The client of the hub continues a download that was interrupted.
+licence, a token, a proxy) takes effect by itself. A Job that has not succeeded by its deadline is replaced. The client of the hub continues
+a download that was interrupted.
+
+A volume that can be mounted on one node only decides where the Job runs: on the node of the replicas that use it. If they move while the
+Pod of the Job is not there, the Job is replaced. The first Pod that uses a volume may bind it to a node or a zone, so the Job runs only
+where the engines may run.
 
 The operator itself does not talk to the hub for this. Only the Pod of the Job has the token.
 """
@@ -15,7 +20,7 @@ import copy
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -34,17 +39,24 @@ from vllm_operator.caches.records import Changes
 from vllm_operator.catalog.paths import TOKEN_ROOT, WEIGHTS_ROOT
 from vllm_operator.pods import reading
 from vllm_operator.pods.owner import controller_of
+from vllm_operator.pods.view import read_pod
 
 VARIABLE = "FETCH_WEIGHTS"
-KEPT_SECONDS = 3600
-"""How long the finished Job is kept. Its result is recorded when the operator sees it."""
+KEPT_SECONDS = 600
+"""How long the finished Job is kept. Its result is recorded when the operator sees it. Then another Job may replace it."""
 ATTEMPTS = 1_000_000
-"""The Job never gives up: only waiting for the weights would be left."""
+"""Only the deadline ends the Job."""
+MIN_DEADLINE_SECONDS = 3600
+"""Deadline of the Job, if that of a start is shorter or unknown."""
+RECHECK_SECONDS = 30.0
+"""Interval between looks at a Job that does not run. No watch delivers Jobs."""
+MAX_NODES = 100
+"""Maximum number of nodes that a Job names."""
 OFFLINE_VARIABLE = "HF_HUB_OFFLINE"
 OTHER_REPOSITORIES = frozenset({"--tokenizer", "--hf-config-path", "--speculative-config", "--speculative-model", "--spec-model"})
 """Flags with which an engine downloads from other repositories than that of the model, so it must be able to ask the hub."""
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_INHERITED = ("securityContext", "tolerations", "imagePullSecrets", "nodeSelector")
+_INHERITED = ("securityContext", "tolerations", "imagePullSecrets")
 _OVER = ("Succeeded", "Failed")
 _MAX_TEXT = 600
 
@@ -55,7 +67,7 @@ class FetchingPlan:
 
     Attributes:
         state: What is to be reported; None if nothing is fetched, or all is there.
-        job: The Job to create now.
+        job: The Job to create now, in place of one for other nodes; None if its Pod runs where it should.
         record: What to record on the PVC of the weights.
         superseded: Jobs to delete, because the spec no longer asks for what they fetch.
     """
@@ -76,18 +88,39 @@ def plan_fetching(context: CacheContext) -> FetchingPlan:
         return FetchingPlan(superseded=_superseded(context, None))
     live = context.claims.get(claim)
     if live is None or is_terminating(live):
-        return FetchingPlan(Fetching(state=FetchingState.WAITING, claim=claim), superseded=_superseded(context, None))
+        why = "it is being deleted" if live is not None else "it does not exist yet"
+        state = Fetching(state=FetchingState.WAITING, claim=claim, why=f"PersistentVolumeClaim {claim}: {why}.")
+        return FetchingPlan(state, superseded=_superseded(context, None))
+    if (obstacle := _obstacle(context, live)) is not None:
+        state = Fetching(state=FetchingState.IMPOSSIBLE, claim=claim, result=obstacle)
+        return FetchingPlan(state, superseded=_superseded(context, None))
     job = render_fetching(context, live)
     name = str(job["metadata"]["name"])
     superseded = _superseded(context, name)
     pod = _pod(context, name)
-    if pod is None:
-        return FetchingPlan(Fetching(state=FetchingState.WAITING, claim=claim), job, superseded=superseded)
-    state = _read(pod, claim)
-    if state.commit is None:
-        return FetchingPlan(state, superseded=superseded)
-    record: Changes = {_record_name(context.resource, context.desired): state.commit}
-    return FetchingPlan(state, record=record, superseded=superseded)
+    state = _read(pod, claim) if pod is not None else Fetching(state=FetchingState.WAITING, claim=claim)
+    if state.commit is not None:
+        record: Changes = {_record_name(context.resource, context.desired): state.commit}
+        return FetchingPlan(state, record=record, superseded=superseded)
+    return FetchingPlan(state, None if _runs_in_place(context, pod, live) else job, superseded=superseded)
+
+
+def needs_gpu_nodes(context: CacheContext) -> bool:
+    """Return whether the Job must be told which nodes have the GPUs of the plan.
+
+    It may be the first to use a volume that is then bound to its node or zone, and no labels select the nodes of engines with a
+    ResourceClaim.
+    """
+    claim = context.claims.get(_claim_name(context.resource, context.desired) or "")
+    if claim is None or fetched_commit(context.resource, context.desired, context.claims) is not None:
+        return False
+    return reading.is_one_node(reading.access_modes(claim)) and bool(template_spec(context.desired).get("resourceClaims"))
+
+
+def is_outdated(live: Mapping[str, Any], job: Mapping[str, Any]) -> bool:
+    """Return whether a live Job selects other nodes than it should. All else that it is made from is in its name."""
+    of_live, of_job = template_spec(live), template_spec(job)
+    return any(reading.mapping(of_live, field) != reading.mapping(of_job, field) for field in ("affinity", "nodeSelector"))
 
 
 def fetched_commit(resource: VLLMDeployment, deployment: Any, claims: Mapping[str, Mapping[str, Any]]) -> str | None:
@@ -142,10 +175,8 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
         claim: The live PVC of the weights.
     """
     resource = context.resource
-    spec = _pod_spec(context, one_node=reading.is_one_node(reading.access_modes(claim)))
-    identity = json.dumps([spec, reading.text(claim, "metadata", "uid")], sort_keys=True)
-    if node := _node_of_users(context, claim):
-        spec = {**spec, "nodeName": node}
+    spec, deadline = _pod_spec(context), max(context.plan.deadline_seconds or 0, MIN_DEADLINE_SECONDS)
+    identity = json.dumps([spec, deadline, reading.text(claim, "metadata", "uid")], sort_keys=True)
     name = f"{fetching_prefix(resource.metadata.name)}{_digest(identity)[:10]}"
     return {
         "apiVersion": "batch/v1",
@@ -153,13 +184,14 @@ def render_fetching(context: CacheContext, claim: Mapping[str, Any]) -> dict[str
         "metadata": metadata_of(resource, name, Role.FETCHING),
         "spec": {
             "backoffLimit": ATTEMPTS,
+            "activeDeadlineSeconds": deadline,
             "ttlSecondsAfterFinished": KEPT_SECONDS,
-            "template": {"metadata": {"labels": labels_of(resource, Role.FETCHING)}, "spec": spec},
+            "template": {"metadata": {"labels": labels_of(resource, Role.FETCHING)}, "spec": {**spec, **_placement(context, claim)}},
         },
     }
 
 
-def _pod_spec(context: CacheContext, *, one_node: bool) -> dict[str, Any]:
+def _pod_spec(context: CacheContext) -> dict[str, Any]:
     template, model = template_spec(context.desired), context.resource.spec.model
     engine = reading.named(template, CONTAINER, "containers", key="name")
     settings = {"repository": model.uri.removeprefix("hf://"), **({"revision": model.revision} if model.revision else {})}
@@ -176,13 +208,8 @@ def _pod_spec(context: CacheContext, *, one_node: bool) -> dict[str, Any]:
         "securityContext": copy.deepcopy(dict(engine.get("securityContext") or {})) | {"readOnlyRootFilesystem": True},
         "volumeMounts": [*copy.deepcopy(mounts), {"name": "fetch-temporary", "mountPath": "/tmp"}],
     }
-    inherited = {name: copy.deepcopy(template[name]) for name in _INHERITED if name in template}
-    node_affinity = reading.mapping(template, "affinity", "nodeAffinity")
-    if one_node and node_affinity:
-        # such a volume may be bound to a node or a zone when it is first used, and the engines must reach it
-        inherited["affinity"] = {"nodeAffinity": copy.deepcopy(dict(node_affinity))}
     return {
-        **inherited,
+        **{name: copy.deepcopy(template[name]) for name in _INHERITED if name in template},
         "restartPolicy": "OnFailure",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
@@ -195,17 +222,57 @@ def _pod_spec(context: CacheContext, *, one_node: bool) -> dict[str, Any]:
     }
 
 
-def _node_of_users(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
-    """The node of a replica that uses a PVC which can be mounted on one node only."""
+def _placement(context: CacheContext, claim: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of the Pod spec that decide where the Job runs."""
+    template = template_spec(context.desired)
+    if nodes := _nodes_of_users(context, claim):
+        # The volume is mounted there, whatever the current spec says about nodes.
+        anywhere = {"operator": "Exists", "effect": "NoSchedule"}
+        return {"affinity": _on_nodes(nodes, []), "tolerations": [*copy.deepcopy(list(template.get("tolerations") or ())), anywhere]}
+    selector = {"nodeSelector": copy.deepcopy(template["nodeSelector"])} if "nodeSelector" in template else {}
+    node_affinity = reading.mapping(template, "affinity", "nodeAffinity")
     if not reading.is_one_node(reading.access_modes(claim)):
-        return None
+        return selector
+    if context.gpu_nodes:
+        required = reading.mapping(node_affinity, "requiredDuringSchedulingIgnoredDuringExecution")
+        terms = [copy.deepcopy(dict(term)) for term in reading.objects(required, "nodeSelectorTerms")]
+        return {**selector, "affinity": _on_nodes(context.gpu_nodes[:MAX_NODES], terms)}
+    return {**selector, "affinity": {"nodeAffinity": copy.deepcopy(dict(node_affinity))}} if node_affinity else selector
+
+
+def _on_nodes(nodes: Sequence[str], terms: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """An affinity for these nodes, where they match one of the terms, if there are any. A field takes one value in each term."""
+    named = [
+        {**term, "matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]} for node in nodes for term in terms or [{}]
+    ]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": named}}}
+
+
+def _obstacle(context: CacheContext, claim: Mapping[str, Any]) -> str | None:
+    """Why no Job can download to a PVC, in one word; None if one can."""
+    if "ReadWriteOncePod" in reading.access_modes(claim):
+        return "OnePod"
+    is_bound = reading.text(claim, "status", "phase") == "Bound"
+    return "NoNode" if needs_gpu_nodes(context) and not context.gpu_nodes and not is_bound else None
+
+
+def _nodes_of_users(context: CacheContext, claim: Mapping[str, Any]) -> list[str]:
+    """The nodes of the replicas that use a PVC which can be mounted on one node only."""
+    if not reading.is_one_node(reading.access_modes(claim)):
+        return []
     name = reading.text(claim, "metadata", "name")
-    found = (reading.text(pod, "spec", "nodeName") for pod in context.replica_pods if _is_user(pod, name))
-    return next((node for node in found if node), None)
+    return sorted({reading.text(pod, "spec", "nodeName") for pod in context.replica_pods if _is_user(pod, name)} - {""})
+
+
+def _runs_in_place(context: CacheContext, pod: Mapping[str, Any] | None, claim: Mapping[str, Any]) -> bool:
+    """Whether the Pod of the Job has a node, and no replica needs the volume on another one."""
+    node, nodes = reading.text(pod, "spec", "nodeName"), _nodes_of_users(context, claim)
+    return bool(node) and (not nodes or node in nodes) and reading.text(pod, "status", "phase") not in _OVER
 
 
 def _is_user(pod: Mapping[str, Any], claim: str) -> bool:
-    return reading.text(pod, "status", "phase") not in _OVER and weights_claim(pod.get("spec")) == claim
+    is_over = reading.text(pod, "status", "phase") in _OVER or reading.text(pod, "metadata", "deletionTimestamp")
+    return not is_over and weights_claim(pod.get("spec")) == claim
 
 
 def _claim_name(resource: VLLMDeployment, deployment: Any) -> str | None:
@@ -247,14 +314,10 @@ def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
     """What the Pod of a Job says. Everything in it is untrusted."""
     container = reading.named(pod, FETCH_CONTAINER, "status", "containerStatuses", key="name")
     ended = reading.mapping(container, "state", "terminated") or reading.mapping(container, "lastState", "terminated")
-    restarts = reading.integer(container, "restartCount") or 0
-    name, uid = reading.text(pod, "metadata", "name"), reading.text(pod, "metadata", "uid")
+    view = read_pod(pod)
     if not ended:
-        why = reading.text(container, "state", "waiting", "message") or reading.text(
-            reading.named(pod, "PodScheduled", "status", "conditions"), "message"
-        )
         state = FetchingState.RUNNING if reading.mapping(container, "state", "running") else FetchingState.WAITING
-        return Fetching(state=state, claim=claim, pod=name, run=(uid, restarts), why=why[:_MAX_TEXT])
+        return Fetching(state=state, claim=claim, view=view)
     try:
         found = json.loads(reading.text(ended, "message"))
     except (ValueError, RecursionError):
@@ -262,12 +325,11 @@ def _read(pod: Mapping[str, Any], claim: str) -> Fetching:
     result = reading.text(found, "result") if isinstance(found, Mapping) else ""
     commit = reading.text(found, "commit") if result == "Fetched" else ""
     if ended.get("exitCode") == 0 and _COMMIT.fullmatch(commit):
-        return Fetching(state=FetchingState.FETCHED, claim=claim, pod=name, run=(uid, restarts), commit=commit)
+        return Fetching(state=FetchingState.FETCHED, claim=claim, view=view, commit=commit)
     return Fetching(
         state=FetchingState.FAILED,
         claim=claim,
-        pod=name,
-        run=(uid, restarts),
+        view=view,
         result=result if result.isalpha() and len(result) <= 32 else "Failed",
         why=(reading.text(found, "message") or reading.text(ended, "reason"))[:_MAX_TEXT],
         needed_bytes=reading.integer(found, "needed"),

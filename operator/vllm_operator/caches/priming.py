@@ -234,15 +234,15 @@ def apply_priming(
 def held_replicas(priming: PrimingDecision, context: CacheContext) -> int | None:
     """Return the desired replicas of a Deployment that is held; None if none is held.
 
-    Replicas with other caches are scaled up and down, because load does not wait for a rollout. Replicas that would start with the
-    directory that is being filled are only scaled down.
+    Replicas are scaled up and down, because load does not wait for a rollout. Only replicas that would start with a directory that another
+    VLLMDeployment is filling are not scaled up.
     """
     desired = reading.integer(context.desired, "spec", "replicas")
     if not priming.activity.held or desired is None:
         return None
     live = reading.integer(context.deployment, "spec", "replicas") or 0
-    is_same = context.address is not None and context.live_address == context.address
-    return min(live, desired) if is_same else desired
+    is_being_filled = priming.activity.step is PrimingStep.ELSEWHERE and context.live_address == context.address
+    return min(live, desired) if is_being_filled else desired
 
 
 def _with_replicas(deployment: dict[str, Any], replicas: int | None) -> dict[str, Any]:

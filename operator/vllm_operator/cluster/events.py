@@ -1,4 +1,4 @@
-"""Events: written about VLLMDeployments, read about Pods and PersistentVolumeClaims.
+"""Events: written about VLLMDeployments, read about Pods, PersistentVolumeClaims and Jobs.
 
 The name of a written event is derived from the object and the series of the occurrence, or its key. An operator that was
 killed between two writes and reports an occurrence again finds the existing event. An annotation on the event is the key of the
@@ -10,6 +10,7 @@ else has the answer, not for a new object, and not again within seconds:
 * a Pod on a node without a container: does the image or a volume keep it waiting?
 * a container that ended with a signal: was it a probe?
 * a PersistentVolumeClaim that is not bound: why?
+* a Job without a Pod: was the Pod refused?
 """
 
 import asyncio
@@ -26,6 +27,7 @@ from vllm_operator.api import labels
 from vllm_operator.cluster.client import (
     CLAIM,
     EVENT,
+    JOB,
     POD,
     ClusterClient,
     ClusterError,
@@ -169,7 +171,7 @@ def shorten(message: str, limit: int = MAX_MESSAGE) -> str:
 
 
 class EventReader:
-    """Reads events about Pods and PersistentVolumeClaims, and caches them for some seconds."""
+    """Reads events about Pods, PersistentVolumeClaims and Jobs, and caches them for some seconds."""
 
     def __init__(
         self,
@@ -186,14 +188,16 @@ class EventReader:
         self._now = now
         self._cached: OrderedDict[str, tuple[float, tuple[Manifest, ...]]] = OrderedDict()
 
-    async def read(self, pods: Sequence[Manifest], claims: Sequence[Manifest | None]) -> tuple[tuple[Manifest, ...], float | None]:
-        """The events that explain something, and the seconds after which to read again; None for never.
+    async def read(
+        self, pods: Sequence[Manifest], claims: Sequence[Manifest | None], jobs: Sequence[Manifest] = ()
+    ) -> tuple[tuple[Manifest, ...], float | None]:
+        """The events that explain something, and the seconds after which to read again; None for never. `jobs` have no Pod.
 
         Raises nothing. If events cannot be read, those that were read last are returned; messages then say less.
         """
         waiting: list[tuple[Kind, Manifest]] = [(POD, pod) for pod in pods if needs_explanation(pod)][:MAX_PODS]
         pending = [claim for claim in claims if claim is not None and (claim.get("status") or {}).get("phase") == "Pending"]
-        waiting += [(CLAIM, claim) for claim in pending]
+        waiting += [*((CLAIM, claim) for claim in pending), *((JOB, job) for job in jobs)]
         if not waiting:
             return (), None
         min_age = MIN_AGE_UNDER_LOAD_SECONDS if self._busy() else MIN_AGE_SECONDS

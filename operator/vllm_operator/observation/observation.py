@@ -97,7 +97,8 @@ class Observation:
         claim_holders: The Pods that keep a PVC which is being deleted, by the name of the PVC. Includes Pods of other owners.
         pods: The Pods of the Deployment, including failed Pods and Pods that are being deleted.
         primers: The Pods that only fill a cache. They never serve.
-        pod_events: Core events about these Pods and the PVCs. Without them, some messages say less.
+        jobs: The live Jobs that have no Pod, or none with a node.
+        pod_events: Core events about these Pods, the PVCs and the Jobs. Without them, some messages say less.
         startups: What the log says, by run of a container: the run that is followed and, after a crash, the crashed run. If an entry
             is missing, only the status of the Pod is used.
         unread_logs: Why nothing could be read of a log, by run.
@@ -126,6 +127,7 @@ class Observation:
     claim_holders: Mapping[str, tuple[ClaimHolder, ...]] = field(default_factory=dict)
     pods: tuple[Manifest, ...] = ()
     primers: tuple[Manifest, ...] = ()
+    jobs: tuple[Manifest, ...] = ()
     pod_events: tuple[Manifest, ...] = ()
     startups: Mapping[RunKey, StartupState] = field(default_factory=dict)
     unread_logs: Mapping[RunKey, UnreadLog] = field(default_factory=dict)

@@ -33,7 +33,7 @@ from vllm_operator.caches.cleaning import (
 )
 from vllm_operator.caches.context import PRIMER_PATIENCE_SECONDS, CacheContext
 from vllm_operator.caches.directories import next_cache_generation, other_directory
-from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, with_commit
+from vllm_operator.caches.prefetching import FetchingPlan, fetched_commit, is_outdated, needs_gpu_nodes, with_commit
 from vllm_operator.caches.publishing import PublicationNeed, render_publishing
 from vllm_operator.caches.records import read_lease
 from vllm_operator.cluster.apply import annotate_claim
@@ -45,14 +45,17 @@ from vllm_operator.cluster.client import (
     POD,
     VLLM_DEPLOYMENT,
     ClusterClient,
+    ClusterError,
     Conflict,
     Forbidden,
     Invalid,
     Manifest,
     NotFound,
 )
+from vllm_operator.cluster.inventory import InventoryCache
 from vllm_operator.cluster.observe import Snapshot, find_pods, read_claims
 from vllm_operator.cluster.ownership import is_controlled_by
+from vllm_operator.planning.inventory.pools import Inventory
 from vllm_operator.planning.outcome import Outcome
 from vllm_operator.pods import reading
 from vllm_operator.remediation.in_force import carried_out
@@ -80,6 +83,8 @@ class CacheOutcome:
     activity: CacheActivity = NO_ACTIVITY
     held_replicas: int | None = None
     """Desired replicas of the Deployment among `kept`; None if they stay as they are."""
+    jobs: tuple[Manifest, ...] = ()
+    """Live Jobs whose work is not done and that have no Pod, or none with a node."""
 
 
 class CacheReconciler:
@@ -91,6 +96,7 @@ class CacheReconciler:
         catalog: KnownCatalog,
         crashes: KnownCrashes,
         *,
+        inventory: InventoryCache[Inventory],
         count: Callable[[str, str], None],
         primer_patience_seconds: int = PRIMER_PATIENCE_SECONDS,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
@@ -101,6 +107,7 @@ class CacheReconciler:
             client: The client for the API server.
             catalog: The catalog with the rules for `priming: Auto`.
             crashes: The known crashes. Some mean a full or a read-only volume.
+            inventory: The GPUs of the cluster.
             count: Called with the verb and the kind of each write.
             primer_patience_seconds: Maximum time that a primer may wait for a GPU while replicas serve.
             now: The clock.
@@ -108,6 +115,7 @@ class CacheReconciler:
         self._client = client
         self._catalog = catalog
         self._crashes = crashes
+        self._inventory = inventory
         self._count = count
         self._primer_patience_seconds = primer_patience_seconds
         self._now = now
@@ -137,11 +145,12 @@ class CacheReconciler:
             # without the record of its time, nothing limits how often a volume is remounted
             cache_actions = plan_cache_actions(context, manifests, shipped.priming, shipped.caches, full=full)
         activity = cache_actions.activity
-        if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning)) is not None:
+        jobs: list[Manifest] = []
+        if cache_actions.cleaning is not None and (cleaning := await self._clean(context, cache_actions.cleaning, jobs)) is not None:
             activity = replace(activity, cleaning=cleaning)
-        if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication)) is not None:
+        if cache_actions.publication is not None and (why := await self._publish(context, cache_actions.publication, jobs)) is not None:
             activity = replace(activity, publication=Publication(state=PublicationState.REFUSED, why=why))
-        if (fetching := await self._fetch(snapshot, context, cache_actions.fetching)) != activity.fetching:
+        if (fetching := await self._fetch(snapshot, context, cache_actions.fetching, jobs)) != activity.fetching:
             activity = replace(activity, fetching=fetching)
         if fetching is not None and fetching.state is FetchingState.FETCHED:
             activity = replace(activity, recheck_seconds=0.0)
@@ -163,6 +172,7 @@ class CacheReconciler:
             weights_claim=dict(weights) if weights is not None else None,
             activity=activity,
             held_replicas=cache_actions.scale,
+            jobs=tuple(jobs),
         )
 
     async def release_claims(self, snapshot: Snapshot) -> None:
@@ -260,10 +270,21 @@ class CacheReconciler:
             pods=snapshot.pods,
             primer_patience_seconds=self._primer_patience_seconds,
         )
+        if needs_gpu_nodes(context):
+            context = replace(context, gpu_nodes=await self._gpu_nodes(plan))
         lease = read_lease(context.claim, address.key) if address else None
         if lease is not None and lease.uid != resource.metadata.uid:
             context = await self._with_holder(context, lease.name)
         return context, manifests
+
+    async def _gpu_nodes(self, plan: Plan) -> tuple[str, ...]:
+        """The names of the nodes with the GPUs of a plan; none if the nodes cannot be read."""
+        try:
+            inventory = await self._inventory.read()
+        except ClusterError as error:
+            log.warning("cannot read the nodes on which weights may be fetched: %s", error)
+            return ()
+        return inventory.nodes_of(plan.resource, plan.architecture, plan.product)
 
     async def _with_holder(self, context: CacheContext, name: str) -> CacheContext:
         """Add the VLLMDeployment that holds the priming lease, and its Pods."""
@@ -288,7 +309,7 @@ class CacheReconciler:
             self._count("patch", CLAIM.kind)
         return written, True
 
-    async def _clean(self, context: CacheContext, need: CleaningNeed) -> Cleaning | None:
+    async def _clean(self, context: CacheContext, need: CleaningNeed, jobs: list[Manifest]) -> Cleaning | None:
         """Create the Job that deletes unused cache directories. Return why that is not possible; None if it exists now."""
         namespace, address = context.resource.metadata.namespace, context.address
         full = self._crashes.reporting.cleaning
@@ -297,25 +318,23 @@ class CacheReconciler:
             return describe_blocked_cleaning(context, full, CleaningState.UNCLEAR, blocker)
         users = await self._client.find(VLLM_DEPLOYMENT, namespace)
         try:
-            await self._client.create(render_need(context, need, directories_in_use(context, users, pods)))
-        except Conflict:
-            return None
+            await self._create_job(render_need(context, need, directories_in_use(context, users, pods)), jobs)
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that cleans the cache volume: %s", error)
             return describe_blocked_cleaning(context, full, CleaningState.REFUSED, str(error))
-        self._count("create", JOB.kind)
         return None
 
-    async def _fetch(self, snapshot: Snapshot, context: CacheContext, plan: FetchingPlan) -> Fetching | None:
+    async def _fetch(self, snapshot: Snapshot, context: CacheContext, plan: FetchingPlan, jobs: list[Manifest]) -> Fetching | None:
         """Create the Job that fetches the weights, record its result, and delete Jobs that are no longer needed. Return what to report."""
         for removal in plan.superseded:
             await self._remove(snapshot, removal)
         if plan.state is None:
             return None
         try:
-            if plan.job is not None:
-                await self._client.create(plan.job)
-                self._count("create", JOB.kind)
+            if plan.job is not None and (live := await self._create_job(plan.job, jobs)) is not None and is_outdated(live, plan.job):
+                await self._remove(snapshot, Removal(True, live["metadata"]["name"], live["metadata"]["uid"], frozenset()))
+                jobs.clear()
+                await self._create_job(plan.job, jobs)
             if plan.record is not None:
                 claim = context.claims[plan.state.claim]
                 await annotate_claim(self._client, dict(claim), plan.record)
@@ -324,18 +343,33 @@ class CacheReconciler:
             log.warning("cannot fetch weights to PersistentVolumeClaim %s: %s", plan.state.claim, error)
             return replace(plan.state, state=FetchingState.REFUSED, why=str(error))
         except Conflict:
-            return plan.state  # the Job exists already, or the claim has changed since; the next reconciliation sees it
+            return plan.state  # the claim has changed since; the next reconciliation sees it
         return plan.state
 
-    async def _publish(self, context: CacheContext, need: PublicationNeed) -> str | None:
+    async def _publish(self, context: CacheContext, need: PublicationNeed, jobs: list[Manifest]) -> str | None:
         """Create the Job that publishes the caches. Return why that is not possible; None if it exists now."""
         try:
-            await self._client.create(render_publishing(context, need, self._catalog.shipped.caches))
-        except Conflict:
-            return None
+            await self._create_job(render_publishing(context, need, self._catalog.shipped.caches), jobs)
         except (Forbidden, Invalid) as error:
             log.warning("cannot create the Job that publishes caches: %s", error)
             return str(error)
+        return None
+
+    async def _create_job(self, job: Manifest, existing: list[Manifest]) -> Manifest | None:
+        """Create a Job. If there is one with its name already, add that to `existing`, and return it.
+
+        Raises:
+            ClusterError: It cannot be created.
+        """
+        try:
+            await self._client.create(job)
+        except Conflict:
+            try:
+                live = await self._client.get(JOB, job["metadata"]["name"], job["metadata"]["namespace"])
+            except (NotFound, Forbidden):
+                return None
+            existing.append(live)
+            return live
         self._count("create", JOB.kind)
         return None
 

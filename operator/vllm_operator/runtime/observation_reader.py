@@ -98,7 +98,7 @@ class ObservationReader:
         claims = {child["metadata"]["name"]: child for child in applied.children if child["kind"] == CLAIM.kind}
         claim = claims.get(cache_outcome.claim_name or "", cache_outcome.claim)
         weights = claims.get(cache_outcome.weights_claim_name or "", cache_outcome.weights_claim)
-        events, requeue_seconds = await self._event_reader.read(snapshot.pods, (claim, weights))
+        events, requeue_seconds = await self._event_reader.read(snapshot.pods, (claim, weights), cache_outcome.jobs)
         holders = await self._holders(resource.metadata.namespace, (claim, weights))
         if any(holder.instance != resource.metadata.name for found in holders.values() for holder in found):
             requeue_seconds = min(requeue_seconds or HOLDERS_SECONDS, HOLDERS_SECONDS)
@@ -124,6 +124,7 @@ class ObservationReader:
             claim_holders=holders,
             pods=() if of_earlier else tuple(pod for pod in snapshot.pods if is_replica(pod)),
             primers=tuple(pod for pod in snapshot.pods if is_primer(pod)),
+            jobs=cache_outcome.jobs,
             pod_events=events,
             startups=states,
             unread_logs=self._logs.unread(key),

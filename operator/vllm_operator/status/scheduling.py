@@ -7,6 +7,8 @@ phrases are those of the plugins of kube-scheduler and of the admission plugins 
 from collections import Counter
 from dataclasses import dataclass
 
+from vllm_operator.api.labels import COMPONENT_LABEL
+from vllm_operator.api.resource import Role
 from vllm_operator.observation.observation import ObservedState
 from vllm_operator.planning.inventory.taints import GPU_TAINT, Taint
 from vllm_operator.pods import reading
@@ -86,6 +88,20 @@ def unschedulable_advice(message: str, obstacle: Obstacle | None, *, has_other_p
     if "Insufficient cpu" in message or "Insufficient memory" in message:
         return "unschedulable.cpu_or_memory"
     return "unschedulable.other_plan" if has_other_plan else "unschedulable.anything"
+
+
+def why_no_pod(observed: ObservedState, role: Role) -> str:
+    """Return why a Job of the operator has no Pod: it has failed, or its Pod was refused. Empty if that is unknown."""
+    jobs = (job for job in observed.observation.jobs if reading.text(job, "metadata", "labels", COMPONENT_LABEL) == role.value)
+    for job in jobs:
+        failed = reading.named(job, "Failed", "status", "conditions")
+        if failed.get("status") == "True":
+            return reading.text(failed, "message") or reading.text(failed, "reason")
+        uid, name = reading.text(job, "metadata", "uid"), reading.text(job, "metadata", "name")
+        refused = observed.log.latest(uid=uid, name=name, kind="Job", reasons={"FailedCreate"})
+        if refused is not None:
+            return refused.message
+    return ""
 
 
 def refusal_advice(message: str) -> str:

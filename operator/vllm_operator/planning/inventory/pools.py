@@ -117,6 +117,12 @@ class Inventory:
         names = {name for pool in pools for name in pool.nodes}
         return {name: taints for name, taints in self.taints.items() if name in names}
 
+    def nodes_of(self, resource: str, architecture: str | None, product: str | None) -> tuple[str, ...]:
+        """Return the names of the nodes that exist, can run Pods and have such a GPU, sorted. None matches all."""
+        found = (pool for pool in self.pools if pool.resource == resource and pool.provider is None and not pool.problems)
+        alike = (pool for pool in found if architecture in (None, pool.architecture) and product in (None, pool.product))
+        return tuple(sorted({name for pool in alike for name in pool.nodes}))
+
     def most_per_node(self, like: Pool) -> int | None:
         """The largest number of such devices on a node; None if unknown."""
 
